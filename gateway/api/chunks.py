@@ -6,7 +6,7 @@ frame, against 5 us for building a model object).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import orjson
 from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
 from gateway.api.usage import usage_so_far
 from gateway.deltas import TextDelta, TokenLogprob
-from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning
+from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
 UsageFrames = Literal["none", "last", "each"]
@@ -81,7 +81,7 @@ class Frames:
 
         `custom` are the names of custom tools.
         """
-        self._custom = CustomCalls(custom) if custom else None
+        self._custom = CustomCalls(custom)
         self._logprobs = logprobs
         self._pending: list[TokenLogprob] = []
         self._ids: list[int] | None = None if prompt_ids is None else []
@@ -117,9 +117,7 @@ class Frames:
             if self._ids is not None:
                 self._ids += delta.ids
         if delta.events is not None:
-            events: Sequence[ChatEvent | CallEnd] = delta.events
-            if self._custom is not None:
-                events = self._custom.rewrite(delta.events)
+            events = self._custom.rewrite(delta.events)
             frames += b"".join([self._event(event) for event in events])
         elif delta.text:
             after = self._plain_after
@@ -138,9 +136,7 @@ class Frames:
         """What every frame begins with: not kept twice, in each stream."""
         return self._text_before[: self._before_bytes]
 
-    def _event(self, event: ChatEvent | CallEnd) -> bytes:
-        if isinstance(event, CallEnd):
-            return b""
+    def _event(self, event: ChatEvent) -> bytes:
         delta = orjson.dumps(_event_delta(event))
         return self._before + b'"delta":' + delta + self._taken() + self._after
 

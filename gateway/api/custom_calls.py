@@ -33,6 +33,8 @@ ChatEvent = Event | Reasoning | CustomStart | CustomInput
 class CustomCalls:
     """Rewrites the events of one choice; `names` are those of custom tools."""
 
+    __slots__ = ("_index", "_names")
+
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._index = -1

@@ -233,7 +233,7 @@ class GenerationRequest(Strict):
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
             guide = format_guide(self.response_format, self.name_place)
-            found += [(guide, "response_format")] if guide else []
+            found += [(guide, self.name_place("response_format"))] if guide else []
         if self.structured_outputs is not None:
             found.append((structured_guide(self.structured_outputs), "structured_outputs"))
         if len(found) > 1:

@@ -179,7 +179,7 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
         ({"model": "nobody"}, "NotFoundError", "nobody"),
         ({"max_tokens": -1}, "BadRequestError", "max_tokens"),
         ({"stop_sequences": [""]}, "BadRequestError", "stop_sequences.0"),
-        ({"extra_body": {"stop": ["x"]}}, "BadRequestError", "stop is not supported"),
+        ({"extra_body": {"stop": ["x"]}}, "BadRequestError", "send stop_sequences instead"),
         ({"extra_body": {"temperature": 3}}, "BadRequestError", "temperature"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

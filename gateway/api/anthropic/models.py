@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from fastapi import Request
 
 from gateway.api.answer_schemas import Answer
-from gateway.api.responses.lists import parameter, whole
+from gateway.api.queries import parameter, whole
 from gateway.errors import InvalidRequest
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000

@@ -28,7 +28,6 @@ from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
 from gateway.api.validation import invalid_request, join_dotted, renamed
 from gateway.errors import InvalidRequest
-from gateway.generation import Guide
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -194,11 +193,9 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `blocks`, which names the block."""
 
-    def guide(self) -> tuple[Guide | None, str | None]:
-        guide, param = super().guide()
-        return guide, self.format_place if param == "response_format" else param
-
     def name_place(self, place: str) -> str:
+        if place == "response_format":
+            return self.format_place
         found = OF_TOOL.fullmatch(place)
         return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
+from pydantic.json_schema import SkipJsonSchema
+
 from gateway.api.hosted_tools import HostedTool, find_meant_type, refuse_hosted
 from gateway.api.messages import FunctionName, Lenient, Strict
 from gateway.api.validation import show_value
@@ -26,7 +28,7 @@ class Tool(Lenient):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    function: Any = None
+    function: SkipJsonSchema[Any] = None
     """What OpenAI's form of a tool has, which is refused."""
 
     @property

@@ -9,8 +9,8 @@ import orjson
 from fastapi import Request
 
 from gateway.api.messages import Strict
+from gateway.api.queries import parameter, whole
 from gateway.api.responses.options import Include
-from gateway.api.routing import Schema
 from gateway.errors import InvalidRequest, NotFound
 
 _LIMIT, _MOST = 20, 100
@@ -25,11 +25,6 @@ class ItemList(Strict):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-def parameter(name: str, description: str, **schema: Any) -> Schema:
-    """Of a query, as the OpenAPI document has it."""
-    return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
 INCLUDE = parameter(
@@ -82,20 +77,6 @@ def page_of(request: Request) -> Page:
             f"order: found {order!r}; allowed: {' and '.join(_ORDERS)}.", param="order"
         )
     return Page(_LIMIT if limit is None else limit, order == "desc", query.get("after"))
-
-
-def whole(request: Request, name: str, *, least: int, most: int) -> int | None:
-    """A number of the query. Raises InvalidRequest."""
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    # No more than a few digits are read: `int` takes long for many.
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
-    if not least <= number <= most:
-        raise InvalidRequest(
-            f"{name}: found {text!r}; allowed: a whole number from {least} to {most}.", param=name
-        )
-    return number
 
 
 def check_include(request: Request) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.api.failures import Failure, envelope
 from gateway.api.messages import Strict
+from gateway.api.queries import parameter, whole
 from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, streamed
 from gateway.api.responses.lists import (
@@ -22,8 +23,6 @@ from gateway.api.responses.lists import (
     Page,
     check_include,
     page_of,
-    parameter,
-    whole,
 )
 from gateway.api.responses.looks import Asking, Looks, asking
 from gateway.api.responses.progress import Status

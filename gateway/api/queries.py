@@ -1,0 +1,29 @@
+"""Parameters of a query: their description, and numbers among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from gateway.api.routing import Schema
+from gateway.errors import InvalidRequest
+
+
+def parameter(name: str, description: str, **schema: Any) -> Schema:
+    """Return a parameter of a query as the OpenAPI document has it."""
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+def whole(request: Request, name: str, *, least: int, most: int) -> int | None:
+    """Return a number of the query, or None if it has none. Raises InvalidRequest."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    # No more than a few digits are read: `int` takes long for many.
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+    if not least <= number <= most:
+        raise InvalidRequest(
+            f"{name}: found {text!r}; allowed: a whole number from {least} to {most}.", param=name
+        )
+    return number
