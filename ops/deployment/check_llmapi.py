@@ -73,15 +73,24 @@ def _elsewhere(model: Model, llm_config: str) -> Finding:
 
 
 def _tensors(model: Model, config: ModelFile) -> Iterator[Finding]:
-    needed = ("text_input", "sampling_param_max_tokens", "streaming", "stop")
+    needed = ("text_input", "sampling_param_max_tokens", "streaming")
     if missing := [name for name in needed if name not in config.inputs]:
         yield Finding(
             "error",
             model.name,
             missing[0],
             f"no input {', '.join(missing)}: config.pbtxt is not that of a release which the "
-            "gateway drives (1.2 and later)",
+            "gateway drives (0.19 and later)",
             "take config.pbtxt and model.py from one release",
+        )
+    elif "stop" not in config.inputs:
+        yield Finding(
+            "note",
+            model.name,
+            "stop",
+            "no input stop, so it is of TensorRT-LLM 0.19: what a client has left runs until the "
+            "model looks for it, and adapters cannot be used",
+            "take config.pbtxt, model.py and helpers.py from a release since 1.3",
         )
     elif "lora_id" not in config.inputs:
         yield Finding(

@@ -12,7 +12,7 @@ import pytest
 
 from docs import generate
 from gateway.config.settings import Settings
-from ops.cli import COMMANDS
+from ops.cli import COMMANDS, with_dashes
 from ops.commands.up import DEMO_ADAPTERS
 
 # Read by the commands that talk to a gateway, and not by the gateway.
@@ -77,7 +77,7 @@ def _spans(text: str) -> Iterator[list[str]]:
 def test_commands_have_these_options(path: Path) -> None:
     for arguments in _gateway_commands(path.read_text(encoding="utf-8")):
         try:
-            _parser().parse_args(arguments)
+            _parser().parse_args(list(with_dashes(arguments)))
         except ValueError as error:
             pytest.fail(f"gateway {shlex.join(arguments)}: {error}")
 

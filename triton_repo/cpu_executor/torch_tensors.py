@@ -8,6 +8,7 @@ torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze`, and `from_dlpack` and `t
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
@@ -50,10 +51,19 @@ def from_dlpack(capsule: Any) -> Tensor:
 def to_dlpack(tensor: NDArray[Any]) -> Any:
     """Return a capsule for `from_dlpack` of Triton's tensors, which shares the memory.
 
-    numpy gives none of memory that may not be written, as a request's is: that is copied.
+    Somebody has to take it: the memory is kept until then. numpy gives none of memory that may not
+    be written, as a request's is: that is copied.
     """
     array = np.asarray(tensor)
-    return (array if array.flags.writeable else array.copy()).__dlpack__()
+    capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+    # Triton (2.51) renames what it takes to what numpy's destructor does not know, which would end
+    # the process. Who takes a capsule frees the memory, so it needs none.
+    _set_destructor(capsule, None)
+    return capsule
+
+
+_set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+_set_destructor.argtypes = (ctypes.py_object, ctypes.c_void_p)
 
 
 class _Capsule:

@@ -121,7 +121,7 @@ def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
     assert f"gateway up --imported {out}" in answer.stdout
     assert not [finding for finding in check(out / "repository") if finding.severity == "error"]
     arguments = ("--imported", str(out), "--adapter", f"zh={DEMO_ADAPTERS / 'zh'}")
-    with Up(tmp_path, "--port", "0", *arguments) as up:
+    with Up(tmp_path, "--port", "0", *arguments, load_models=("countries",)) as up:
         stack = up.wait_ready()
         with openai.OpenAI(
             base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S

@@ -367,6 +367,8 @@ def test_releases_are_told_by_their_inputs(place: Place) -> None:
     assert place.found() == {MULTIMODAL, note(CORE, "lora_id"), warning(CORE, "lora_config")}
     texts = [one.problem for one in check(place.repository) if one.field == "lora_id"]
     assert "in one piece" in texts[0]
+    place.without_inputs("stop|sampling_param_best_of")
+    assert place.found() == {MULTIMODAL, note(CORE, "stop"), warning(CORE, "lora_config")}
 
 
 def test_a_release_that_the_gateway_does_not_know(place: Place) -> None:

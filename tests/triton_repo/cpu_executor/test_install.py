@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.executor_client import GOLDEN, golden_prompt
+from tests.support.triton_server import serving
 from triton_repo.cpu_executor.engine import build
 
 ROOT = Path(__file__).parents[3]
@@ -151,6 +154,22 @@ def test_tensors_go_in_and_out_as_upstream_moves_them(installed: Path, tmp_path:
     )
     answer = python("-c", TENSORS, engine, *map(str, golden_prompt()[:20]), path=installed)
     assert answer.stderr == ""
+
+
+@pytest.mark.slow
+def test_triton_takes_and_gives_such_tensors(tmp_path: Path) -> None:
+    version = tmp_path / "repository" / "moved" / "1"
+    assert install(version).returncode == 0
+    shutil.copyfile(ROOT / "tests" / "support" / "models" / "moved.py", version / "model.py")
+    (version.parent / "config.pbtxt").write_text(
+        'name: "moved" backend: "python" max_batch_size: 0\n'
+        'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]\n'
+        'output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]\n'
+        "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+    )
+    sent = np.arange(6, dtype=np.float32).reshape(3, 2)
+    with serving(tmp_path) as server:
+        assert server.unary("moved", {"X": sent})["Y"].tolist() == sent.tolist()
 
 
 def test_a_torch_that_is_there_is_used_and_not_shadowed(tmp_path: Path) -> None:

@@ -146,6 +146,9 @@ def test_what_the_engine_refuses_is_raised(llm: LLM) -> None:
         llm.generate(PROMPT, lora_request=adapter)
     with pytest.raises(ValueError, match="prompt_adapter_request"):
         llm.generate(PROMPT, prompt_adapter_request=1)
+    with pytest.raises(ValueError, match="beam_width above 1 is not supported"):
+        SamplingParams(beam_width=2)
+    assert llm.generate(PROMPT, SamplingParams(beam_width=1, max_tokens=1)).outputs[0].text
     with pytest.raises(TypeError, match="logprobs"):
         SamplingParams(logprobs=1)  # type: ignore[call-arg]
 

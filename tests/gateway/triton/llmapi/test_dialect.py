@@ -215,13 +215,16 @@ async def test_the_oldest_dialect_is_left_by_a_reset_alone(tokenizer_dir: Path) 
     servicer.has = ("sampling_param_beam_width",)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint) as (client, _, _),
+        running(tokenizer_dir, endpoint) as (client, service, _),
     ):
         body = {"model": "m", "prompt": "x", "stop": ["b"]}
         answer = (await client.post("/v1/completions", json=body)).json()
         async with asyncio.timeout(60):
             while not servicer.cancelled:
                 await asyncio.sleep(0.01)
+        [capabilities] = service.replicas.capabilities
+        assert capabilities.stop is None
+        assert capabilities.stoppable
     assert answer["choices"][0]["text"] == "a. "
     [request] = servicer.requests
     assert servicer.cancelled == [request.id]
