@@ -28,6 +28,7 @@ RUN --mount=type=cache,target=/root/.cache \
         --no-deps --require-hashes --requirement requirements/gateway.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
+COPY certificates certificates
 COPY gateway gateway
 COPY guides guides
 COPY lora_store lora_store

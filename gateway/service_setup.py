@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from certificates.watched import Follower
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.catalog.mapped import MappedModels, MappedRouter
@@ -101,6 +102,7 @@ async def running_service(
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
+    follower = Follower()
     guides = GuideCheck(strict=settings.strict_parameters)
     logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
@@ -109,7 +111,7 @@ async def running_service(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
             _keys(settings, access, metrics, workers) as keys,
-            _accounting(settings, configuration, metrics) as accounting,
+            _accounting(settings, configuration, metrics, follower.look_now) as accounting,
             _conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
             FollowedOverrides(
@@ -164,13 +166,15 @@ async def running_service(
             )
             # One look before the port opens: with Triton up, the first request is served.
             await replicas.configure(targets_of(settings, configuration.current))
+            following = asyncio.create_task(follower.follow())
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.ended)
             try:
                 yield service
             finally:
-                work.cancel()
-                await asyncio.wait([work])
+                for task in (work, following):
+                    task.cancel()
+                await asyncio.wait([work, following])
     finally:
         await replicas.close()
         if tracer is not None:
@@ -209,15 +213,22 @@ def _conversations(settings: Settings) -> Conversations:
 
 @asynccontextmanager
 async def _accounting(
-    settings: Settings, configuration: ConfigurationFile, metrics: Metrics
+    settings: Settings,
+    configuration: ConfigurationFile,
+    metrics: Metrics,
+    on_hangup: Callable[[], None],
 ) -> AsyncIterator[Accounting]:
-    """Limits and usage; on SIGHUP the configuration is read and the usage log's file looked at."""
+    """Limits and usage; on SIGHUP the configuration is read and the usage log's file looked at.
+
+    `on_hangup` is called on SIGHUP, too.
+    """
     log = None
     if settings.usage_log is not None:
         log = UsageLog(settings.usage_log, on_failure=metrics.usage_lost.inc)
 
     def hung_up() -> None:
         configuration.reload_now()
+        on_hangup()
         if log is not None:
             log.follow()
 

@@ -18,6 +18,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from lora_store.redis_tls import with_kept_files
 from lora_store.redis_url import RedisUrl
 
 
@@ -92,12 +93,13 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
         "socket_connect_timeout": connect_timeout_s,
     }
     retry = never_again()
+    server = with_kept_files(url.server)
     if url.kind == "server":
-        return redis.Redis.from_url(url.server, **timeouts, retry=retry)
+        return redis.Redis.from_url(server, **timeouts, retry=retry)
     if url.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(*host) for host in url.hosts[1:]]
-        return redis.RedisCluster(url=url.server, startup_nodes=nodes, **timeouts, retry=retry)
-    options = {**timeouts, **redis.connection.parse_url(url.server)}
+        return redis.RedisCluster(url=server, startup_nodes=nodes, **timeouts, retry=retry)
+    options = {**timeouts, **redis.connection.parse_url(server)}
     for replaced in ("host", "port"):
         del options[replaced]
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
@@ -167,8 +169,8 @@ def channel_url(url: RedisUrl, client: Any) -> str:
     replaced loses the idle connections of `client` by this.
     """
     if url.kind == "server":
-        return url.server
+        return with_kept_files(url.server)
     if url.kind == "cluster":
         node = random.choice(client.get_nodes())
-        return url.at(node.host, node.port)
-    return url.at(*client.connection_pool.get_master_address())
+        return with_kept_files(url.at(node.host, node.port))
+    return with_kept_files(url.at(*client.connection_pool.get_master_address()))

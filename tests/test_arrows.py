@@ -50,7 +50,7 @@ ALLOWED: dict[str, str] = {
     "gateway.service_setup": "gateway.service gateway.replica_setup gateway.metrics"
     " gateway.monitor gateway.overrides gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.guiding gateway.config gateway.scheduling gateway.observability"
-    " gateway.tokenization",
+    " gateway.tokenization certificates",
     "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
     " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
     " gateway.config"
@@ -84,17 +84,17 @@ ALLOWED: dict[str, str] = {
     "gateway.conversations": "gateway.errors lora_store",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
-    "gateway.http": "gateway.config gateway.errors",
+    "gateway.http": "gateway.config gateway.errors certificates",
     "gateway.config": "gateway.scheduling gateway.sources gateway.parsers lora_store adapters"
     " guides",
     # Where adapters come from; the one room that asks other machines for files.
-    "gateway.sources": "adapters",
+    "gateway.sources": "adapters certificates",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
-    "gateway.observability": "gateway.generation adapters",
+    "gateway.observability": "gateway.generation adapters certificates",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
     " gateway.memory adapters",
     "gateway.triton": "gateway.generation gateway.stops gateway.deltas gateway.errors adapters"
-    " guides",
+    " certificates guides",
     "gateway.generation": "gateway.stops gateway.deltas gateway.parsers adapters guides",
     # What is left early, until the engine has let go of it.
     "gateway.stops": "",
@@ -103,7 +103,7 @@ ALLOWED: dict[str, str] = {
     "gateway.errors": "",
     "gateway.memory": "",
     "gateway.__init__": "",
-    "lora_store": "adapters",
+    "lora_store": "adapters certificates",
     # Model repository. Triton loads the five models, each from its own folder; only the core model
     # has anything behind it, and only on a host without TensorRT-LLM.
     # The GPT repository's core model is rendered with the modules of the other's.
@@ -123,6 +123,8 @@ ALLOWED: dict[str, str] = {
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
     "adapters": "",
+    # What TLS is made with, read again when files change.
+    "certificates": "",
     # What a guide is, for the gateway and for the CPU executor.
     "guides": "",
 }

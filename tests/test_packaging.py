@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:
     )
     [wheel] = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    packages = ("adapters", "gateway", "guides", "lora_store", "ops", "triton_repo")
+    packages = ("adapters", "certificates", "gateway", "guides", "lora_store", "ops", "triton_repo")
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages],
         cwd=ROOT,

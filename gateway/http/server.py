@@ -10,10 +10,11 @@ import logging
 import math
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -22,7 +23,7 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
-from gateway.http.tls import uvicorn_options
+from gateway.http.tls import watched_context
 from gateway.http.workers import AT_ONCE, Worker
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
         *("startup", "on_tick", "shutdown", "handle_exit"),
         *("config", "server_state", "lifespan", "servers", "started", "should_exit", "force_exit"),
     ),
+    uvicorn.Config: ("ssl",),
     ServerState: ("connections",),
 }
 
@@ -73,7 +75,11 @@ class Server(uvicorn.Server):
         self._connections = Connections(
             settings.max_connections, settings.max_connections_per_address
         )
-        super().__init__(_config(application, settings, self._connections))
+        self._tls = watched_context(settings)
+        self._serves_with = None if self._tls is None else self._tls.value
+        self._listeners: list[socket.socket] = []
+        self._make_protocol = _protocol(application, settings, self._connections)
+        super().__init__(_config(application, settings, self._make_protocol))
         self.application = application
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
@@ -90,6 +96,10 @@ class Server(uvicorn.Server):
         if self._admin_port is not None:
             assert sockets is not None, "`bind` gives them"
             self.application.listening(sockets[1].getsockname()[1])
+        if self._serves_with is not None:
+            self.config.ssl = self._serves_with
+            # Servers close what they listen on, and later ones must listen on the same.
+            self._listeners = [listener.dup() for listener in sockets or ()]
         await super().startup(sockets)
         for listener in sockets or ():
             # uvicorn tells only of sockets that it has made itself.
@@ -116,16 +126,45 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, HttpProtocol)
                 connection.check()
+        if self._tls is not None and self._tls.value is not self._serves_with:
+            await self._renew(self._tls.value)
         if self.application.failed:
             self.exit_code = 1  # so that whoever started this process starts another
             self.should_exit = True
         return await super().on_tick(counter)
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        """Take new connections with another context. Those that are there go on as they are.
+
+        Sessions are resumed within a context alone, so none of before is.
+        """
+        loop = asyncio.get_running_loop()
+        before = self.servers[: len(self._listeners)]
+        for index, listener in enumerate(self._listeners):
+            self.servers[index] = await loop.create_server(
+                self._client_protocol,
+                sock=listener.dup(),
+                ssl=context,
+                backlog=self.config.backlog,
+            )
+        self._serves_with = context
+        for server in before:
+            server.close()
+
+    def _client_protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self._make_protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
             # A client's next request finds another gateway.
             self._connections.ending = True
             await self._drain()
+        # While anybody holds them, the kernel takes connections that nobody serves.
+        for listener in self._listeners:
+            listener.close()
         await super().shutdown(sockets)
         if self._worker is not None and self._is_orphan:
             self._worker.clean_up()
@@ -181,25 +220,23 @@ def bind(settings: Settings) -> list[socket.socket]:
     return bound
 
 
-def _config(
-    application: Application, settings: Settings, connections: Connections
-) -> uvicorn.Config:
+def _protocol(application: Application, settings: Settings, connections: Connections) -> Any:
     limits = ConnectionLimits(
         head=settings.header_timeout,
         body=settings.body_timeout,
         write=settings.write_timeout,
     )
-    # Annotated as a class, but only called.
-    protocol = cast(
-        Any,
-        partial(
-            HttpProtocol,
-            app=application.asgi,
-            limits=limits,
-            connections=connections,
-            answer=application.answer,
-        ),
+    # uvicorn annotates it as a class, and only calls it.
+    return partial(
+        HttpProtocol,
+        app=application.asgi,
+        limits=limits,
+        connections=connections,
+        answer=application.answer,
     )
+
+
+def _config(application: Application, settings: Settings, protocol: Any) -> uvicorn.Config:
     return uvicorn.Config(
         application.asgi,
         host=settings.host,
@@ -215,5 +252,4 @@ def _config(
         # What a client says of its address is nothing to count wrong keys and connections by.
         proxy_headers=False,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
-        **uvicorn_options(settings),
     )

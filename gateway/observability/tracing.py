@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
@@ -23,10 +25,14 @@ from opentelemetry.trace import Tracer as OtelTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adapters.record import selected_name
+from certificates.contexts import ClientFiles
+from certificates.kept_files import keep_files
 
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
+_FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+"""In the order of `ClientFiles`: its fields by OpenTelemetry's names."""
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
@@ -59,7 +65,13 @@ class Tracer:
 
     def __init__(self, endpoint: str) -> None:
         """`endpoint` is the base URL of a collector that takes OTLP over HTTP as protobuf."""
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        files = _certificates()
+        exporter = OTLPSpanExporter(
+            endpoint=f"{endpoint.rstrip('/')}/v1/traces",
+            certificate_file=files["CERTIFICATE"],
+            client_certificate_file=files["CLIENT_CERTIFICATE"],
+            client_key_file=files["CLIENT_KEY"],
+        )
         named = Resource.create({SERVICE_NAME: "triton-openai-gateway"})
         resource = named.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -91,6 +103,30 @@ class Tracer:
                 await sent.wait()
         except TimeoutError:
             log.warning("the last spans are lost: the collector does not answer")
+
+
+def _certificates() -> dict[str, str | None]:
+    """The files of OpenTelemetry's variables, as they could be used last; None where unset.
+
+    Files that cannot be used yet stay the exporter's, which reads them with each connection.
+    """
+    given = [
+        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
+        or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}")
+        for name in _FILES
+    ]
+    if not any(given):
+        return dict.fromkeys(_FILES)
+    try:
+        files = keep_files(
+            "certificates of the connections to the trace collector",
+            ClientFiles(*(Path(name) if name else None for name in given)),
+        )
+    except OSError:
+        return dict.fromkeys(_FILES)
+    return {
+        name: None if path is None else str(path) for name, path in zip(_FILES, files, strict=True)
+    }
 
 
 class RequestSpan:

@@ -5,14 +5,20 @@ Everything here runs in the event loop of `fetch`, never in the one that serves.
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import httpx
 
 from adapters.errors import SourceNotAllowed, SourceUnavailable, SourceUnsupported
+from certificates.contexts import ClientFiles, client_context
+from certificates.watched import Watched
 from gateway.sources.source import Source, parse
 
 _PIECE = 1024 * 1024
@@ -140,7 +146,11 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
     if source.scheme == "https":
         timeout = httpx.Timeout(_SILENT_S, connect=_CONNECT_S)
         headers = {"accept-encoding": "identity"}
-        async with httpx.AsyncClient(timeout=timeout, headers=headers) as client:
+        try:
+            trust = _trust()
+        except OSError as error:
+            raise unavailable("request", f"SSL_CERT_FILE: {error}", "certificates") from None
+        async with httpx.AsyncClient(timeout=timeout, headers=headers, verify=trust) as client:
             yield Https(source, client, allowed)
         return
     try:
@@ -164,6 +174,18 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
         yield S3(source, filesystem)
     finally:
         await session.close()
+
+
+def _trust() -> ssl.SSLContext | bool:
+    """Whom to trust: the authorities of SSL_CERT_FILE as they could be read last, else httpx's."""
+    file = os.environ.get("SSL_CERT_FILE")
+    return _watched(Path(file)).value if file else True
+
+
+@cache
+def _watched(file: Path) -> Watched[ssl.SSLContext]:
+    name = "certificates of the servers of adapters"
+    return Watched(name, [file], partial(client_context, ClientFiles(file)))
 
 
 def unavailable(

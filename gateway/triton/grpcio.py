@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -18,6 +17,7 @@ from gateway.triton.transport import (
     LEFT_GRACE_S,
     MAX_LEFT,
     NO_METADATA,
+    ClientTls,
     ConnectionOptions,
     Ended,
     Endpoint,
@@ -40,6 +40,8 @@ _OPTIONS = [
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
 _PIECE = 1 << 20
+# Calls have timeouts of their own, which are shorter.
+_REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
 
@@ -50,9 +52,11 @@ class GrpcioTransport:
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Raises OSError when a certificate cannot be read."""
         self._metadata = tuple(options.metadata.items())
-        self._connect = partial(_channel, endpoint, options)
+        self._endpoint = endpoint
+        self._tls = options.watched_tls() if endpoint.tls else None
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
+        self._replaced: set[Any] = set()
         self._left: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Timeout] = set()
 
@@ -88,7 +92,7 @@ class GrpcioTransport:
 
     async def _send(self, path: str, request: Message, metadata: Metadata) -> Any:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
-        open_call: Any = self._channel.stream_stream(
+        open_call: Any = self._current().stream_stream(
             path, request_serializer=None, response_deserializer=None
         )
         call = open_call(metadata=(*self._metadata, *metadata.items()))
@@ -105,7 +109,7 @@ class GrpcioTransport:
     async def unary(
         self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
     ) -> bytes:
-        call: Any = self._channel.unary_unary(path)
+        call: Any = self._current().unary_unary(path)
         sent = (*self._metadata, *metadata.items())
         try:
             with _not_given_up():
@@ -116,6 +120,27 @@ class GrpcioTransport:
             raise _translated(error) from error
         return reply
 
+    def _connect(self) -> Any:
+        self._made_with = None if self._tls is None else self._tls.value
+        return _channel(self._endpoint, self._made_with)
+
+    def _current(self) -> Any:
+        """The channel for the next call: another one once its certificates were read again.
+
+        What runs on the one before goes on there.
+        """
+        if self._tls is not None and self._tls.value is not self._made_with:
+            before, self._channel = self._channel, self._connect()
+            self._replaced.add(before)
+            self._close_behind(before, _REPLACED_GRACE_S)
+        return self._channel
+
+    def _close_behind(self, channel: Any, grace_s: float | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close(grace_s))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(lambda _: self._replaced.discard(channel))
+
     def _give_up_starting(self) -> None:
         """Closing a channel ends no write that waits for its connection."""
         for limit in [limit for limit in self._starting if not limit.expired()]:
@@ -124,9 +149,8 @@ class GrpcioTransport:
 
     def disconnect(self) -> None:
         self._give_up_starting()
-        task = asyncio.get_running_loop().create_task(self._channel.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        for channel in (self._channel, *self._replaced):
+            self._close_behind(channel)
         self._channel = self._connect()
 
     async def close(self) -> None:
@@ -135,7 +159,9 @@ class GrpcioTransport:
             task.cancel()
         if self._left:
             await asyncio.wait(self._left)
-        await asyncio.gather(self._channel.close(), *self._closing)
+        for channel in (self._channel, *self._replaced):
+            self._close_behind(channel)
+        await asyncio.gather(*self._closing)
 
 
 class _Call(Generic[T]):
@@ -222,14 +248,10 @@ class _WholePieces(_Call[bytes]):
         return None if message is None else PREFIX.pack(0, len(message)) + message
 
 
-def _channel(endpoint: Endpoint, connection: ConnectionOptions) -> Any:
-    if not endpoint.tls:
+def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
+    if tls is None:
         return grpc.aio.insecure_channel(endpoint.authority, options=_OPTIONS)
-    files = [
-        None if path is None else path.read_bytes()
-        for path in (connection.tls_ca, connection.tls_key, connection.tls_cert)
-    ]
-    credentials = grpc.ssl_channel_credentials(*files)
+    credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
     options: list[tuple[str, str | int]] = [*_OPTIONS]
     if endpoint.name != endpoint.host:
         options.append(("grpc.ssl_target_name_override", endpoint.name))

@@ -9,8 +9,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from certificates.contexts import CertificateError, ClientFiles, client_context
+from certificates.watched import Watched
 
 # One request message, in the pieces that it consists of; sent in order, never joined.
 Message = Sequence[bytes | memoryview]
@@ -115,6 +120,29 @@ class Transport(Protocol):
         """Fails what still runs and closes the connections."""
 
 
+class ClientTls(NamedTuple):
+    """What connections are made with: a context for HTTP/2 as gRPC wants it, and for grpc.aio the
+    content of its files. Both are of the same files."""
+
+    context: ssl.SSLContext
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None
+
+
+_SHARED: WeakValueDictionary[ClientFiles, Watched[ClientTls]] = WeakValueDictionary()
+
+
+def _client_tls(files: ClientFiles) -> ClientTls:
+    """Raises OSError, also where the files change meanwhile."""
+    content = files.read()
+    context = client_context(files)
+    context.set_alpn_protocols(["h2"])
+    if files.read() != content:
+        raise CertificateError(f"{', '.join(map(str, files.given))}: written to at this moment")
+    return ClientTls(context, *content)
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How replicas are reached.
@@ -130,14 +158,15 @@ class ConnectionOptions:
     tls_key: Path | None = None
     metadata: Metadata = field(default_factory=dict)
 
-    def ssl_context(self) -> ssl.SSLContext:
-        """For HTTP/2 as gRPC wants it: verified, and agreed upon by ALPN. Raises OSError."""
-        context = ssl.create_default_context(cafile=self.tls_ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
-        if self.tls_cert is not None:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
-        return context
+    def watched_tls(self) -> Watched[ClientTls]:
+        """Return what all transports with these files share. Raises OSError."""
+        files = ClientFiles(self.tls_ca, self.tls_cert, self.tls_key)
+        found = _SHARED.get(files)
+        if found is None:
+            name = "certificates of the connections to Triton"
+            found = Watched(name, files.given, partial(_client_tls, files))
+            _SHARED[files] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,38 +24,12 @@ from tests.support.metrics import metric
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.refused_start import refusals
+from tests.support.secure_gateway import SecureGateway, trust_of
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"), "authority")
-
-
-class SecureGateway(GatewayProcess):
-    """A gateway that speaks HTTPS alone; `trust` is how the test itself comes in."""
-
-    def __init__(self, trust: ssl.SSLContext, folder: Path, stack: Stack, **settings: object):
-        super().__init__(folder, stack, **settings)
-        self.url = self.url.replace("http:", "https:")
-        self.trust = trust
-
-    def _is_ready(self) -> bool:
-        try:
-            return (
-                httpx.get(
-                    f"{self.url}/health/ready", verify=self.trust, timeout=PATIENCE_S
-                ).status_code
-                == 200
-            )
-        except httpx.TransportError:
-            return False
-
-
-def _trust(authority: Authority, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=authority.file)
-    if pair is not None:
-        context.load_cert_chain(*pair)
-    return context
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +40,7 @@ def gateway(
     cert, key = authority.issue("gateway")
     tls = {"tls_cert": cert, "tls_key": key, "workers": 2, "redis_url": stack.redis}
     folder = tmp_path_factory.mktemp("tls")
-    with SecureGateway(_trust(authority), folder, stack, **tls) as gateway:
+    with SecureGateway(trust_of(authority), folder, stack, **tls) as gateway:
         yield gateway
 
 
@@ -116,14 +90,14 @@ def test_clients_without_a_certificate_are_refused(
 ) -> None:
     cert, key = authority.issue("mutual")
     stranger = Authority(tmp_path, "stranger").issue("client")
-    known = _trust(authority, authority.issue("client"))
+    known = trust_of(authority, authority.issue("client"))
     tls = {"tls_cert": cert, "tls_key": key, "tls_client_ca": authority.file}
     with SecureGateway(known, tmp_path, stack, **tls) as gateway:
         answer = httpx.post(
             f"{gateway.url}/v1/completions", json=body(), verify=known, timeout=PATIENCE_S
         )
         assert answer.status_code == 200
-        for trust in (_trust(authority), _trust(authority, stranger)):
+        for trust in (trust_of(authority), trust_of(authority, stranger)):
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"{gateway.url}/health/live", verify=trust, timeout=PATIENCE_S)
 

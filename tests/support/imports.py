@@ -19,7 +19,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = (
-    *("adapters", "bench", "demo", "deploy", "docs", "gateway", "guides", "lora_store", "ops"),
+    *(
+        "adapters",
+        "bench",
+        "certificates",
+        "demo",
+        "deploy",
+        "docs",
+        "gateway",
+        "guides",
+        "lora_store",
+        "ops",
+    ),
     *("tests", "triton_repo"),
 )
 # Each file or folder right inside these is a room of its own; any other package is one room.

@@ -11,7 +11,7 @@ from packaging.version import Version
 from tests.support.locks import locked, version
 
 PROJECT = "triton-openai-gateway"
-PACKAGES = ("gateway", "adapters", "guides", "lora_store", "ops", "triton_repo")
+PACKAGES = ("gateway", "adapters", "certificates", "guides", "lora_store", "ops", "triton_repo")
 EVERY_MODULE = Path(__file__).with_name("every_module.py").read_text(encoding="utf-8")
 
 

@@ -7,7 +7,6 @@ import errno
 import logging
 import random
 import socket
-import ssl
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
@@ -45,7 +44,7 @@ class Http2Transport:
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
         self._endpoint = endpoint
-        self._ssl: ssl.SSLContext | None = options.ssl_context() if endpoint.tls else None
+        self._tls = options.watched_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
         self._blocks: dict[str, bytes] = {}
         self._connections: list[Connection] = []
@@ -192,6 +191,7 @@ class Http2Transport:
         """Its transport, to the first of the name's addresses that takes it. Raises OSError."""
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
+        context = None if self._tls is None else self._tls.value.context
         # create_connection leaves its look-up behind when it is cancelled, and when that fails in
         # the end, asyncio logs an error for it: one each time, while a name server is slow.
         infos = await loop.getaddrinfo(self._endpoint.host, port, type=socket.SOCK_STREAM)
@@ -202,8 +202,8 @@ class Http2Transport:
                     lambda: connection,
                     address,
                     port,
-                    ssl=self._ssl,
-                    server_hostname=self._endpoint.name if self._ssl else None,
+                    ssl=context,
+                    server_hostname=None if context is None else self._endpoint.name,
                 )
             except OSError as error:
                 why = error
@@ -214,7 +214,7 @@ class Http2Transport:
 
     def _why_useless(self, connection: Connection) -> str:
         why = connection.why_closed or "the server takes no streams"
-        if connection.greeted or self._ssl is not None:
+        if connection.greeted or self._tls is not None:
             return why
         # Triton's HTTP port closes the connection without a word.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"

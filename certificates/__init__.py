@@ -1,0 +1,1 @@
+"""Certificates that are renewed while connections run: contexts, made anew from files."""

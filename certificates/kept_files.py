@@ -1,0 +1,75 @@
+"""Certificate files as they were when they could last be used, for libraries that take files alone.
+
+Such a library reads its files with each connection, and knows no context that somebody else made.
+So it is given files in memory. What is in those changes once new files have been found good, and
+until then connections are made with the old ones.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from certificates.contexts import CertificateError, ClientFiles, client_context
+from certificates.watched import Watched
+
+
+class _MemoryFile:
+    """A file in this process' memory, whose content is exchanged in one step."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("certificate")
+        self.path = Path(f"/proc/self/fd/{self._descriptor}")
+
+    def write(self, content: bytes) -> None:
+        new = os.memfd_create("certificate")
+        try:
+            with open(new, "wb", closefd=False) as file:
+                file.write(content)
+            os.dup2(new, self._descriptor, inheritable=False)
+        finally:
+            os.close(new)
+
+
+class _Kept(NamedTuple):
+    """Paths in memory, and what looks at the real files for as long as this process lives."""
+
+    paths: ClientFiles
+    watched: Watched[None]
+
+
+_lock = threading.Lock()
+_kept: dict[tuple[ClientFiles, str | None], _Kept] = {}
+
+
+def keep_files(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
+    """Return paths of files in memory in place of the given ones. Never closed.
+
+    Args:
+        name: what the files are for, in the log.
+        files: files that may be renewed; those that are None stay None.
+        password: the password of the key.
+
+    Raises OSError for files that cannot be used.
+    """
+    with _lock:
+        if (files, password) not in _kept:
+            memory = [None if path is None else _MemoryFile() for path in files]
+            watched = Watched(name, files.given, partial(_copy, files, password, memory))
+            paths = ClientFiles(*(None if file is None else file.path for file in memory))
+            _kept[files, password] = _Kept(paths, watched)
+        return _kept[files, password].paths
+
+
+def _copy(files: ClientFiles, password: str | None, memory: list[_MemoryFile | None]) -> None:
+    """Raises OSError for files that cannot be used, and where they change meanwhile."""
+    content = files.read()
+    client_context(files, password)
+    if files.read() != content:
+        raise CertificateError(f"{', '.join(map(str, files.given))}: written to at this moment")
+    for file, part in zip(memory, content, strict=True):
+        if file is not None and part is not None:
+            file.write(part)

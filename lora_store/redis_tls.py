@@ -1,0 +1,32 @@
+"""The certificate files of a Redis URL, in the form in which redis-py may read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from certificates.contexts import ClientFiles
+from certificates.kept_files import keep_files
+
+_NAME = "certificates of the connections to Redis"
+_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PASSWORD = "ssl_password"
+
+
+def with_kept_files(url: str) -> str:
+    """Return the URL of one server with files that stay usable in place of its certificate files.
+
+    The URL stays as it is where it names none. It also does where the files cannot be used yet:
+    then the connection fails by them, and says so.
+    """
+    before, mark, query = url.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if not url.startswith("rediss:") or not any(options.get(name) for name in _OPTIONS):
+        return url
+    named = [Path(options[name]) if options.get(name) else None for name in _OPTIONS]
+    try:
+        kept = keep_files(_NAME, ClientFiles(*named), options.get(_PASSWORD))
+    except OSError:
+        return url
+    paths = {name: str(path) for name, path in zip(_OPTIONS, kept, strict=True) if path}
+    return f"{before}{mark}{urlencode(options | paths)}"

@@ -1,0 +1,557 @@
+"""Certificates that are renewed while connections run: the server's, and those that it uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import logging
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from tritonclient.grpc import service_pb2 as pb
+
+from adapters.errors import SourceUnavailable
+from certificates.contexts import CertificateError, ClientFiles, client_context, server_context
+from certificates.watched import Watched, look_at_all
+from gateway.observability.tracing import Tracer
+from gateway.sources.remote import opened
+from gateway.sources.source import parse
+from gateway.triton.client import TritonClient
+from gateway.triton.transport import ConnectionOptions, TransportName
+from lora_store import connect, redis_url
+from tests.support.authority import Authority
+from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
+from tests.support.redis_server import running_redis
+from tests.support.secure_gateway import SecureGateway, trust_of
+from tests.support.tls_proxy import TlsProxy, serial_of
+
+READ_AGAIN = "read again, for new connections"
+UNUSABLE = "the files have changed and cannot be used"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "authority")
+
+
+class Secret:
+    """A mounted Secret of Kubernetes: files are links through a link that is exchanged."""
+
+    def __init__(self, folder: Path, **files: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._version = 0
+        self.renew(**files)
+        for name in files:
+            (folder / name).symlink_to(Path("..data") / name)
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+    def renew(self, **files: Path) -> None:
+        self._version += 1
+        version = self.folder / f"..{self._version}"
+        version.mkdir()
+        for name, source in files.items():
+            (version / name).write_bytes(source.read_bytes())
+        (self.folder / "..new").symlink_to(version.name)
+        os.replace(self.folder / "..new", self.folder / "..data")
+
+
+def _pair(authority: Authority, name: str) -> dict[str, Path]:
+    return dict(zip(("crt", "key"), authority.issue(name), strict=True))
+
+
+def _served(port: int, trust: ssl.SSLContext) -> bytes:
+    """The certificate that a new connection is shown."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
+        trust.wrap_socket(line, server_hostname="127.0.0.1") as secure,
+    ):
+        shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
+
+
+def _der(cert: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(cert.read_text(encoding="ascii"))
+
+
+def _ask(connection: http.client.HTTPSConnection) -> int:
+    connection.request("GET", "/health/live")
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_the_server_shows_a_renewed_certificate_in_all_workers(
+    stack: Stack, authority: Authority, tmp_path: Path
+) -> None:
+    trust = trust_of(authority)
+    first = _pair(authority, "first")
+    secret = Secret(tmp_path / "secret", **first)
+    settings = {"tls_cert": secret["crt"], "tls_key": secret["key"]}
+    settings |= {"workers": 2, "redis_url": stack.redis, "admin_port": 0}
+    with SecureGateway(trust, tmp_path / "gateway", stack, **settings) as gateway:
+        gateway.wait_for("listening on", times=4)  # two ports, two workers
+        open_before = http.client.HTTPSConnection(
+            "127.0.0.1", gateway.port, context=trust, timeout=PATIENCE_S
+        )
+        assert _ask(open_before) == 200
+        line = open_before.sock
+        assert _served(gateway.port, trust) == _der(first["crt"])
+
+        second = _pair(authority, "second")
+        secret.renew(**second)
+        gateway.wait_for(READ_AGAIN, times=2)
+        for port in (gateway.port, gateway.admin_port):
+            _wait_until_all_show(port, trust, _der(second["crt"]))
+        assert _ask(open_before) == 200
+        assert open_before.sock is line
+        open_before.close()
+
+        # A key that is another's, and half a certificate: what is in force stays, and it is said.
+        secret.renew(crt=second["crt"], key=first["key"])
+        gateway.wait_for("do not belong together", times=2)
+        half = tmp_path / "half"
+        half.write_bytes(second["crt"].read_bytes()[:200])
+        secret.renew(crt=half, key=second["key"])
+        gateway.wait_for("is no certificate in PEM form", times=2)
+        assert {_served(gateway.port, trust) for _ in range(8)} == {_der(second["crt"])}
+        assert gateway.text.count(UNUSABLE) == 4
+        assert f"GATEWAY_TLS_CERT, GATEWAY_TLS_KEY: {UNUSABLE}: {secret['crt']} " in gateway.text
+
+        third = _pair(authority, "third")
+        secret.renew(**third)
+        gateway.wait_for(READ_AGAIN, times=4)
+        _wait_until_all_show(gateway.port, trust, _der(third["crt"]))
+        # SIGHUP reads them in any case.
+        gateway.process.send_signal(signal.SIGHUP)
+        gateway.wait_for(READ_AGAIN, times=6)
+    # Nothing holds the port any more.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S)
+
+
+def _wait_until_all_show(port: int, trust: ssl.SSLContext, expected: bytes) -> None:
+    """Workers take the new context within a tick each; whoever is idle accepts."""
+    in_a_row = 0
+    for _ in range(10_000):
+        in_a_row = in_a_row + 1 if _served(port, trust) == expected else 0
+        if in_a_row == 16:
+            return
+    pytest.fail("the certificate of before is still shown")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_whose_authority_was_removed_comes_in_no_more(
+    stack: Stack, authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    removed = Authority(tmp_path, "removed")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.file.read_bytes() + removed.file.read_bytes())
+    kept_client = trust_of(authority, authority.issue("client"))
+    client = trust_of(authority, removed.issue("client"))
+    client.maximum_version = version
+    cert, key = authority.issue("server")
+    settings = {"tls_cert": cert, "tls_key": key, "tls_client_ca": both}
+    with SecureGateway(kept_client, tmp_path / "gateway", stack, **settings) as gateway:
+        session = _exchange(gateway.port, client, None)
+        both.write_bytes(authority.file.read_bytes())
+        gateway.wait_for(READ_AGAIN)
+        # The context changes within a tick: until then the client is let in.
+        for _ in range(1_000):
+            try:
+                session = _exchange(gateway.port, client, session)
+            except OSError:
+                break
+        else:
+            pytest.fail("the removed authority is still trusted")
+        for attempt in (session, None):
+            with pytest.raises(OSError):  # noqa: PT011  TLS 1.3 tells it at the first read
+                _exchange(gateway.port, client, attempt)
+        _exchange(gateway.port, kept_client, None)
+
+
+def _exchange(
+    port: int, trust: ssl.SSLContext, session: ssl.SSLSession | None
+) -> ssl.SSLSession | None:
+    """Ask over a connection that begins with this session; return the one for the next time."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
+        trust.wrap_socket(line, server_hostname="127.0.0.1", session=session) as secure,
+    ):
+        secure.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = secure.recv(4096)
+        if not answer:
+            raise ConnectionError("closed without an answer")
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        return secure.session
+
+
+@contextlib.contextmanager
+def _listening(context: ssl.SSLContext) -> Iterator[int]:
+    """A server that says a word to each who comes in."""
+
+    def serve() -> None:
+        while True:
+            try:
+                line, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), context.wrap_socket(line, server_side=True) as one:
+                one.sendall(b"word")
+                one.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_sessions_are_resumed_unless_clients_need_certificates(
+    authority: Authority, mutual: bool
+) -> None:
+    """TLS 1.3: a ticket would bring a client in without its certificate being looked at again."""
+    cert, key = authority.issue("server")
+    trust = trust_of(authority, authority.issue("client"))
+    context = server_context(cert, key, authority.file if mutual else None)
+    session = None
+    with _listening(context) as port:
+        for _ in range(2):
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
+                trust.wrap_socket(line, server_hostname="127.0.0.1", session=session) as secure,
+            ):
+                assert secure.version() == "TLSv1.3"
+                assert secure.recv(4) == b"word"
+                resumed, session = secure.session_reused, secure.session
+    assert session is not None
+    assert session.has_ticket is not mutual
+    assert resumed is not mutual
+
+
+# Connections that the gateway makes.
+
+
+def _stream_request(tokens: int) -> bytes:
+    message = pb.ModelInferRequest(model_name="tensorrt_llm", id=f"r{tokens}")
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, values in (
+        ("input_ids", [5, 6]),
+        ("input_lengths", [2]),
+        ("request_output_len", [tokens]),
+    ):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, len(values)])
+        message.raw_input_contents.append(b"".join(n.to_bytes(4, "little") for n in values))
+    message.inputs.add(name="streaming", datatype="BOOL", shape=[1, 1])
+    message.raw_input_contents.append(b"\x01")
+    return message.SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def _triton_behind_tls(authority: Authority, stack: Stack) -> AsyncIterator[TlsProxy]:
+    host, _, port = stack.triton_grpc.partition(":")
+    proxy = TlsProxy(authority, authority.issue("triton"), ["h2"])
+    async with proxy.serving(lambda: asyncio.open_connection(host, int(port))):
+        yield proxy
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+async def test_connections_to_triton_use_renewed_certificates(
+    authority: Authority, tmp_path: Path, stack: Stack, transport: TransportName
+) -> None:
+    first = _pair(authority, "first")
+    secret = Secret(tmp_path / "secret", **first)
+    options = ConnectionOptions(transport, authority.file, secret["crt"], secret["key"])
+    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(60):
+        client = TritonClient(f"grpcs://127.0.0.1:{proxy.port}", options)
+        try:
+            stream = await client.infer(_stream_request(300), metadata={})
+            assert await stream.read() is not None
+            assert proxy.serials == [serial_of(first["crt"])]
+
+            second = _pair(authority, "second")
+            secret.renew(**second)
+            await asyncio.to_thread(look_at_all)
+            if transport == "http2":  # it goes on with the connection that it has
+                assert await client.model_ready("tensorrt_llm")
+                assert len(proxy.serials) == 1
+            else:
+                assert await client.model_ready("tensorrt_llm")
+                assert proxy.serials[1:] == [serial_of(second["crt"])]
+            tokens = 1
+            while (response := await stream.read()) is not None:
+                assert not response.error_message
+                tokens += 1
+            assert tokens >= 300
+
+            client.disconnect()
+            assert await client.model_ready("tensorrt_llm")
+            assert proxy.serials[-1] == serial_of(second["crt"])
+
+            secret.renew(crt=first["crt"], key=second["key"])
+            await asyncio.to_thread(look_at_all)
+            client.disconnect()
+            assert await client.model_ready("tensorrt_llm")
+            assert proxy.serials[-1] == serial_of(second["crt"])
+        finally:
+            await client.close()
+
+
+async def test_connections_to_triton_trust_a_renewed_authority(
+    authority: Authority, tmp_path: Path, stack: Stack
+) -> None:
+    other = Authority(tmp_path, "other")
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(other.file.read_bytes())
+    options = ConnectionOptions("http2", trusted, *authority.issue("client"))
+    async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(60):
+        client = TritonClient(f"grpcs://127.0.0.1:{proxy.port}", options)
+        try:
+            assert not await _is_reached(client)
+            trusted.write_bytes(authority.file.read_bytes())
+            await asyncio.to_thread(look_at_all)
+            while not await _is_reached(client):
+                await asyncio.sleep(0.05)  # it waits a little between attempts
+        finally:
+            await client.close()
+
+
+async def _is_reached(client: TritonClient) -> bool:
+    with contextlib.suppress(Exception):
+        return await client.model_ready("tensorrt_llm")
+    return False
+
+
+async def test_connections_to_redis_use_renewed_certificates(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = _pair(authority, "first")
+    secret = Secret(tmp_path / "secret", **first)
+    with running_redis() as redis:
+        proxy = TlsProxy(authority, authority.issue("redis"), [])
+        path = redis.url.removeprefix("unix://")
+        async with proxy.serving(lambda: asyncio.open_unix_connection(path)):
+            url = redis_url.parse(
+                f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={authority.file}"
+                f"&ssl_certfile={secret['crt']}&ssl_keyfile={secret['key']}"
+            )
+            client = await asyncio.to_thread(
+                connect.connect, url, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S
+            )
+
+            async def asked(*, again: bool) -> int:
+                """The certificate of the last connection, after a command on one."""
+                if again:
+                    client.connection_pool.disconnect()
+                assert await asyncio.to_thread(client.ping)
+                listener = connect.load().asyncio.Redis.from_url(connect.channel_url(url, client))
+                try:
+                    assert await listener.ping()
+                finally:
+                    await listener.aclose()
+                assert len(set(proxy.serials[-1 - again :])) == 1
+                return proxy.serials[-1]
+
+            assert await asked(again=True) == serial_of(first["crt"])
+            second = _pair(authority, "second")
+            secret.renew(**second)
+            await asyncio.to_thread(look_at_all)
+            assert await asked(again=False) == serial_of(second["crt"])
+            assert proxy.serials[-2] != proxy.serials[-1]  # the pool kept its connection
+            assert await asked(again=True) == serial_of(second["crt"])
+
+            half = tmp_path / "half"
+            half.write_bytes(first["crt"].read_bytes()[:100])
+            secret.renew(crt=half, key=first["key"])
+            for _ in range(3):
+                await asyncio.to_thread(look_at_all)
+            assert await asked(again=True) == serial_of(second["crt"])
+            told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+            assert len([line for line in told if "connections to Redis" in line]) == 1
+            client.close()
+
+
+async def _answers_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An HTTP server that says yes, and keeps no connection."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    for line in head.decode("latin-1").lower().split("\r\n"):
+        if line.startswith("content-length:"):
+            await reader.readexactly(int(line.partition(":")[2]))
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def _https(authority: Authority, *, mutual: bool) -> AsyncIterator[TlsProxy]:
+    server = await asyncio.start_server(_answers_all, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    proxy = TlsProxy(authority, authority.issue("https"), mutual=mutual)
+    async with server, proxy.serving(lambda: asyncio.open_connection("127.0.0.1", port)):
+        yield proxy
+
+
+async def test_traces_are_sent_with_renewed_certificates(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _pair(authority, "first"), _pair(authority, "second")
+    secret = Secret(tmp_path / "secret", **first)
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # they come before the exporter's own
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.file))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", str(secret["crt"]))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CLIENT_KEY", str(secret["key"]))
+    async with _https(authority, mutual=True) as proxy, asyncio.timeout(60):
+        tracer = Tracer(f"https://127.0.0.1:{proxy.port}")
+
+        async def sent() -> int:
+            before = len(proxy.serials)
+            tracer.begin("GET", "https", {}).attempt("replica").end(None)
+            assert await asyncio.to_thread(tracer._provider.force_flush)
+            assert len(proxy.serials) == before + 1
+            return proxy.serials[-1]
+
+        try:
+            assert await sent() == serial_of(first["crt"])
+            for renewed in (second, {"crt": first["crt"], "key": second["key"]}):
+                secret.renew(**renewed)
+                await asyncio.to_thread(look_at_all)
+                assert await sent() == serial_of(second["crt"])
+        finally:
+            await tracer.close()
+
+
+async def test_sources_of_adapters_are_trusted_by_renewed_authorities(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(Authority(tmp_path, "other").file.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    async with _https(authority, mutual=False) as proxy, asyncio.timeout(60):
+        source = parse(f"https://127.0.0.1:{proxy.port}/zh")
+
+        async def look() -> object:
+            async with opened(source, lambda _: False) as place:
+                return await place.look("adapter_config.json")
+
+        with pytest.raises(SourceUnavailable):
+            await look()
+        for content in (authority.file.read_bytes(), b"half"):
+            trusted.write_bytes(content)
+            await asyncio.to_thread(look_at_all)
+            assert await look() is not None
+
+
+# What looks at the files.
+
+
+def _watch(path: Path) -> Watched[bytes]:
+    def read() -> bytes:
+        content = path.read_bytes()
+        if content == b"bad":
+            raise CertificateError("bad content")
+        return content
+
+    return Watched("test", [path], read)
+
+
+def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
+    path, new = tmp_path / "file", tmp_path / "new"
+    path.write_bytes(b"1")
+    watched = _watch(path)
+    path.write_bytes(b"22")
+    watched.look()
+    assert watched.value == b"22"
+    # Renamed over it, of the same size and time.
+    new.write_bytes(b"33")
+    os.utime(new, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    new.replace(path)
+    watched.look()
+    assert watched.value == b"33"
+
+
+def test_the_old_value_stays_until_there_is_a_better_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    watched = _watch(path)
+    path.write_bytes(b"bad")
+    for force in (False, False, True):
+        watched.look(force=force)
+    path.unlink()
+    watched.look()
+    assert watched.value == b"1"
+    errors = [record.getMessage() for record in caplog.records]
+    assert len(errors) == 2
+    assert f"test: {UNUSABLE}: bad content; what was read before" in errors[0]
+    path.write_bytes(b"1")  # as it was
+    with caplog.at_level(logging.INFO):
+        watched.look()
+    assert "test: read again" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "said"),
+    [
+        ("none", "key", "ca", "{none}: No such file or directory"),
+        ("cert", "none", "ca", "{none}: No such file or directory"),
+        ("cert", "other", "ca", "{cert} and {other} do not belong together"),
+        ("cert", "cert", "ca", "{cert} is no key"),
+        ("cut", "key", "ca", "{cut} is no certificate in PEM form"),
+        ("cert", "secret", "ca", "{secret} is encrypted; give the key without a password"),
+        ("cert", "key", "key", "{key} has no certificates in PEM form"),
+        ("cert", "key", "empty", "{empty} has no certificates in PEM form"),
+    ],
+)
+def test_what_is_wrong_names_the_file(
+    authority: Authority, tmp_path: Path, cert: str, key: str, ca: str, said: str
+) -> None:
+    own, own_key = authority.issue("own")
+    files = {"cert": own, "key": own_key, "other": authority.issue("other")[1]}
+    files |= {"ca": authority.file} | {n: tmp_path / n for n in ("none", "cut", "secret", "empty")}
+    files["cut"].write_bytes(own.read_bytes()[:150])
+    files["empty"].touch()
+    files["secret"].write_bytes(_encrypted(own_key, b"hunter2"))
+    with pytest.raises(CertificateError) as server:
+        server_context(files[cert], files[key], files[ca])
+    with pytest.raises(CertificateError) as client:
+        client_context(ClientFiles(files[ca], files[cert], files[key]))
+    assert said.format(**files) in str(server.value)
+    assert said.format(**files) in str(client.value)
+
+
+def test_a_password_opens_a_key_and_is_not_shown(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.issue("own")
+    locked = tmp_path / "locked"
+    locked.write_bytes(_encrypted(key, b"hunter2"))
+    files = ClientFiles(authority.file, cert, locked)
+    client_context(files, "hunter2")
+    with pytest.raises(CertificateError) as refused:
+        client_context(files, "hunter3")
+    assert "hunter" not in str(refused.value)
+
+
+def _encrypted(key: Path, password: bytes) -> bytes:
+    loaded: Any = serialization.load_pem_private_key(key.read_bytes(), None)
+    encrypted: bytes = loaded.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    )
+    return encrypted
