@@ -143,7 +143,8 @@ def checked_path(folder: Path, name: str, within: Path | None) -> Path:
     except OSError as error:
         raise MissingFile(name, "file", error.strerror, "a readable file") from error
     if within is not None and not real.is_relative_to(within.resolve()):
-        raise PathEscape(name, "path", str(path), f"inside {within}")
+        says = "is a link that leads out of the adapters' folder; put the file itself there"
+        raise PathEscape(name, "path", str(path), f"inside {within}", says=says)
     if not regular:
         raise MissingFile(name, "file", "not a regular file", "a regular file")
     return real

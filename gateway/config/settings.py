@@ -239,7 +239,8 @@ class Settings(BaseSettings):
     tls_cert: Path | None = Field(
         None,
         description="PEM file of this server's certificate, and those between it and the root: "
-        "both ports then speak HTTPS alone.",
+        "both ports then speak HTTPS alone. It is read again when it changes, and on SIGHUP; so "
+        "are the other certificate files (docs/operations.md).",
     )
     tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
     tls_client_ca: Path | None = Field(

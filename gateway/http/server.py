@@ -33,6 +33,7 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
         *("startup", "on_tick", "shutdown", "handle_exit"),
         *("config", "server_state", "lifespan", "servers", "started", "should_exit", "force_exit"),
     ),
+    uvicorn.Config: ("ssl",),
     ServerState: ("connections",),
 }
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from adapters.file_kinds import kind_of_file
 from gateway.tokenization.token_reach import token_reach
 
 
@@ -40,7 +41,8 @@ class InputTokenizer:
         try:
             return cls(Tokenizer.from_file(str(file)))
         except Exception as error:  # the library raises plain ones
-            raise ValueError(f"{file}: {error}") from error
+            kind = kind_of_file(file)
+            raise ValueError(f"{file} {kind.words}" if kind else f"{file}: {error}") from error
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is more than so many tokens for sure, by its length alone."""
