@@ -67,7 +67,7 @@ class Watched(Generic[T]):
             try:
                 value = self._make()
             except (OSError, ValueError) as error:
-                if str(error) != self._problem:
+                if force or str(error) != self._problem:
                     self._problem = str(error)
                     log.error(
                         "%s: the files have changed and cannot be used: %s; what was read before "

@@ -232,6 +232,7 @@ def test_up_refuses_before_it_starts_anything(
         assert "redis: started" not in up.stderr
 
 
+@pytest.mark.slow
 def test_declared_adapters_of_upstreams_converter_are_served(up: Up, tmp_path: Path) -> None:
     """`gateway up --adapter` takes npy files as it takes PEFT's."""
     from adapters import npy  # noqa: PLC0415
