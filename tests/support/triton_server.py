@@ -52,8 +52,10 @@ class Reply:
 class Server:
     """A running tritonserver."""
 
-    def __init__(self, ports: Ports, child: Child) -> None:
-        self.child = child
+    child: Child
+    """Its process, where `serving` has started it."""
+
+    def __init__(self, ports: Ports) -> None:
         self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
         self.http = f"{LOCALHOST}:{ports.triton_http}"
         self._metrics = f"http://{LOCALHOST}:{ports.triton_metrics}/metrics"
@@ -311,7 +313,9 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         child.start()
         try:
             wait_ready(child, f"{LOCALHOST}:{ports.triton_http}", ports.triton_metrics)
-            yield Server(ports, child)
+            server = Server(ports)
+            server.child = child
+            yield server
         finally:
             child.terminate()
             child.reap(10.0)
