@@ -65,7 +65,7 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
     """
     found = [*_of_stores(service, connections), *_of_models(service)]
     if thoroughly:
-        told = {each: each for each in service.adapters.warnings()}
+        told = {str(n): each for n, each in enumerate(service.adapters.warnings())}
         found.append(_Condition("adapter_caches", WARNING, told))
     for kind, level, texts, logs in found:
         service.troubles.hold_each(kind, level, texts, logs=logs)
@@ -100,8 +100,14 @@ def _of_models(service: Service) -> Iterator[_Condition]:
         if selection is None or not replica.ready:
             continue
         served = selection.capabilities
+        foreign = ""
+        if (known := service.prompts.vocab_size) > served.vocab_size:
+            foreign = (
+                f"GATEWAY_TOKENIZER_DIR has {known} tokens, the engine {served.vocab_size}: is it "
+                "another model's? The engine fails on the ids that it does not know"
+            )
         guess = guessed(service.settings, served)
-        if told := "; ".join(filter(None, (selection.warning, guess))):
+        if told := "; ".join(filter(None, (selection.warning, guess, foreign))):
             warnings[replica.endpoint] = f"{replica.endpoint}: {told}"
         if served.engine_problem:
             files[replica.endpoint] = f"{replica.endpoint}: {served.engine_problem}"

@@ -38,7 +38,7 @@ function* ofGateway({ gateway: { ready, workers, answering } = {}, troubles = {}
   for (const [name, { level, text, times, last }] of Object.entries(troubles)) {
     const [rank, state] = LEVELS[level];
     const often = times ? ` (${count(times, "time")}, the last: ${last})` : "";
-    const what = `${level[0].toUpperCase()}${level.slice(1)}: ${text}${often}.`;
+    const what = `${level[0].toUpperCase()}${level.slice(1)}: ${text.replace(/\.$/, "")}${often}.`;
     yield { rank, key: `trouble ${name}`, what, state, view: VIEWS[name.split(" ", 1)[0]] };
   }
   if (answering < workers) {
