@@ -52,6 +52,7 @@ _INTERNAL = {
     "gateway.triton.http2.frames.ConnectionFault",
     "gateway.triton.pbtxt.PbtxtError",
     "lora_store.codec.CorruptBlob",
+    "lora_store.primary.RedisUnavailable",
 }
 
 
