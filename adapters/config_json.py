@@ -112,7 +112,7 @@ class Section:
 def _why_missing(path: Path, reason: str) -> str:
     folder = path.parent
     if not folder.exists():
-        return f"there is no folder {folder}"
+        return f"there is no folder {folder}; give the path of one that exists"
     if not folder.is_dir():
         kind = kind_of_file(folder)
         return f"{folder} is {kind.name}" if kind else f"{folder} is a file, and not a folder"
@@ -120,7 +120,7 @@ def _why_missing(path: Path, reason: str) -> str:
         return reason
     if (name := find_gguf(folder)) is not None:
         return f"is not there, and {name} {GGUF.words}"
-    return f"is not there, so {folder} is not the folder of a model or an engine"
+    return f"is not there, so {folder} is not the folder of a model or an engine; name one that is"
 
 
 def read_config(folder: Path) -> Section:

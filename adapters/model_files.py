@@ -11,11 +11,14 @@ from adapters.file_kinds import GGUF, PICKLE, FileKind, find_gguf, kind_of_file
 
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model*.safetensors"
+_PICKLES = "pytorch_model*.bin"
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "generation_config.json"),
 )
 _MAX_INDEX_BYTES = 64 * 1024 * 1024
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_METADATA = "__metadata__"
 _SHOWN = 3
 
 
@@ -47,18 +50,23 @@ def weight_problems(folder: Path) -> list[FileProblem]:
             return [FileProblem(f"{folder / INDEX} {error}", "download it again")]
         if missing := [name for name in shards if not (folder / name).is_file()]:
             return [_missing(folder, missing, len(shards))]
-        return []
-    if problems := _foreign(folder, found):
+    elif problems := _foreign(folder, found):
         return problems
-    return [] if found else [_without_weights(folder)]
+    elif not found:
+        return [_without_weights(folder)]
+    cut = ((folder / name, _cut_at(folder / name)) for name in found)
+    return [_cut(path, whole) for path, whole in cut if whole is not None]
 
 
 def is_incomplete(folder: Path) -> bool:
-    """Return True where some of the weights are there, and some cannot be loaded.
+    """Return True where some weights are there, and cannot be loaded as they are.
 
-    A folder without any weights is one that has yet to be downloaded.
+    A folder without any weights is one that has yet to be downloaded. Pickled ones are read by
+    TensorRT-LLM's own tools.
     """
-    return any(folder.glob(_WEIGHTS)) and bool(weight_problems(folder))
+    has_some = any(folder.glob(_WEIGHTS)) or find_gguf(folder) is not None
+    has_pickles = any(folder.glob(_PICKLES))
+    return has_some and not has_pickles and bool(weight_problems(folder))
 
 
 def _shards(index: Path) -> list[str]:
@@ -77,6 +85,30 @@ def _shards(index: Path) -> list[str]:
     return shards
 
 
+def _cut_at(path: Path) -> int | None:
+    """Return the bytes that a safetensors file has by its header, None unless it has fewer.
+
+    What is wrong with a header otherwise is left to who loads it.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            data = 8 + int.from_bytes(file.read(8), "little")
+            if data > min(size, _MAX_HEADER_BYTES):
+                return data if size < data <= _MAX_HEADER_BYTES else None
+            tensors = json.loads(file.read(data - 8))
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != _METADATA]
+        whole = data + int(max(ends, default=0))
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    return whole if size < whole else None
+
+
+def _cut(path: Path, whole: int) -> FileProblem:
+    found = f"{path} was cut: it has {path.stat().st_size} of the {whole} bytes of its header"
+    return FileProblem(found, "download it again")
+
+
 def _missing(folder: Path, missing: list[str], count: int) -> FileProblem:
     shown = ", ".join(missing[:_SHOWN])
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -90,7 +122,7 @@ def _missing(folder: Path, missing: list[str], count: int) -> FileProblem:
 def _without_weights(folder: Path) -> FileProblem:
     if (name := find_gguf(folder)) is not None:
         return _problem(folder / name, GGUF)
-    pickled = next((path for path in sorted(folder.glob("pytorch_model*.bin"))), None)
+    pickled = next((path for path in sorted(folder.glob(_PICKLES))), None)
     if pickled is not None:
         return _problem(pickled, kind_of_file(pickled) or PICKLE)
     return FileProblem(f"{folder} has no {_WEIGHTS}", "download the model's weights into it")

@@ -111,4 +111,5 @@ def _check_coverage(file: str, tensors: dict[str, TensorInfo], data: int, size: 
             )
         position = tensor.stop
     if position != size:
-        raise CorruptFile(file, "size", f"{size} bytes", f"{position} bytes by the header")
+        says = f"has {size} bytes, and {position} by its header; save or download it again"
+        raise CorruptFile(file, "size", size, position, says=says)

@@ -197,8 +197,9 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
     elif not configuration.anonymous and configuration.tenants is None:
         yield (
             ("tenants",),
-            "missing, which DOES NOT TURN KEYS OFF; where nobody shall need a key, say "
-            "`anonymous: true`",
+            "missing, which DOES NOT TURN KEYS OFF; add the tenants (docs/tenants.md), or, if "
+            "everybody may use every model, say `anonymous: true` and set "
+            "GATEWAY_ALLOW_ANONYMOUS=true",
         )
     aliases = configuration.base_model_aliases
     if (again := repeated_alias(aliases)) is not None:

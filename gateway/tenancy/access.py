@@ -334,8 +334,8 @@ def configuration_file(
 
 
 _OPEN = (
-    "NO KEYS ARE CONFIGURED: {} may use every model without limits; GATEWAY_CONFIG names a file "
-    "with tenants"
+    "NO KEYS ARE CONFIGURED: {} may use every model without limits; if only some may, name them as "
+    "tenants in the file of GATEWAY_CONFIG"
 )
 
 

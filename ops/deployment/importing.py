@@ -216,7 +216,9 @@ def _checked(
             f"{', '.join(others)}"
         )
     if not (checkpoint.folder / _TOKENIZER).exists():
-        problems.append(f"{checkpoint.folder / _TOKENIZER} does not exist")
+        problems.append(
+            f"{checkpoint.folder / _TOKENIZER} does not exist; download the model's tokenizer, too"
+        )
     problems += map(str, tokenizer_problems(checkpoint.folder))
     # Without any weights the engine can still be planned, before they are downloaded.
     if on_cpu or is_incomplete(checkpoint.folder):

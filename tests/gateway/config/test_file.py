@@ -81,7 +81,7 @@ def test_every_beginning_of_a_file_asks_for_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "limits: {}", "tenants:", "anonymous: false", "# tenants"])
 def test_a_file_without_tenants_is_refused(tmp_path: Path, text: str) -> None:
     (problem,) = _problems(tmp_path, text)
-    assert problem.startswith("1: tenants: missing, which DOES NOT TURN KEYS OFF; where nobody")
+    assert problem.startswith("1: tenants: missing, which DOES NOT TURN KEYS OFF; add the tenants")
 
 
 def test_a_file_may_say_that_nobody_needs_a_key(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_import_names_what_cannot_be_served(tmp_path: Path, goal: list[str]) -> 
     [line] = refused()
     missing = model / "model-00002-of-00002.safetensors"
     assert line.startswith(f"gateway import: {missing} is missing: {INDEX} names 2 files")
+    shutil.rmtree(model)
+    weights = _copy(DEMO_MODEL, model) / "model.safetensors"
+    os.truncate(weights, 1_000_000)
+    [line] = refused()
+    assert line.startswith(f"gateway import: {weights} was cut: it has 1000000 of the ")
+    weights.unlink()
+    (model / "m.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    [line] = refused()
+    assert line.startswith(f"gateway import: {model}/m.gguf is a GGUF file of llama.cpp")
 
 
 def test_a_gpus_engine_is_planned_before_the_weights_are_there(tmp_path: Path) -> None:
