@@ -90,6 +90,7 @@ def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
     yield _Condition("keys_on_disk", ERROR, _one("" if keys is None else keys.disk_problem))
     yield _Condition("connections", WARNING, _one(connections))
     current = service.configuration.current
+    yield _Condition("keys_latch", ERROR, _one(service.configuration.problem()))
     yield _Condition("no_keys", WARNING, _one(open_to_others(service.settings, current)))
 
 

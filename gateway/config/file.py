@@ -246,6 +246,8 @@ class ConfigurationFile:
         self._subscribers: list[Callable[[Configuration], None]] = []
         self._wake = asyncio.Event()
         self.on_reload: Callable[[bool], None] = lambda applied: None
+        self.problem: Callable[[], str] = lambda: ""
+        """What is wrong with what follows from the configuration in force."""
         self.current = Configuration() if path is None else load(path, check)[0]
         if path is None and check is not None and (found := check(self.current)) is not None:
             raise ConfigurationError(found[1])

@@ -250,6 +250,8 @@ class KeysLatch:
     def __init__(self, folder: Path | None) -> None:
         self._mark = None if folder is None else folder / "keys-are-on"
         self._on = False
+        self.problem = ""
+        """Why other workers cannot be told; empty where they can."""
 
     @property
     def on(self) -> bool:
@@ -263,7 +265,8 @@ class KeysLatch:
                 if self._mark is not None:
                     self._mark.touch()
             except OSError as error:
-                log.error("other workers cannot be told that keys are on: %s", error)
+                self.problem = f"other workers cannot be told that keys are on: {error}"
+                log.error("%s", self.problem)
 
 
 def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
@@ -330,6 +333,7 @@ def configuration_file(
 
     file = ConfigurationFile(settings.config, check)
     file.subscribe(latch.update)
+    file.problem = lambda: latch.problem
     return file
 
 
