@@ -74,7 +74,7 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
 
 def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
     redis = service.adapters.store.redis_failure
-    away = f"Redis cannot be used, {redis}: changes are this gateway's alone, adapters its disk's"
+    away = f"{redis}; changes are this gateway's alone, and adapters come from its disk"
     yield _Condition("redis", WARNING, _one(away if redis else ""))
     alone = "limits are not shared now: each gateway counts as when_redis_is_away says"
     yield _Condition("limits", WARNING, _one(alone if service.accounting.counts_alone else ""))
@@ -101,14 +101,8 @@ def _of_models(service: Service) -> Iterator[_Condition]:
         if selection is None or not replica.ready:
             continue
         served = selection.capabilities
-        foreign = ""
-        if (known := service.prompts.vocab_size) > served.vocab_size:
-            foreign = (
-                f"GATEWAY_TOKENIZER_DIR has {known} tokens, the engine {served.vocab_size}: is it "
-                "another model's? The engine fails on the ids that it does not know"
-            )
         guess = guessed(service.settings, served)
-        if told := "; ".join(filter(None, (selection.warning, guess, foreign))):
+        if told := "; ".join(filter(None, (selection.warning, guess))):
             warnings[replica.endpoint] = f"{replica.endpoint}: {told}"
         if served.engine_problem:
             files[replica.endpoint] = f"{replica.endpoint}: {served.engine_problem}"

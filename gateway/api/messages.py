@@ -203,8 +203,10 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        given = self.tool_calls, self.refusal, self.reasoning_content, self.reasoning
-        return "content" in self.model_fields_set or any(given)
+        # Clients that keep history write an empty list of calls, too.
+        if self.model_fields_set & {"content", "tool_calls"}:
+            return True
+        return any((self.refusal, self.reasoning_content, self.reasoning))
 
     def for_template(self, ids: TemplateIds) -> dict[str, Any]:
         """The dict that chat templates expect: text content, ids of the model's own form."""

@@ -29,7 +29,7 @@ class FollowedOverrides:
         self._copies = copies
         self._apply = apply
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="overrides")
-        self._away = False
+        self._failure = ""
         self.current: Overrides = {}
 
     async def __aenter__(self) -> FollowedOverrides:
@@ -56,7 +56,7 @@ class FollowedOverrides:
     @property
     def problem(self) -> str:
         """What keeps them from being current; empty where nothing does."""
-        return "overrides of replicas stay as they are: Redis does not answer" * self._away
+        return self._failure
 
     @property
     def disk_problem(self) -> str:
@@ -74,14 +74,14 @@ class FollowedOverrides:
         try:
             await self._run(self._copies.look)
         except OverridesUnavailable as error:
-            if not self._away:
-                why = describe(error.__cause__)
+            why = describe(error.__cause__)
+            if not self._failure:
                 log.warning("overrides of replicas stay as they are: Redis fails: %s", why)
-            self._away = True
+            self._failure = f"overrides of replicas stay as they are: Redis fails: {why}"
         else:
-            if self._away:
+            if self._failure:
                 log.info("overrides of replicas are kept current again")
-            self._away = False
+            self._failure = ""
 
     async def _run(self, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()

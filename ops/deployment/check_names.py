@@ -59,9 +59,8 @@ def _unread_by_release(model: Model, places: Places, release: str | None) -> Ite
             raise
         return
     read = frozenset().union(*(core_inputs(one) for one in sets))
-    for name in _declared(model):
-        if name not in read:
-            (other,) = (other for other in other_names(name) if other in read)
+    for name in (name for name in _declared(model) if name not in read):
+        if other := next((other for other in other_names(name) if other in read), None):
             yield _unread(model, name, f"{said}, whose backend reads {other}", other)
     if len(sets) > 1:
         yield Finding(

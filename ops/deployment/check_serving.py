@@ -240,10 +240,11 @@ def _ranks(core: Model, engine: EngineConfig, folder: Path) -> Iterator[Finding]
 
 
 def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
+    # model.yaml says what llmapi's model loads; its parameter tells clients alone.
     named = {
         model.name: model.parameter("tokenizer_dir")
         for model in repository.models.values()
-        if model.parameter("tokenizer_dir")
+        if model.parameter("tokenizer_dir") and not model.is_llmapi
     }
     first = next((name for name in (PREPROCESSING, *named) if name in named), "")
     for model, folder in named.items():

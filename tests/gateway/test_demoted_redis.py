@@ -15,6 +15,7 @@ from tests.support.limit_requests import until
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.moved_redis import KINDS, binaries, one_address, why_missing
+from tests.support.patience import PATIENCE_S
 
 ADMIN_KEY = "an-admin-key-of-enough-characters"
 REPLICA = "Redis cannot be used: it is a replica, not the primary"
@@ -65,6 +66,9 @@ def test_a_demotion_is_told_and_what_is_added_meanwhile_is_shared_later(
         assert add("before")["shared"] is True
         assert client.post("/v1/completions", json=body()).status_code == 200
         first, second = redis.servers
+        with first.client() as writer:
+            writer.set("all before", "is in the other")
+            assert writer.wait(1, int(1000 * PATIENCE_S)) == 1
         first.client().execute_command("REPLICAOF", LOCALHOST, second.port)
         # Nobody asks for anything meanwhile, so it is the gateway that looks.
         until(lambda: value("gateway_limits_shared") == 0)

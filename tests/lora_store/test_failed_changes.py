@@ -126,9 +126,28 @@ class RedisSteps(Steps):
 
     def __init__(self, store: TieredStore, *, done: bool, only: str = "") -> None:
         super().__init__()
-        assert store._redis is not None
-        client = store._redis._client
-        execute = client.execute_command
+        tier = store._redis
+        assert tier is not None
+        use = tier._use
+
+        @contextlib.contextmanager
+        def failing() -> Iterator[Any]:
+            with use() as client:
+                self._wrap(client, done=done, only=only)
+                yield client
+
+        tier._use = failing  # type: ignore[method-assign]
+
+    def _wrap(self, client: Any, *, done: bool, only: str) -> None:
+        """Have the commands of a client fail, and of those that it makes for one connection."""
+        if "execute_command" in vars(client):
+            return
+        execute, make = client.execute_command, client.client
+
+        def bound() -> Any:
+            made = make()
+            self._wrap(made, done=done, only=only)
+            return made
 
         def command(*arguments: Any, **options: Any) -> Any:
             fails = only in ("", arguments[0]) and self.fails()
@@ -139,7 +158,7 @@ class RedisSteps(Steps):
                 raise redis.ConnectionError("lost after")
             return result
 
-        client.execute_command = command
+        client.execute_command, client.client = command, bound
 
 
 @pytest.fixture(autouse=True)

@@ -95,8 +95,8 @@ def test_npm_does_not_answer_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_command_is_killed_at_its_limit_with_its_children() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as ended:
         run_client(["sh", "-c", "sleep 1000 & echo $!; sleep 1000"], 0.5)
-    child = psutil.Process(int(ended.value.stdout))
     with contextlib.suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(ended.value.stdout))
         assert child.status() == psutil.STATUS_ZOMBIE or child.wait(PATIENCE_S) is None
 
 

@@ -66,7 +66,8 @@ def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
 
 def _check_form(tool: Tool, number: int) -> None:
     """Raise InvalidRequest for a tool that would be left out although the client runs it."""
-    if tool.type == "function" or tool.function is not None:
+    is_openai = tool.type == "function" and tool.input_schema is None
+    if is_openai or tool.function is not None:
         where = f"tools.{number}"
         raise InvalidRequest(
             f"{where}: found OpenAI's form of a tool; send name, description and input_schema in "

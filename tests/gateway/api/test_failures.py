@@ -51,6 +51,7 @@ _INTERNAL = {
     "gateway.parsers.tools.parser.NotACall",
     "gateway.triton.http2.frames.ConnectionFault",
     "gateway.triton.pbtxt.PbtxtError",
+    "gateway.triton.tokenizer.question.QuestionFailed",
     "lora_store.codec.CorruptBlob",
     "lora_store.primary.RedisUnavailable",
 }
