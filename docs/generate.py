@@ -157,7 +157,9 @@ def _tensor_names() -> str:
 
 def prometheus_rule() -> str:
     """Return the manifest of the alerts for the Prometheus operator."""
-    return _RULE_HEAD + textwrap.indent(ALERTS.read_text(encoding="utf-8"), "  ")
+    text = ALERTS.read_text(encoding="utf-8")
+    # Its first lines say how to change it.
+    return _RULE_HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
 
 
 def _alerts() -> str:
