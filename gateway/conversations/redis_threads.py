@@ -29,6 +29,7 @@ class RedisThreads:
     def __init__(self, shared: SharedConversations, stats: Stats) -> None:
         self.known = Known()
         self.up = False
+        self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
         self._fails = False
