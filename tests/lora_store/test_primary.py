@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from lora_store import redis_url
+from lora_store import redis_role, redis_url
 from lora_store.primary import Primary, RedisUnavailable, code_of, is_unavailable, writing
 from lora_store.redis_role import agreeing_sentinels, role_of
 from tests.support.limit_requests import PATIENT_S
@@ -293,10 +293,27 @@ def test_the_newest_configuration_of_sentinels_counts_in_any_order() -> None:
             _chosen(*nobody)
 
 
-def test_a_silent_sentinel_is_asked_last_from_then_on() -> None:
-    silent, *others = [_Sentinel(None), _Sentinel(NEW), _Sentinel(NEW)]
+def test_nobody_waits_again_for_silent_sentinels_while_another_one_answers() -> None:
+    silent = [_Sentinel(None), _Sentinel(None)]
+    old, new = _Sentinel(OLD), _Sentinel(NEW)
     sentinels = agreeing_sentinels()([])
-    sentinels.sentinels = [silent, *others]
+    sentinels.sentinels = [*silent, old]
     for _ in range(5):
-        assert sentinels.discover_master("s")[0] == "new"
-    assert silent.asked == 1
+        assert sentinels.discover_master("s")[0] == "old"
+    assert [each.asked for each in silent] == [1, 1]
+    sentinels.sentinels.append(new)
+    assert sentinels.discover_master("s")[0] == "new", "the newest of those that answer"
+    # The others are asked where nobody else knows of a master that is up.
+    old.said = new.said = (2, "new", True)
+    silent[0].said = (3, "newest", False)
+    assert sentinels.discover_master("s")[0] == "newest"
+    assert [each.asked for each in silent] == [2, 1]
+
+
+def test_a_sentinel_that_was_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_role, "_SILENT_S", 0.0)
+    sentinels = agreeing_sentinels()([])
+    sentinels.sentinels = [silent, _] = [_Sentinel(None), _Sentinel(OLD)]
+    assert sentinels.discover_master("s")[0] == "old"
+    silent.said = NEW
+    assert sentinels.discover_master("s")[0] == "new"
