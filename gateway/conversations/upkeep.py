@@ -239,7 +239,7 @@ class Upkeep:
         while batch := await self._disk.run(partial(_next, epoch=epoch, before=before)):
             began = time.monotonic()
             before = batch[-1].key
-            newer = await redis.run(partial(_put, batch=batch))
+            newer = await redis.run(partial(_put, batch=batch), "put")
             await self._disk.run(partial(_brought, batch=batch, newer=newer, epoch=epoch))
             if began - told >= LOOK_S:
                 told = began
@@ -250,7 +250,7 @@ class Upkeep:
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
         epoch = redis.epoch
-        while gone := await redis.run(SharedConversations.deleted):
+        while gone := await redis.run(SharedConversations.deleted, "deleted"):
             await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
 
     def _holds_lock(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from lora_store import redis_role, redis_url
-from lora_store.primary import Primary, RedisUnavailable, code_of, is_unavailable, writing
+from lora_store.primary import Primary, RedisUnavailable, code_of, describe, is_unavailable, writing
 from lora_store.redis_role import agreeing_sentinels, role_of
 from tests.support.limit_requests import PATIENT_S
 from tests.support.moved_redis import (
@@ -213,6 +213,11 @@ def test_who_may_not_ask_for_the_role_goes_by_what_is_refused(
         ("MASTERDOWN Link with MASTER is down", "MASTERDOWN"),
         ("NOREPLICAS Not enough good replicas to write.", "NOREPLICAS"),
         ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
+        (
+            "Command # 2 (XADD key t caused error: \\n) of pipeline caused error: "
+            "NOREPLICAS Not enough good replicas to write.",
+            "NOREPLICAS",
+        ),
     ],
 )
 def test_errors_that_mean_unavailable(text: str, code: str) -> None:
@@ -235,6 +240,18 @@ def test_errors_that_mean_unavailable(text: str, code: str) -> None:
 )
 def test_errors_of_one_command_alone(text: str) -> None:
     assert not is_unavailable(redis._parsers.base.BaseParser.parse_error(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", "no memory left"),
+        ("ERR Error running script (call to f_0ab): @user_script:7: -OOM no", "no memory left"),
+        ("MISCONF Redis is configured to save RDB snapshots, but it cannot", "cannot save"),
+    ],
+)
+def test_refused_writes_in_words(text: str, why: str) -> None:
+    assert why in describe(redis._parsers.base.BaseParser.parse_error(text))
 
 
 @pytest.mark.parametrize(
