@@ -30,6 +30,10 @@ _UNAVAILABLE = {
     "CLUSTERDOWN": "its cluster is down",
     NO_REPLICAS: "it has fewer replicas than min-replicas-to-write",
 }
+_REFUSED = {
+    "OOM": "it has no memory left (maxmemory) and takes no writes",
+    "MISCONF": "it cannot save its data to its disk and takes no writes",
+}
 # redis-py takes the code out of the text of these.
 _CODE_BY_CLASS = {
     "ReadOnlyError": "READONLY",
@@ -38,10 +42,13 @@ _CODE_BY_CLASS = {
     "ClusterDownError": "CLUSTERDOWN",
     "OutOfMemoryError": "OOM",
 }
-# A Redis before 7 puts words of its own before the error of a command in a script.
+# redis-py puts words before the error of a command in a pipeline, and a Redis before 7 before that
+# of a command in a script.
 _CODE = re.compile(
+    r"(?:Command # \d+ \(.*\) of pipeline caused error: )?"
     r"(?:Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?)?"
-    r"-?([A-Z]+) "
+    r"-?([A-Z]+) ",
+    re.DOTALL,
 )
 
 
@@ -73,7 +80,8 @@ def describe(error: BaseException | None) -> str:
 def _why(error: BaseException) -> str | None:
     if isinstance(error, RedisUnavailable):
         return str(error)
-    if (why := _UNAVAILABLE.get(code_of(error))) is not None:
+    code = code_of(error)
+    if (why := _UNAVAILABLE.get(code) or _REFUSED.get(code)) is not None:
         return why
     known = errors()
     words = {

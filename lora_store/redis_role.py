@@ -20,6 +20,8 @@ from weakref import WeakSet
 log = logging.getLogger(__name__)
 
 ROLE_CHECK_S = 2.0
+_SILENT_S = 30.0
+"""Seconds for which a sentinel that did not answer is not asked, if another one answers."""
 _ROLES = {
     "slave": "replica",
     "replica": "replica",
@@ -123,25 +125,33 @@ def agreeing_sentinels() -> Any:
     class AgreeingSentinels(redis.Sentinel):  # type: ignore[misc, name-defined]
         sentinels: list[Any]
 
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            # By sentinel, when one that was silent is asked again. All threads use it.
+            self.silent_until: dict[Any, float] = {}
+
         def discover_master(self, service_name: str) -> tuple[str, int]:
             """Ask until a majority agrees. Raise MasterNotFoundError if the master is not known."""
             known = list(self.sentinels)
-            silent: list[Any] = []
+            silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
-            for sentinel in known:
+            # Those that answered come first, and the others that have been silent for longest.
+            for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
+                # Each role check of each connection comes here: it must not wait for the silent.
+                is_known = any(is_up for _, is_up, _ in found)
+                if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
+                    continue
                 try:
                     state = sentinel.sentinel_masters().get(service_name)
                 except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError):
-                    silent.append(sentinel)
+                    silent_until[sentinel] = time.monotonic() + _SILENT_S
                     continue
+                silent_until.pop(sentinel, None)
                 if state:
                     is_up = self.check_master_state(state, service_name)
                     found.append((state["config-epoch"], is_up, (state["ip"], state["port"])))
                     if is_up and 2 * found.count(found[-1]) > len(known):
                         break
-            if silent:
-                # Next time those that answer come first, so that nobody waits for these again.
-                self.sentinels = [each for each in known if each not in silent] + silent
             if not found or not max(found)[1]:
                 # The text of redis-py may hold the sentinels' passwords.
                 raise redis.sentinel.MasterNotFoundError("no sentinel names a master that is up")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ from gateway.conversations.record import (
 from gateway.errors import ConversationTooLarge
 from lora_store import redis_url
 from lora_store.connect import errors
-from lora_store.primary import Primary
+from lora_store.primary import Primary, writing
+from lora_store.redis_role import ROLE_CHECK_S
 from lora_store.refusals import Refusals
 
 _SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
@@ -156,6 +158,8 @@ class SharedConversations:
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; `timeout_s` bounds each call."""
         self._primary = Primary(redis_url.parse(url), timeout_s)
+        self.stale_s = ROLE_CHECK_S + timeout_s
+        """Seconds for which another process may still write to a server that was replaced."""
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
         self._refusals = Refusals(on_refused)
@@ -265,7 +269,9 @@ class SharedConversations:
         try:
             with self._primary.use() as client:
                 told = (operation, *self._times, *arguments)
-                answer: list[Any] = client.eval(_SCRIPT, 1, key, *told)
+                asking = writing(client) if operation == "put" else nullcontext(client)
+                with asking as bound:
+                    answer: list[Any] = bound.eval(_SCRIPT, 1, key, *told)
         except errors().ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise

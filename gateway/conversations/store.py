@@ -207,7 +207,7 @@ class Conversations:
         epoch = redis.epoch  # as before: if Redis is emptied now, they are brought again
         try:
             for _ in range(_STEPS):
-                put = await redis.run(lambda shared: shared.put(tenant, records, epoch))
+                put = await redis.run(lambda shared: shared.put(tenant, records, epoch), "put")
                 self.stats.evicted += put.evicted
                 if put.done:
                     return epoch, put.taken
@@ -281,7 +281,7 @@ class Conversations:
         alone = [each for each in found if not each.group]
         with contextlib.suppress(RedisAway, ConversationTooLarge):
             if alone:
-                await redis.run(lambda shared: shared.put(tenant, alone))
+                await redis.run(lambda shared: shared.put(tenant, alone), "put")
         return copies | {each.id: Copy(each, 0) for each in found}, answered
 
     async def _members_once(

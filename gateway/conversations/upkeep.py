@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import socket
 import time
@@ -72,6 +73,10 @@ class Upkeep:
         self._gateway = f"{EPHEMERAL}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
         self._since = -1
+        # Other workers may notice later that Redis was replaced, and write to the old one until
+        # then. This worker would take that for shared, so all is brought again after `_stale_s`.
+        self._stale_s = 0.0 if redis is None else redis.stale_s
+        self._again_at = math.inf
         self._remembered = Known()
 
     def close(self) -> None:
@@ -104,6 +109,7 @@ class Upkeep:
         `follow` has ended, and nothing is put any more.
         """
         self._lock.let_go()  # for the one that is last
+        self._stale_s, self._again_at = 0.0, min(self._again_at, time.monotonic())
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
                 async with asyncio.timeout(GOODBYE_S):
@@ -188,17 +194,27 @@ class Upkeep:
             self._since = last.since
             self._keys.append(last.key)
         look = await redis.look(self._gateway)
-        if self._since != look.known.since:
-            after = self._keys[0]
-            await self._disk.run(lambda disk: disk.unshare(after))
-        self._since = look.known.since
+        await self._unshare(look.known.since)
         epoch = look.known.epoch
         unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
-        says = "open" if unshared else "whole"
+        says = "open" if unshared or self._again_at < math.inf else "whole"
         # What another worker has refused since then, this does not take back.
         look = await redis.look(self._gateway, says, (epoch, look.dirty))
         await self._remember(redis.known._replace(since=self._since))
         return unshared
+
+    async def _unshare(self, since: int) -> None:
+        """Bring what Redis may have lost: when it has another `since`, and once more later."""
+        is_news, now = since != self._since, time.monotonic()
+        if is_news and self._since > 0:  # else this disk has seen no Redis before
+            self._again_at = now + self._stale_s
+        is_due = now >= self._again_at
+        if is_news or is_due:
+            after = self._keys[0]
+            await self._disk.run(lambda disk: disk.unshare(after))
+        if is_due:
+            self._again_at = math.inf
+        self._since = since
 
     async def _remember(self, known: Known) -> None:
         last = self._remembered
@@ -223,7 +239,7 @@ class Upkeep:
         while batch := await self._disk.run(partial(_next, epoch=epoch, before=before)):
             began = time.monotonic()
             before = batch[-1].key
-            newer = await redis.run(partial(_put, batch=batch))
+            newer = await redis.run(partial(_put, batch=batch), "put")
             await self._disk.run(partial(_brought, batch=batch, newer=newer, epoch=epoch))
             if began - told >= LOOK_S:
                 told = began
@@ -234,7 +250,7 @@ class Upkeep:
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
         epoch = redis.epoch
-        while gone := await redis.run(SharedConversations.deleted):
+        while gone := await redis.run(SharedConversations.deleted, "deleted"):
             await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
 
     def _holds_lock(self) -> bool:

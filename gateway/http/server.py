@@ -81,6 +81,7 @@ class Server(uvicorn.Server):
         self._tls = watched_context(settings)
         self._serves_with = None if self._tls is None else self._tls.value
         self._listeners: list[socket.socket] = []
+        self._renewal_fails = False
         self._make_protocol = _protocol(application, settings, self._connections)
         super().__init__(_config(application, settings, self._make_protocol))
         self.application = application
@@ -104,6 +105,9 @@ class Server(uvicorn.Server):
             self.config.ssl = self._serves_with
             # Servers close what they listen on, and later ones must listen on the same.
             self._listeners = [listener.dup() for listener in sockets or ()]
+            for listener in self._listeners:
+                # All that are duplicated share this: else an accept would block the event loop.
+                listener.setblocking(False)
         await super().startup(sockets)
         for listener in sockets or ():
             # uvicorn tells only of sockets that it has made itself.
@@ -140,20 +144,42 @@ class Server(uvicorn.Server):
     async def _renew(self, context: ssl.SSLContext) -> None:
         """Take new connections with another context. Those that are there go on as they are.
 
-        Sessions are resumed within a context alone, so none of before is.
+        Sessions are resumed within a context alone, so none of before is. Without descriptors, say,
+        all stays as it is until the next tick.
         """
-        loop = asyncio.get_running_loop()
-        before = self.servers[: len(self._listeners)]
-        for index, listener in enumerate(self._listeners):
-            self.servers[index] = await loop.create_server(
-                self._client_protocol,
-                sock=listener.dup(),
-                ssl=context,
-                backlog=self.config.backlog,
-            )
-        self._serves_with = context
+        renewed: list[asyncio.Server] = []
+        try:
+            for listener in self._listeners:
+                server = await self._listen(listener, context)
+                renewed.append(server)
+        except OSError as error:
+            for server in renewed:
+                server.close()
+            if not self._renewal_fails:
+                log.error(
+                    "new connections still get the certificate from before, because the server "
+                    "cannot listen with the renewed one: %s; it tries again ten times a second",
+                    error,
+                )
+            self._renewal_fails = True
+            return
+        if self._renewal_fails:
+            log.info("new connections get the renewed certificate")
+        self._renewal_fails, self._serves_with = False, context
+        before = self.servers[: len(renewed)]
+        self.servers[: len(renewed)] = renewed
         for server in before:
             server.close()
+
+    async def _listen(self, listener: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
+        own = listener.dup()
+        try:
+            return await asyncio.get_running_loop().create_server(
+                self._client_protocol, sock=own, ssl=context, backlog=self.config.backlog
+            )
+        except BaseException:
+            own.close()
+            raise
 
     def _client_protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self._make_protocol(

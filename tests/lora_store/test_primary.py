@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from lora_store import redis_url
-from lora_store.primary import Primary, RedisUnavailable, code_of, is_unavailable, writing
+from lora_store import redis_role, redis_url
+from lora_store.primary import Primary, RedisUnavailable, code_of, describe, is_unavailable, writing
 from lora_store.redis_role import agreeing_sentinels, role_of
 from tests.support.limit_requests import PATIENT_S
 from tests.support.moved_redis import (
@@ -213,6 +213,11 @@ def test_who_may_not_ask_for_the_role_goes_by_what_is_refused(
         ("MASTERDOWN Link with MASTER is down", "MASTERDOWN"),
         ("NOREPLICAS Not enough good replicas to write.", "NOREPLICAS"),
         ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN"),
+        (
+            "Command # 2 (XADD key t caused error: \\n) of pipeline caused error: "
+            "NOREPLICAS Not enough good replicas to write.",
+            "NOREPLICAS",
+        ),
     ],
 )
 def test_errors_that_mean_unavailable(text: str, code: str) -> None:
@@ -235,6 +240,18 @@ def test_errors_that_mean_unavailable(text: str, code: str) -> None:
 )
 def test_errors_of_one_command_alone(text: str) -> None:
     assert not is_unavailable(redis._parsers.base.BaseParser.parse_error(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", "no memory left"),
+        ("ERR Error running script (call to f_0ab): @user_script:7: -OOM no", "no memory left"),
+        ("MISCONF Redis is configured to save RDB snapshots, but it cannot", "cannot save"),
+    ],
+)
+def test_refused_writes_in_words(text: str, why: str) -> None:
+    assert why in describe(redis._parsers.base.BaseParser.parse_error(text))
 
 
 @pytest.mark.parametrize(
@@ -293,10 +310,27 @@ def test_the_newest_configuration_of_sentinels_counts_in_any_order() -> None:
             _chosen(*nobody)
 
 
-def test_a_silent_sentinel_is_asked_last_from_then_on() -> None:
-    silent, *others = [_Sentinel(None), _Sentinel(NEW), _Sentinel(NEW)]
+def test_nobody_waits_again_for_silent_sentinels_while_another_one_answers() -> None:
+    silent = [_Sentinel(None), _Sentinel(None)]
+    old, new = _Sentinel(OLD), _Sentinel(NEW)
     sentinels = agreeing_sentinels()([])
-    sentinels.sentinels = [silent, *others]
+    sentinels.sentinels = [*silent, old]
     for _ in range(5):
-        assert sentinels.discover_master("s")[0] == "new"
-    assert silent.asked == 1
+        assert sentinels.discover_master("s")[0] == "old"
+    assert [each.asked for each in silent] == [1, 1]
+    sentinels.sentinels.append(new)
+    assert sentinels.discover_master("s")[0] == "new", "the newest of those that answer"
+    # The others are asked where nobody else knows of a master that is up.
+    old.said = new.said = (2, "new", True)
+    silent[0].said = (3, "newest", False)
+    assert sentinels.discover_master("s")[0] == "newest"
+    assert [each.asked for each in silent] == [2, 1]
+
+
+def test_a_sentinel_that_was_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_role, "_SILENT_S", 0.0)
+    sentinels = agreeing_sentinels()([])
+    sentinels.sentinels = [silent, _] = [_Sentinel(None), _Sentinel(OLD)]
+    assert sentinels.discover_master("s")[0] == "old"
+    silent.said = NEW
+    assert sentinels.discover_master("s")[0] == "new"

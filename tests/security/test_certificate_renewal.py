@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -22,6 +22,8 @@ from tritonclient.grpc import service_pb2 as pb
 from adapters.errors import SourceUnavailable
 from certificates.contexts import CertificateError, ClientFiles, client_context, server_context
 from certificates.watched import Watched, look_at_all
+from gateway.config.settings import Settings
+from gateway.http.server import Server, bind
 from gateway.observability.tracing import Tracer
 from gateway.sources.remote import opened
 from gateway.sources.source import parse
@@ -141,6 +143,66 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
     # Nothing holds the port any more.
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S)
+
+
+class _Application:
+    """As little of one as a server needs."""
+
+    failed = False
+
+    async def asgi(self, scope: object, receive: object, send: object) -> None:
+        """Nobody asks."""
+
+    def answer(self, *_: object) -> None:
+        """Nobody asks."""
+
+    def watch(self, connections: object) -> None:
+        """Of no interest here."""
+
+    def listening(self, admin_port: int) -> None:
+        """Of no interest here."""
+
+    def drain(self) -> bool:
+        return False
+
+
+async def test_a_renewal_that_cannot_listen_changes_nothing_and_is_tried_again(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = _pair(authority, "first"), _pair(authority, "second")
+    secret = Secret(tmp_path / "secret", **first)
+    settings = Settings(
+        port=0, admin_port=0, tls_cert=secret["crt"], tls_key=secret["key"], tokenizer_dir=tmp_path
+    )
+    server = Server(cast("Any", _Application()), settings)
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    sockets = bind(settings)
+    await server.startup(sockets)
+    ports = [each.getsockname()[1] for each in sockets]
+    trust = trust_of(authority)
+
+    async def shown() -> list[bytes]:
+        return [await asyncio.to_thread(_served, port, trust) for port in ports]
+
+    try:
+        assert await shown() == [_der(first["crt"])] * 2
+        secret.renew(**second)
+        assert server._tls is not None
+        server._tls.look()
+        # As without descriptors for the second one.
+        whole = server._listeners[1].dup()
+        server._listeners[1].close()
+        for _ in range(3):
+            assert not await server.on_tick(1)
+            assert await shown() == [_der(first["crt"])] * 2
+        assert caplog.text.count("cannot listen with the renewed one") == 1
+        server._listeners[1] = whole
+        assert not await server.on_tick(1)
+        assert await shown() == [_der(second["crt"])] * 2
+    finally:
+        server.force_exit = True
+        await server.shutdown(sockets)
 
 
 def _wait_until_all_show(port: int, trust: ssl.SSLContext, expected: bytes) -> None:

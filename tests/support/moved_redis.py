@@ -74,6 +74,10 @@ class Forwarder:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End the connections that there are."""
         for each in list(self._open):
             _end(each)
 

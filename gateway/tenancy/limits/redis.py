@@ -45,6 +45,9 @@ _SAY_LATE_EVERY_S = 60.0
 # Beside what makes a server unavailable: codes that say nothing of the key.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
+# Of no tenant: theirs do not begin with a dot.
+_PROBE = ".probe"
+
 _Answer = asyncio.Future["Decision | None"]
 
 
@@ -70,7 +73,8 @@ class SharedLimits:
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
 
-        `on_up` is told, from a thread, whether Redis answers. `timeout_s` bounds each read.
+        `on_up` is told, from any thread, whether Redis answers in time. `timeout_s` bounds each
+        read.
         `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
         `on_budget` is told, from a thread, of a budget whenever something was counted of it.
         """
@@ -89,6 +93,7 @@ class SharedLimits:
         self._lock = threading.Lock()
         self._up = False
         self._why = ""
+        self._is_late = False
         self._say_late_at = 0.0
         self._closing = threading.Event()
         self._own: defaultdict[str, Own] = defaultdict(Own)
@@ -122,13 +127,14 @@ class SharedLimits:
 
     @property
     def up(self) -> bool:
-        return self._up
+        """Whether Redis counts: a request is not made to wait for one that is late already."""
+        return self._up and not self._is_late
 
     async def take(self, request: LimitRequest) -> Decision | None:
         """Counts the request if no limit is in its way; None when Redis does not in time."""
         answer: _Answer = self._loop.create_future()
         with self._lock:
-            if not self._up:
+            if not self.up:
                 return None
             self._inbox.put(_Pending(request, answer))
         try:
@@ -140,8 +146,17 @@ class SharedLimits:
             raise
         if not answer.cancel():
             return answer.result()
+        self._set_late(True)
         self._say_late()
         return None
+
+    def _set_late(self, is_late: bool) -> None:
+        """Take note that a request was not answered in time, or that answers come again."""
+        if is_late != self._is_late:
+            with self._lock:
+                was_up, self._is_late = self.up, is_late
+                if self.up != was_up:
+                    self._on_up(self.up)
 
     def _say_late(self) -> None:
         now = self._loop.time()
@@ -205,8 +220,10 @@ class SharedLimits:
     def _connect(self) -> bool:
         """Whether Redis can be used from now on."""
         try:
-            with self._primary.use() as client:
-                self._sha = client.script_load(script.SCRIPT)
+            with self._primary.use() as self._client:
+                self._sha = self._client.script_load(script.SCRIPT)
+                # Without replicas or memory, say, it takes scripts and lets them write nothing.
+                self._call([script.renew(_PROBE, Own(places=1))])
         except failures() as error:
             self._why = describe(error)
             return False
@@ -214,7 +231,7 @@ class SharedLimits:
         self._renewed = 0.0
         with self._lock:
             self._up = True
-        self._on_up(True)
+            self._on_up(True)
         return True
 
     def _next_batch(self) -> tuple[list[_Item], bool]:
@@ -358,7 +375,7 @@ class SharedLimits:
         with self._lock:
             self._up = False
             waiting = self._waiting()
-        self._on_up(False)
+            self._on_up(False)
         self._keep(waiting)
         asked = [item for item in [*batch, *waiting] if isinstance(item, _Pending)]
         self._tell([(item.answer, None, item.request) for item in asked])
@@ -390,6 +407,7 @@ class SharedLimits:
     # On the event loop:
 
     def _deliver(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
+        self._set_late(False)
         for answer, decision, request in decided:
             if not answer.done():
                 answer.set_result(decision)

@@ -16,6 +16,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.conversations import redis_threads as redis_threads_module
 from gateway.conversations import store as store_module
 from gateway.conversations import upkeep as upkeep_module
 from gateway.conversations.disk import FILE, ConversationDisk
@@ -509,3 +510,52 @@ def _all_brought(at_redis: redis.Redis) -> bool:
     epoch = at_redis.get(_EPOCH)
     rows = at_redis.hvals(GATEWAYS)
     return epoch is not None and rows != [] and all(row.startswith(epoch) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("setting", "refusing", "why"),
+    [("maxmemory", "1", "no memory left"), ("min-replicas-to-write", "1", "fewer replicas")],
+)
+async def test_a_redis_that_takes_no_writes_is_told_of_once_though_it_is_read(
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    setting: str,
+    refusing: str,
+    why: str,
+) -> None:
+    caplog.set_level("INFO", "gateway.conversations")
+
+    def said(text: str) -> int:
+        return sum(text in message for message in caplog.messages)
+
+    async with following(tmp_path / "1", redis_server.url) as one:
+        await one.put("t", [Record("resp_0", b"x", FINAL)])
+        at_redis.config_set(setting, refusing)
+        for number in range(1, 30):
+            await one.put("t", [Record(f"resp_{number}", b"x", FINAL)])
+            assert await one.get("t", ["resp_0"]) == [Record("resp_0", b"x", FINAL)]
+            assert why in one.problems[1]
+        assert (said("not shared now"), said("shared again")) == (1, 0)
+        at_redis.config_set(setting, "0")
+        await until(lambda: not one.problems[1])
+        assert at_redis.exists("conversations:{.t}:r:resp_29")
+    assert (said("not shared now"), said("shared again")) == (1, 1)
+
+
+async def test_a_growing_write_that_was_refused_is_no_trouble_for_ever(
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No disk has it, so nobody writes it again."""
+    monkeypatch.setattr(redis_threads_module, "_QUIET_S", 0.5)
+    async with following(tmp_path / "1", redis_server.url) as one:
+        at_redis.config_set("maxmemory", "1")
+        with pytest.raises(ConversationsUnavailable):
+            await one.put("t", [Record("conv_1", b"head")])
+        assert one.problems[1]
+        at_redis.config_set("maxmemory", "0")
+        await until(lambda: not one.problems[1])

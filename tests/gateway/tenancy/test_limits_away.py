@@ -13,7 +13,7 @@ from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
-from tests.support.limit_requests import limit_request, until
+from tests.support.limit_requests import PATIENT_S, limit_request, until
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer
@@ -68,6 +68,28 @@ async def test_an_answer_that_trickles_is_not_waited_for(
                 while (decision := await limits.take(ask)) is None or decision.refused is not None:
                     await asyncio.sleep(0.05)
         await asyncio.gather(*[task for task in serving if task is not None])
+
+
+async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
+    redis_server: RedisServer,
+) -> None:
+    """It is not known to be away: its connection has a longer timeout than a request's patience."""
+    ups: list[bool] = []
+    ask = limit_request("t", requests=100)
+    async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:
+        assert await limits.take(ask) is not None
+        limits._patience_s = 0.01
+        redis_server.signal(signal.SIGSTOP)
+        assert await limits.take(ask) is None
+        assert (ups, limits.up) == ([True, False], False)
+        limits._patience_s = PATIENT_S
+        assert await limits.take(ask) is None, "it is waited for again"
+        redis_server.signal(signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while not limits.up:
+                await asyncio.sleep(0.02)
+        assert ups == [True, False, True]
+        assert await limits.take(ask) is not None
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])

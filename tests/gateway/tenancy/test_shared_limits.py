@@ -127,6 +127,38 @@ async def test_a_redis_without_room_is_away_and_no_key_is_blamed(
     assert blamed == []
 
 
+@pytest.mark.parametrize(
+    ("setting", "refusing"), [("min-replicas-to-write", "1"), ("maxmemory", "1")]
+)
+async def test_a_redis_that_takes_no_writes_stays_away_until_it_does(
+    redis_server: RedisServer, at_redis: Redis, setting: str, refusing: str
+) -> None:
+    ups: list[bool] = []
+
+    def probes() -> int:
+        stats = at_redis.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in _LOADS)
+
+    async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:
+        at_redis.config_set(setting, refusing)
+        assert await limits.take(limit_request("t", requests=5)) is None
+        before = probes()
+        async with asyncio.timeout(60):
+            while probes() < before + 2:
+                assert await limits.take(limit_request("t", requests=5)) is None
+                await asyncio.sleep(0.02)
+        assert ups == [True, False]
+        at_redis.config_set(setting, "0")
+        async with asyncio.timeout(60):
+            while not limits.up:
+                await asyncio.sleep(0.02)
+        assert await limits.take(limit_request("t", requests=5)) is not None
+    assert ups == [True, False, True]
+
+
+_LOADS = ("script", "script|load")
+
+
 WILD: dict[str, str | bytes] = {
     "r:99999999999": "1",  # the script would walk to that second
     "t:99999999999999999999": "1",
