@@ -2,7 +2,7 @@
 
 Such a library reads its files with each connection, and knows no context that somebody else made.
 So it is given files in memory. What is in those changes once new files have been found good, and
-until then connections are made with the old ones.
+until then connections are made with the old ones. A certificate and its key are in one of them.
 """
 
 from __future__ import annotations
@@ -57,19 +57,21 @@ def keep_files(name: str, files: ClientFiles, password: str | None = None) -> Cl
     """
     with _lock:
         if (files, password) not in _kept:
-            memory = [None if path is None else _MemoryFile() for path in files]
-            watched = Watched(name, files.given, partial(_copy, files, password, memory))
-            paths = ClientFiles(*(None if file is None else file.path for file in memory))
+            # Apart, a connection that is made between two exchanges would get another's key.
+            ca, pair = _MemoryFile(), _MemoryFile()
+            watched = Watched(name, files.given, partial(_copy, files, password, ca, pair))
+            memory = (ca.path, pair.path, pair.path)
+            paths = ClientFiles(*(path and kept for path, kept in zip(files, memory, strict=True)))
             _kept[files, password] = _Kept(paths, watched)
         return _kept[files, password].paths
 
 
-def _copy(files: ClientFiles, password: str | None, memory: list[_MemoryFile | None]) -> None:
+def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
     """Raises OSError for files that cannot be used, and where they change meanwhile."""
     content = files.read()
     client_context(files, password)
     if files.read() != content:
         raise CertificateError(f"{', '.join(map(str, files.given))}: written to at this moment")
-    for file, part in zip(memory, content, strict=True):
-        if file is not None and part is not None:
-            file.write(part)
+    of_ca, *of_pair = content
+    ca.write(of_ca or b"")
+    pair.write(b"\n".join(filter(None, of_pair)))

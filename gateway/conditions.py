@@ -48,7 +48,8 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
         try:
             look(service, connections(), thoroughly=number % _SELDOM == 0)
         except Exception as error:  # whatever is wrong with one of them, this must go on looking
-            text = f"some troubles cannot be found: {error!r}"
+            # Its words may be of clients or of secrets; the log has the traceback.
+            text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
         else:
             troubles.clear("conditions")

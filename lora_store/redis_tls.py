@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -25,7 +26,9 @@ def with_kept_files(url: str) -> str:
         return url
     named = [Path(options[name]) if options.get(name) else None for name in _OPTIONS]
     try:
-        kept = keep_files(_NAME, ClientFiles(*named), options.get(_PASSWORD))
+        # Releases of redis-py decode it once or twice.
+        password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
+        kept = keep_files(_NAME, ClientFiles(*named), password)
     except OSError:
         return url
     paths = {name: str(path) for name, path in zip(_OPTIONS, kept, strict=True) if path}

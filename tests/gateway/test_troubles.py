@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from gateway.conditions import following_conditions
 from gateway.tenancy.unknown_models import LATELY_S, MAX_NAME_CHARS, UnknownModels
 from gateway.troubles import MAX_CHARS, MOST_OF_KIND, Troubles
+
+if TYPE_CHECKING:
+    from gateway.service import Service
 
 WARNING, ERROR = logging.WARNING, logging.ERROR
 
@@ -176,3 +183,17 @@ def test_requests_for_unknown_models_are_summed_and_end(
     unknown.count("again")
     unknown.step()
     assert troubles.facts()["unknown_models"]["times"] == 1
+
+
+async def test_what_cannot_be_found_is_named_without_the_words_of_its_error(
+    troubles: Troubles,
+) -> None:
+    def fail() -> str:
+        raise ValueError("a-secret")
+
+    service = cast("Service", SimpleNamespace(troubles=troubles))
+    async with following_conditions(service, fail), asyncio.timeout(60):
+        while "conditions" not in troubles.facts():
+            await asyncio.sleep(0)
+    text = troubles.facts()["conditions"]["text"]
+    assert text == "some troubles cannot be found: ValueError"

@@ -14,13 +14,16 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import pytest
+import redis
 from cryptography.hazmat.primitives import serialization
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.errors import SourceUnavailable
 from certificates.contexts import CertificateError, ClientFiles, client_context, server_context
+from certificates.kept_files import keep_files
 from certificates.watched import Watched, look_at_all
 from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
@@ -30,6 +33,7 @@ from gateway.sources.source import parse
 from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions, TransportName
 from lora_store import connect, redis_url
+from lora_store.redis_tls import with_kept_files
 from tests.support.authority import Authority
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
@@ -617,3 +621,34 @@ def _encrypted(key: Path, password: bytes) -> bytes:
         serialization.BestAvailableEncryption(password),
     )
     return encrypted
+
+
+def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> None:
+    """Apart, a connection that is made meanwhile would get a certificate and another's key."""
+    secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
+    kept = keep_files("a test", ClientFiles(authority.file, secret["crt"], secret["key"]))
+    assert kept.cert == kept.key != kept.ca
+    renewed = _pair(authority, "two")
+    secret.renew(**renewed)
+    look_at_all()
+    client_context(kept)
+    assert kept.cert is not None
+    assert renewed["crt"].read_text() in kept.cert.read_text()
+
+
+def test_the_password_of_a_key_is_read_as_redis_py_reads_it(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.issue("one")
+    encrypted = tmp_path / "key"
+    encrypted.write_bytes(_encrypted(key, b"100% of it"))
+    url = f"rediss://h:1?ssl_certfile={cert}&ssl_keyfile={encrypted}&ssl_password=100%2525 of it"
+    parse = redis.connection.parse_url
+
+    def decoding_twice(url: str) -> dict[str, Any]:
+        options: dict[str, Any] = parse(url)
+        return options | {"ssl_password": unquote(options["ssl_password"])}
+
+    assert with_kept_files(url) == url  # "100%25 of it" opens nothing
+    monkeypatch.setattr(redis.connection, "parse_url", decoding_twice)
+    assert "proc" in with_kept_files(url)
