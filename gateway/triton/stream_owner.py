@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.stops import Stopping
 from gateway.triton.events import ColdSend
@@ -11,6 +11,9 @@ from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
+
+if TYPE_CHECKING:
+    from gateway.triton.engine_call import EngineCall
 
 
 class StreamOwner(Protocol):
@@ -24,6 +27,8 @@ class StreamOwner(Protocol):
     """When that was last found set, and cleared, in the event loop's time."""
     whole_answers: int
     """How many requests are under way whose first response is the last."""
+    streams: set[EngineCall]
+    """The other requests under way."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 
