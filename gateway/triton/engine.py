@@ -17,7 +17,6 @@ from gateway.generation import Generation
 from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
-from gateway.triton.engine_call import EngineCall
 from gateway.triton.events import ColdSend
 from gateway.triton.llmapi.proof import Proof
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
@@ -30,6 +29,7 @@ from gateway.triton.residency import Residency
 from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
 from gateway.triton.silence import Silence
 from gateway.triton.stop_requests import StopRequests
+from gateway.triton.stream_owner import OpenStream
 from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
 from gateway.triton.tokenizer.comparison import OwnTokenizer
@@ -108,7 +108,7 @@ class Engine:
             self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
         self.whole_answers = 0
         """Requests under way whose first response is the last: of these, silence is no sign."""
-        self.streams: set[EngineCall] = set()
+        self.streams: set[OpenStream] = set()
         """The other requests under way."""
         self.heard = False
         """Whether a request has been answered anything since the last look began."""

@@ -103,7 +103,7 @@ class EngineCall:
         return asyncio.get_running_loop().time() - self._given_at if self.given else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """Whether the engine had begun with it by `then`, and nothing waits to be read."""
+        """As of `OpenStream`."""
         return self._begun_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gateway.stops import Stopping
 from gateway.triton.events import ColdSend
@@ -12,8 +12,12 @@ from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-if TYPE_CHECKING:
-    from gateway.triton.engine_call import EngineCall
+
+class OpenStream(Protocol):
+    """One whose tokens come as they are made."""
+
+    def waits_since(self, then: float) -> bool:
+        """Whether the engine had begun with it by `then`, and nothing waits to be read."""
 
 
 class StreamOwner(Protocol):
@@ -27,7 +31,7 @@ class StreamOwner(Protocol):
     """When that was last found set, and cleared, in the event loop's time."""
     whole_answers: int
     """How many requests are under way whose first response is the last."""
-    streams: set[EngineCall]
+    streams: set[OpenStream]
     """The other requests under way."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
