@@ -139,7 +139,7 @@ class Choice:
             try:
                 first = await tokens.first()
             except (asyncio.CancelledError, TimeoutError) as error:
-                if self._whole:
+                if tokens.answers_once:
                     # Nobody is told how many tokens it had come to.
                     came = int(tokens.given_s * _WHOLE_TOKENS_PER_S)
                     batch.meter.untold += min(came, sent.max_tokens)

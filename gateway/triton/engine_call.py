@@ -85,7 +85,8 @@ class EngineCall:
         self._since = loop.time()
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
-        self._answers_once = capabilities.answers_once(generation.text)
+        self.answers_once = capabilities.answers_once(generation.text)
+        """Whether the first response is the last, whatever the client asked for."""
 
     @property
     def given(self) -> bool:
@@ -107,8 +108,8 @@ class EngineCall:
         return self._begun_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:
-        self._engine.whole_answers += self._answers_once
-        if not self._answers_once:
+        self._engine.whole_answers += self.answers_once
+        if not self.answers_once:
             self._engine.streams.add(self)
         return self
 
@@ -118,7 +119,7 @@ class EngineCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._engine.whole_answers -= self._answers_once
+        self._engine.whole_answers -= self.answers_once
         self._engine.streams.discard(self)
         self._timer.cancel()
         self._begun()
@@ -203,7 +204,7 @@ class EngineCall:
         except TimeoutError:
             if not self._met_silence:
                 raise
-            if self._answers_once and self._capabilities.llmapi is not None:
+            if self.answers_once and self._capabilities.llmapi is not None:
                 # Silent until it ends, whatever the engine does: a token will tell.
                 self._engine.doubt()
                 raise
