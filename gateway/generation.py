@@ -296,7 +296,9 @@ class Meter:
     tokens: int = 0
     untold: int = 0
     """Of what was broken off: tokens that had come and were not read yet, and what beam searches
-    may have come to, of which the engine tells at the end only."""
+    and whole answers may have come to, of which the engine tells at the end only."""
+    whole_under_way: bool = False
+    """Whether a whole answer was broken off while its engine, for all that is known, made it."""
     running: list[Running] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)

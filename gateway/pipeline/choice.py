@@ -15,7 +15,13 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
-from gateway.errors import AnswerLost, GatewayError, NotTakenInTime, ReplicaLeft
+from gateway.errors import (
+    AnswerLost,
+    EngineSilent,
+    GatewayError,
+    NotTakenInTime,
+    ReplicaLeft,
+)
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.continuation import Continuation
@@ -132,11 +138,13 @@ class Choice:
         ) as tokens:
             try:
                 first = await tokens.first()
-            except (asyncio.CancelledError, TimeoutError):
-                if self._whole:
+            except (asyncio.CancelledError, TimeoutError) as error:
+                if tokens.answers_once:
                     # Nobody is told how many tokens it had come to.
                     came = int(tokens.given_s * _WHOLE_TOKENS_PER_S)
                     batch.meter.untold += min(came, sent.max_tokens)
+                    if not (isinstance(error, EngineSilent) or lease.engine.makes_no_tokens):
+                        batch.meter.whole_under_way |= tokens.given
                 raise
             answered(lease, batch, self._index)
             self._left = None

@@ -15,7 +15,13 @@ from typing import Protocol
 from gateway.catalog.router import Route
 from gateway.config.limits import LimitName
 from gateway.config.tenants import Tenant
-from gateway.errors import ClientDeadline, ClientDisconnected, InvalidRequest, Quota
+from gateway.errors import (
+    ClientDeadline,
+    ClientDisconnected,
+    InvalidRequest,
+    Quota,
+    RequestTimeout,
+)
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits
@@ -84,6 +90,8 @@ class Account:
         batch, meter = self._batch, self._batch.meter
         # Not where the client has made the answer end so.
         ours = error is not None and not isinstance(error, _BY_THE_CLIENT)
+        if isinstance(error, RequestTimeout) and meter.whole_under_way:
+            ours = False  # the engine worked for it, as for a stream whose tokens had come
         # What fails by us before the first token has given nothing that could be charged. Whoever
         # breaks off pays for what the engine was given, and for the searches that it was in.
         if error is None:

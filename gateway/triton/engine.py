@@ -29,6 +29,7 @@ from gateway.triton.residency import Residency
 from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
 from gateway.triton.silence import Silence
 from gateway.triton.stop_requests import StopRequests
+from gateway.triton.stream_owner import OpenStream
 from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
 from gateway.triton.tokenizer.comparison import OwnTokenizer
@@ -41,6 +42,8 @@ _LOOK_TIMEOUT_S = 2.0
 # What answers late has answered by then, and a gateway that stood still itself has caught up.
 _SECOND_LOOK_TIMEOUT_S = 1.0
 _TOKENIZER_WITHIN_S = 5.0
+# So often one with whole answers under way may leave a proof unanswered: it may just be full.
+_MOST_SILENCES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
@@ -104,7 +107,9 @@ class Engine:
         if tokenizer is not None:
             self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
         self.whole_answers = 0
-        """Requests under way whose first response is the last: silence is no sign with these."""
+        """Requests under way whose first response is the last: of these, silence is no sign."""
+        self.streams: set[OpenStream] = set()
+        """The other requests under way."""
         self.heard = False
         """Whether a request has been answered anything since the last look began."""
         # So that no token has to ask for the time; it is late by a look at the most.
@@ -126,6 +131,14 @@ class Engine:
         """Whether it failed to answer a look, though it may just be busy, or a request, which may
         itself have been the reason."""
         return self.silence.suspect or self._proof.doubted
+
+    @property
+    def makes_no_tokens(self) -> bool:
+        """Whether it is out, or was last asked for a token in vain where that may show it dead."""
+        chosen = self._selection
+        if chosen is None:
+            return True
+        return chosen.capabilities.streams_llmapi and self._proof.silences > 0
 
     @property
     def why_not_ready(self) -> str:
@@ -256,12 +269,28 @@ class Engine:
         """Raises EngineUnavailable for a model of llmapi whose engine is dead."""
         if capabilities.llmapi is None:
             return
-        # One that answers at the end may just be busy: with long answers, and full.
-        streams = capabilities.streams_llmapi and not self.whole_answers
-        silence_tells = streams or not self.ready
-        give_up = self._client.disconnect if silence_tells else None
-        ask = partial(self._stream, capabilities)
-        await self._proof.find(ask, give_up, in_use=self.ready)
+        await self._proof.find(
+            partial(self._stream, capabilities),
+            self._client.disconnect,
+            partial(self._silence_tells, capabilities),
+            in_use=self.ready,
+        )
+
+    def _silence_tells(self, capabilities: ModelCapabilities, since: float) -> bool:
+        """Whether the engine must be dead as nobody has been given a token since then.
+
+        One that answers at the end may just be busy: with long answers, and full. But it would go
+        on with streams that it had begun, and not be full for ever.
+        """
+        if not self.ready:
+            return True
+        if not capabilities.streams_llmapi:
+            return False
+        return (
+            not self.whole_answers
+            or self._proof.silences >= _MOST_SILENCES
+            or any(stream.waits_since(since) for stream in self.streams)
+        )
 
     def works(self) -> None:
         self._proof.works()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -74,6 +75,7 @@ class EngineCall:
         self._stopping: Stopping | None = None
         self._sent = False
         self._given_at = 0.0
+        self._begun_at = math.inf
         self._finished = False
         self._has_slot = False
         self._expired = False
@@ -83,7 +85,8 @@ class EngineCall:
         self._since = loop.time()
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
-        self._answers_once = capabilities.answers_once(generation.text)
+        self.answers_once = capabilities.answers_once(generation.text)
+        """Whether the first response is the last, whatever the client asked for."""
 
     @property
     def given(self) -> bool:
@@ -100,8 +103,14 @@ class EngineCall:
         """For how many seconds the engine has had the request."""
         return asyncio.get_running_loop().time() - self._given_at if self.given else 0.0
 
+    def waits_since(self, then: float) -> bool:
+        """As of `OpenStream`."""
+        return self._begun_at <= then and not self._finished and not self.unread
+
     def __enter__(self) -> Self:
-        self._engine.whole_answers += self._answers_once
+        self._engine.whole_answers += self.answers_once
+        if not self.answers_once:
+            self._engine.streams.add(self)
         return self
 
     def __exit__(
@@ -110,7 +119,8 @@ class EngineCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._engine.whole_answers -= self._answers_once
+        self._engine.whole_answers -= self.answers_once
+        self._engine.streams.discard(self)
         self._timer.cancel()
         self._begun()
         if self._sent and not self._finished and self._capabilities.stop is not None:
@@ -194,12 +204,14 @@ class EngineCall:
         except TimeoutError:
             if not self._met_silence:
                 raise
-            if self._answers_once and self._capabilities.llmapi is not None:
+            if self.answers_once and self._capabilities.llmapi is not None:
                 # Silent until it ends, whatever the engine does: a token will tell.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
-        return self._checked(response)
+        checked = self._checked(response)
+        self._begun_at = min(self._begun_at, asyncio.get_running_loop().time())
+        return checked
 
     @property
     def _met_silence(self) -> bool:

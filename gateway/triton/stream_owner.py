@@ -13,6 +13,13 @@ from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
 
+class OpenStream(Protocol):
+    """One whose tokens come as they are made."""
+
+    def waits_since(self, then: float) -> bool:
+        """Whether the engine had begun with it by `then`, and nothing waits to be read."""
+
+
 class StreamOwner(Protocol):
     """The engine, as its streams see it."""
 
@@ -24,6 +31,8 @@ class StreamOwner(Protocol):
     """When that was last found set, and cleared, in the event loop's time."""
     whole_answers: int
     """How many requests are under way whose first response is the last."""
+    streams: set[OpenStream]
+    """The other requests under way."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 

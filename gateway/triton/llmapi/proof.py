@@ -31,6 +31,8 @@ class Proof:
         self.doubted = False
         # Since the engine was asked: a failure after that may be a request's own.
         self._token_made = False
+        self.silences = 0
+        """How often, since a token was made, the engine was asked for one in vain."""
         self.wanted = asyncio.Event()
         """Set by the failure, for whoever asks for the token."""
 
@@ -42,19 +44,22 @@ class Proof:
     def works(self) -> None:
         self.doubted = False
         self._token_made = True
+        self.silences = 0
 
     async def find(
         self,
         ask: Callable[[Generation, float], TokenStream],
-        give_up: Callable[[], None] | None,
+        give_up: Callable[[], None],
+        silence_tells: Callable[[float], bool],
         *,
         in_use: bool,
     ) -> None:
         """Returns when the engine makes a token, for whomever, and at once where it is not doubted.
         Raises EngineUnavailable when it makes none.
 
-        `ask` begins a generation with a deadline. `give_up` is called for an engine that is silent:
-        what others wait for will not come either. Where silence says nothing it is None, and the
+        `ask` begins a generation with a deadline. If nobody is given a token by then,
+        `silence_tells` is asked whether that shows a dead engine, with the time from which on there
+        was none. If so, `give_up` is called: what others wait for will not come either. If not, the
         doubt stays. So it does where no room is left for the question, of an engine that is
         `in_use`; one that was out is not taken for well by that.
         """
@@ -70,15 +75,17 @@ class Proof:
         )
         self._token_made = False
         why = "it ended a request without one"
+        since = asyncio.get_running_loop().time()
         try:
-            with ask(generation, asyncio.get_running_loop().time() + _WITHIN_S) as tokens:
+            with ask(generation, since + _WITHIN_S) as tokens:
                 if not (await tokens.first()).final and not self._token_made:
                     await tokens.feed_deltas(lambda delta: not (self._token_made or delta.final))
         except TimeoutError:
             why = f"nothing came in {_WITHIN_S:g} s"
-            if give_up is None:
-                return
             if not self._token_made:
+                self.silences += 1
+                if not silence_tells(since):
+                    return
                 give_up()
         except Overloaded as error:
             if in_use or self._token_made:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.model_capabilities import ModelCapabilities, parameter
@@ -23,6 +23,7 @@ from gateway.triton.tokenizer.comparison import (
     size_difference,
 )
 from gateway.triton.tokenizer.question import QuestionFailed, ask_ids, can_be_asked
+from gateway.triton.tokenizer.triton_api import TritonApi
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ TokenizerPolicy = Literal["refuse", "warn"]
 
 # So often the question may fail before the rest is compared in its place.
 _TRIES = 3
+# So often it may be left unanswered, if to refuse is the policy: with a second between two, for a
+# minute. A model that is served and slow, as one that is warming up, answers by then.
+_SILENT_TRIES = 10
+_ANSWER_WITHIN_S = 5.0
 # Until preprocessing has answered it is looked for ever more seldom: it may load after the engine.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
@@ -37,23 +42,22 @@ _MOST_SPECIAL = 8
 _PARTS = ("preprocessing", "postprocessing")
 
 
-class Server(Protocol):
-    """What has to be asked of Triton."""
-
-    async def model_ready(self, model: str) -> bool: ...
-
-    async def model_config(self, model: str) -> Any: ...
-
-    async def infer_once(self, request: bytes, timeout_s: float) -> bytes: ...
-
-
 class TokenizerCheck:
     """That of one Triton."""
 
-    def __init__(self, server: Server, own: OwnTokenizer, policy: TokenizerPolicy) -> None:
+    def __init__(
+        self,
+        server: TritonApi,
+        own: OwnTokenizer,
+        policy: TokenizerPolicy,
+        *,
+        answer_within_s: float = _ANSWER_WITHIN_S,
+    ) -> None:
+        """`answer_within_s` is how long preprocessing may take for one text."""
         self._server = server
         self._own = own
         self._policy = policy
+        self._answer_within_s = answer_within_s
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -85,7 +89,7 @@ class TokenizerCheck:
         found = Found()
         configs = await self._configs(core, capabilities, found, ready=ready)
         await self._ask(configs, found, ready=ready)
-        engine = read_engine(capabilities.engine_dir, found)
+        engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
             # Whoever asks Triton itself gets the same ids: of the engine's size only a doubt.
             if size := size_difference(self._own, engine):
@@ -142,18 +146,28 @@ class TokenizerCheck:
                 await self._compare_answers(name, config, found)
             except (QuestionFailed, GatewayError, TimeoutError) as error:
                 what = f"Triton's {name!r} did not tell the ids of a text"
-                self._failed(what, error, found, ready=ready)
+                silent = isinstance(error, TimeoutError) and self._policy == "refuse"
+                tries = _SILENT_TRIES if silent else _TRIES
+                self._failed(what, error, found, ready=ready, tries=tries)
             else:
                 self._answered = True
 
-    def _failed(self, what: str, error: Exception, found: Found, *, ready: bool) -> None:
+    def _failed(
+        self,
+        what: str,
+        error: Exception,
+        found: Found,
+        *,
+        ready: bool,
+        tries: int = _TRIES,
+    ) -> None:
         """Note it, or raise EngineUnavailable where it is tried again first."""
         if isinstance(error, EngineUnreachable):
             raise error
         message = error.message if isinstance(error, GatewayError) else str(error) or "timeout"
         why = f"GATEWAY_TOKENIZER_DIR: {what}: {message.rstrip('.')}."
         self._tries += 1
-        if self._tries < _TRIES and not ready:
+        if self._tries < tries and not ready:
             raise EngineUnavailable(
                 f"{why} So nothing shows yet whether {self._own.folder} is the engine's tokenizer; "
                 "it is tried again."
@@ -163,7 +177,7 @@ class TokenizerCheck:
     async def _compare_answers(self, name: str, config: Any, found: Found) -> None:
         named = parameter(config, "tokenizer_dir")
         of = f"Triton's {name!r}" + (f" (tokenizer_dir {named})" if named else "")
-        ids = await ask_ids(self._server, config, TEXT)
+        ids = await self._ids(config, TEXT)
         expected = self._own_ids(TEXT)
         if ids not in expected:
             found.differences.append(_where_ids_differ(of, ids, expected))
@@ -173,7 +187,7 @@ class TokenizerCheck:
             return
         text, known = "".join(special), set(special.values())
         # Some tokenizers write a space before each.
-        told = [each for each in await ask_ids(self._server, config, text) if each in known]
+        told = [each for each in await self._ids(config, text) if each in known]
         wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
         if told in wanted:
             return
@@ -185,6 +199,9 @@ class TokenizerCheck:
         found.differences.append(
             f"{of} has the special tokens {', '.join(special)} as {told}; here: {wanted[-1]}."
         )
+
+    async def _ids(self, config: Any, text: str) -> list[int]:
+        return await ask_ids(self._server, config, text, self._answer_within_s)
 
     def _own_ids(self, text: str) -> list[list[int]]:
         """With and without what the tokenizer adds to each text: Triton's may do either."""

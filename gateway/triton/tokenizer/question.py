@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from gateway.triton import bytes_tensor
 from gateway.triton.names import datatype, names_outputs
 from gateway.triton.protobuf import pb
+from gateway.triton.tokenizer.triton_api import TritonApi
 
-_TIMEOUT_S = 5.0
 _TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
 # Of one number, little-endian.
 _ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
@@ -22,12 +22,6 @@ class QuestionFailed(Exception):
     """An answer that cannot be read; the message says why."""
 
 
-class Server(Protocol):
-    """What is asked."""
-
-    async def infer_once(self, request: bytes, timeout_s: float) -> bytes: ...
-
-
 def can_be_asked(config: Any) -> bool:
     """Return True if this is the configuration of a model that turns texts into ids."""
     return _TEXT in {each.name for each in config.input} and _IDS in {
@@ -35,13 +29,13 @@ def can_be_asked(config: Any) -> bool:
     }
 
 
-async def ask_ids(server: Server, config: Any, text: str) -> list[int]:
+async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) -> list[int]:
     """Return the ids of a text, without padding.
 
-    Raises GatewayError, TimeoutError, and QuestionFailed for an answer without ids, or a model that
-    needs more than a text.
+    Raises GatewayError, TimeoutError after `within_s`, and QuestionFailed for an answer without
+    ids, or a model that needs more than a text.
     """
-    reply = await server.infer_once(_request(config, text), _TIMEOUT_S)
+    reply = await server.infer_once(_request(config, text), within_s)
     try:
         response = pb.ModelInferResponse.FromString(reply)
         outputs = zip(response.outputs, response.raw_output_contents, strict=True)

@@ -15,7 +15,12 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.errors import EngineUnavailable
+from gateway.tokenization.identity import TokenizerIdentity
+from gateway.tokenization.prompts import Prompts
 from gateway.triton import bytes_tensor
+from gateway.triton.client import TritonClient
+from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
@@ -131,12 +136,10 @@ async def test_a_question_that_fails_is_asked_again(triton: Preprocessed, tmp_pa
         assert not engine.ready
 
 
-@pytest.mark.parametrize("silent", [True, False])
-async def test_one_that_never_answers_holds_nothing_up_and_is_reported(
-    triton: Preprocessed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+async def test_one_that_always_fails_holds_nothing_up_and_is_reported(
+    triton: Preprocessed, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gateway.triton.tokenizer.question._TIMEOUT_S", 0.3)
-    triton.silent, triton.fails = silent, -1
+    triton.fails = -1
     async with started(tmp_path, triton) as engine:
         await until(lambda: engine.ready)
         asked = triton.asked
@@ -144,8 +147,31 @@ async def test_one_that_never_answers_holds_nothing_up_and_is_reported(
         assert "'preprocessing' did not tell the ids" in engine.selection.warning
         await until(lambda: triton.asked > asked)  # and it is asked on, to no harm
         assert engine.ready
-        triton.silent, triton.fails = False, 0
+        triton.fails = 0
         await until(lambda: engine.selection.warning is None)
+
+
+@pytest.mark.parametrize(("policy", "refused"), [("refuse", 9), ("warn", 2)])
+async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
+    triton: Preprocessed, tmp_path: Path, policy: TokenizerPolicy, refused: int
+) -> None:
+    """Where to refuse is the policy: it may be slow, and nothing else shows another tokenizer."""
+    async with started(tmp_path, triton) as engine, serving(triton) as endpoint:
+        await until(lambda: engine.ready)
+        client, prompts = TritonClient(endpoint), Prompts.load(tmp_path)
+        own = TokenizerIdentity(tmp_path, prompts)
+        check = TokenizerCheck(client, own, policy, answer_within_s=0.3)
+        triton.silent = True
+        for _ in range(refused):
+            with pytest.raises(EngineUnavailable, match="it is tried again"):
+                await check.check("tensorrt_llm", engine.capabilities, ready=False)
+        odd = await check.check("tensorrt_llm", engine.capabilities, ready=False)
+        assert odd is not None
+        assert "'preprocessing' did not tell the ids" in odd
+        triton.silent = False
+        assert await check.check("tensorrt_llm", engine.capabilities, ready=True) is None
+        await client.close()
+        prompts.close()
 
 
 async def test_one_that_comes_late_is_asked_then(triton: Preprocessed, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,47 @@ async def test_what_is_left_before_it_came_whole_is_charged(tokenizer_dir: Path)
                     await asyncio.sleep(0.01)
     lines = [json.loads(line) for line in usage.read_text().splitlines()]
     assert [line["completion_tokens"] for line in lines] == [5, 50]
+
+
+@pytest.mark.parametrize(
+    ("dead", "streams"),
+    [(False, True), (True, True), (False, False)],
+    ids=["works", "dead", "streamed of 1.2"],
+)
+async def test_what_meets_the_time_limit_before_it_came_whole_is_charged(
+    tokenizer_dir: Path, dead: bool, streams: bool
+) -> None:
+    """Else long answers would be free; but of an engine that shows no life nothing was had."""
+    clock, usage = EventClock(), tokenizer_dir / "usage.jsonl"
+    servicer = FakeLlmapi(None, streams=streams)
+    servicer.of_prompt["poison"] = ("Error generating request: it fails",)
+    settings: dict[str, Any] = {"usage_log": usage, "request_timeout": 100}
+
+    async def until(met: Callable[[], object]) -> None:
+        async with asyncio.timeout(3600):
+            while not met():
+                await asyncio.sleep(0.01)
+
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, **settings) as (client, service, _),
+    ):
+        [replica] = service.replicas
+        body = {"model": "m", "prompt": "xyz", "max_tokens": 50, "stream": not streams}
+        asked = client.post("/v1/completions", json=body, timeout=None)
+        request = asyncio.create_task(asked)
+        await until(lambda: servicer.requests)
+        if dead:
+            await client.post("/v1/completions", json=body | {"prompt": "poison"})
+            await until(lambda: len(servicer.requests) == 3)  # a token is asked for
+            clock.leap(61)
+            await until(lambda: replica.engine.makes_no_tokens)
+        answer = await clock.leap_once(lambda: True, request, 101)
+        assert '"code":"timeout"' in answer.text
+        await until(lambda: len(usage.read_text().splitlines() if usage.exists() else ()) > dead)
+    line = json.loads(usage.read_text().splitlines()[-1])
+    expected = (0, 0) if dead else (3, 50)
+    assert (line["prompt_tokens"], line["completion_tokens"]) == expected
 
 
 @pytest.mark.parametrize(

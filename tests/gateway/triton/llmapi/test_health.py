@@ -176,7 +176,8 @@ async def test_what_comes_whole_and_too_late_makes_the_engine_show_a_token(
 async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, stream: bool
 ) -> None:
-    """One that answers at the end alone is silent when it is busy, too."""
+    """One that answers at the end alone is silent when it is busy, too; but one that streams is
+    not for ever."""
     monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
     servicer = FakeLlmapi(None, streams=streams)
     servicer.of_prompt["poison"] = (DEAD,)
@@ -185,14 +186,36 @@ async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
         waiting = asyncio.create_task(ask("long", stream=stream))
         await until(lambda: servicer.requests)
         assert (await ask("poison")).status_code == 500
-        if streams and stream:
+        if streams:
             assert (await waiting).status_code == 503
             assert "makes no tokens" in replica.engine.why_not_ready
+            assert proofs(servicer) >= (1 if stream else 3)
         else:
-            await until(lambda: proofs(servicer) >= 2)
+            await until(lambda: proofs(servicer) >= 5)
             assert replica.engine.ready
             assert replica.engine.suspect
             waiting.cancel()
+
+
+async def test_a_whole_answer_hides_no_engine_whose_streams_have_stopped(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
+    monkeypatch.setattr("gateway.triton.engine._MOST_SILENCES", 1_000_000)
+    servicer = FakeLlmapi(None)
+    servicer.of_prompt |= {"poison": (DEAD,), "flows": (told("he"), None)}
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        [replica] = service.replicas
+        streamed = asyncio.create_task(ask("flows", stream=True))
+        first = "gateway_time_to_first_token_seconds_count"
+        await until(lambda: metric_of(service, first, model="m"))
+        whole = asyncio.create_task(ask("long"))
+        await until(lambda: len(servicer.requests) == 2)
+        assert (await ask("poison")).status_code == 500
+        await until(lambda: not replica.engine.ready)
+        assert "makes no tokens" in replica.engine.why_not_ready
+        assert (await whole).status_code == 503
+        assert '"code":"engine_unavailable"' in (await streamed).text
 
 
 async def test_a_token_is_a_proof_whatever_fails_behind_it(

@@ -1,0 +1,15 @@
+"""What is asked of Triton to compare tokenizers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class TritonApi(Protocol):
+    """Each raises GatewayError and TimeoutError."""
+
+    async def model_ready(self, model: str) -> bool: ...
+
+    async def model_config(self, model: str) -> Any: ...
+
+    async def infer_once(self, request: bytes, timeout_s: float) -> bytes: ...
