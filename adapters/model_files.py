@@ -105,7 +105,7 @@ def _cut_at(path: Path) -> int | None:
 
 
 def _cut(path: Path, whole: int) -> FileProblem:
-    found = f"{path} was cut: it has {path.stat().st_size} of the {whole} bytes of its header"
+    found = f"{path} was cut: it has {path.stat().st_size} of {whole} bytes by its header"
     return FileProblem(found, "download it again")
 
 

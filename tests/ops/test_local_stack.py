@@ -169,7 +169,8 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
     with (model / "model.safetensors").open("r+b") as weights:
-        weights.truncate(100)
+        weights.seek(8)  # behind the length of the header
+        weights.write(b"no header")
     with Up(tmp_path, "--port", "0", "--model", str(model)) as up:
         up.wait_for("triton: started")
         up.remember_processes()

@@ -63,7 +63,7 @@ def test_import_names_what_cannot_be_served(tmp_path: Path, goal: list[str]) -> 
     weights = _copy(DEMO_MODEL, model) / "model.safetensors"
     os.truncate(weights, 1_000_000)
     [line] = refused()
-    assert line.startswith(f"gateway import: {weights} was cut: it has 1000000 of the ")
+    assert line.startswith(f"gateway import: {weights} was cut: it has 1000000 of ")
     weights.unlink()
     (model / "m.gguf").write_bytes(b"GGUF\x03\0\0\0")
     [line] = refused()
