@@ -70,12 +70,14 @@ class Case:
     certain: int = 0
 
     def broken(self) -> Iterator[str]:
-        """Yield each promise that did not hold: those of times, and what a late Redis refuses."""
+        """Yield each promise that did not hold: those of times, and what Redis away refuses."""
         name = f"{self.kind}, {self.failover}"
         if self.noticed_s > NOTICED_WITHIN_S:
             yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
         if any(count < _REQUESTS for count in self.let_in.values()):
             yield f"{name}: fewer than {_REQUESTS} a minute were let in: {self.let_in}"
+        if self.errors:
+            yield f"{name}: {len(self.errors)} requests were not answered: {self.errors[0]}"
         yield from self.wrong()
 
     def wrong(self) -> Iterator[str]:
@@ -85,8 +87,6 @@ class Case:
             yield f"{name}: {self.old} of {self.certain} answers were of an old version"
         if any(self.lost.values()):
             yield f"{name}: lost {self.lost}"
-        if self.errors:
-            yield f"{name}: {len(self.errors)} requests were not answered: {self.errors[0]}"
         if any(count > _REQUESTS for count in self.let_in.values()):
             yield f"{name}: more than {_REQUESTS} a minute were let in: {self.let_in}"
 
