@@ -63,6 +63,8 @@ class Case:
     lost: dict[str, int] = field(default_factory=dict)
     let_in: dict[str, int] = field(default_factory=dict)
     answers: int = 0
+    refused: int = 0
+    """Chats with a version that Redis alone had yet, while it could not be used."""
     errors: list[str] = field(default_factory=list)
     unshared: int = 0
     """Adapters that were answered with 201 and `"shared": false`."""
@@ -76,8 +78,6 @@ class Case:
             yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
         if any(count < _REQUESTS for count in self.let_in.values()):
             yield f"{name}: fewer than {_REQUESTS} a minute were let in: {self.let_in}"
-        if self.errors:
-            yield f"{name}: {len(self.errors)} requests were not answered: {self.errors[0]}"
         yield from self.wrong()
 
     def wrong(self) -> Iterator[str]:
@@ -87,6 +87,8 @@ class Case:
             yield f"{name}: {self.old} of {self.certain} answers were of an old version"
         if any(self.lost.values()):
             yield f"{name}: lost {self.lost}"
+        if self.errors:
+            yield f"{name}: {len(self.errors)} requests were not answered: {self.errors[0]}"
         if any(count > _REQUESTS for count in self.let_in.values()):
             yield f"{name}: more than {_REQUESTS} a minute were let in: {self.let_in}"
 
@@ -161,7 +163,10 @@ async def _case(
         await asyncio.wait(asking)
         case.old, case.certain = users.old_answers(since)
         case.answers = len(users.answers)
-        case.errors = [answer.error for answer in users.answers if answer.error]
+        case.refused = sum(answer.is_refused for answer in users.answers)
+        case.errors = [
+            answer.error for answer in users.answers if answer.error and not answer.is_refused
+        ]
         case.lost = await users.lost()
 
 
@@ -204,7 +209,8 @@ def table(cases: Sequence[Case]) -> str:
         users = [f"{case.failures[name]}, {case.recovered_s[name]:.1f}" for name in names]
         limits = ", ".join(str(count) for count in case.let_in.values())
         old = f"{case.old} of {case.certain}"
-        lost = f"{sum(case.lost.values())}, and {len(case.errors)} of {case.answers} answers"
+        unserved = case.refused + len(case.errors)
+        lost = f"{sum(case.lost.values())}, and {unserved} of {case.answers} answers"
         cells = [case.kind, case.failover, f"{case.noticed_s:.1f}", *users, limits, old, lost]
         lines.append(_row(cells))
     return "\n".join(lines)

@@ -72,6 +72,11 @@ class Answer:
     content: str | None
     error: str = ""
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client is to ask again, as the version could not be fetched from Redis."""
+        return self.status == 503 and "adapter_store_unavailable" in self.error
+
 
 class Users:
     """All of them. Use as an async context manager."""
