@@ -113,8 +113,7 @@ def _rows(given: Sequence[Sequence[int]], known: range) -> list[Row]:
     for number, ids in enumerate(given):
         if max(ids) not in known:
             raise InvalidRequest(
-                f"input[{number}]: token ids of this model are 0 to {known[-1]}.",
-                param="input",
+                f"input[{number}]: token ids of this model are 0 to {known[-1]}.", param="input"
             )
     return [Row(ids=array("i", ids)) for ids in given]
 
