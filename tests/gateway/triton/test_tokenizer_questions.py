@@ -162,6 +162,9 @@ async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
         own = TokenizerIdentity(tmp_path, prompts)
         check = TokenizerCheck(client, own, policy, answer_within_s=0.3)
         triton.silent = True
+        serves = TokenizerCheck(client, own, policy, answer_within_s=0.3)
+        odd = await serves.check("tensorrt_llm", engine.capabilities, ready=True)
+        assert odd is not None, "one that serves already is left in"
         for _ in range(refused):
             with pytest.raises(EngineUnavailable, match="it is tried again"):
                 await check.check("tensorrt_llm", engine.capabilities, ready=False)
