@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from adapters.model_files import FileProblem, is_incomplete, weight_problems
-from tests.adapters.test_file_kinds import GGUF_HEAD
 
 
 def _save(path: Path) -> tuple[int, int]:
@@ -63,5 +62,5 @@ def test_pickled_weights_beside_a_cut_file_are_for_other_tools(tmp_path: Path) -
 
 def test_a_gguf_file_alone_is_no_model(tmp_path: Path) -> None:
     assert not is_incomplete(tmp_path)
-    (tmp_path / "m.gguf").write_bytes(GGUF_HEAD)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\x03\0\0\0")
     assert is_incomplete(tmp_path)
