@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -56,6 +57,17 @@ def test_other_files_are_of_no_kind(tmp_path: Path) -> None:
         assert file_kinds.kind_of_file(path) is None
     assert file_kinds.kind_of(b"") is None
     assert file_kinds.kind_of_file(tmp_path / "nothing") is None
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    """Opening one waits for its other end, and what is read is taken from who should get it."""
+    os.mkfifo(tmp_path / "m.gguf")
+    both_ends = os.open(tmp_path / "m.gguf", os.O_RDWR)
+    try:
+        os.write(both_ends, GGUF_HEAD)
+        assert file_kinds.kind_of_file(tmp_path / "m.gguf") is None
+    finally:
+        os.close(both_ends)
 
 
 @foreign

@@ -71,6 +71,17 @@ class Case:
     old: int = 0
     certain: int = 0
 
+    def count(self, users: Users, since: float) -> None:
+        """Count the answers to chats, of which those after `since` are of a version or another."""
+        self.old, self.certain = users.old_answers(since)
+        self.answers = len(users.answers)
+        self.refused = sum(answer.is_refused for answer in users.answers)
+        self.errors = [
+            f"{answer.status}: {answer.error}"
+            for answer in users.answers
+            if answer.status != 200 and not answer.is_refused
+        ]
+
     def broken(self) -> Iterator[str]:
         """Yield each promise that did not hold: those of times, and what Redis away refuses."""
         name = f"{self.kind}, {self.failover}"
@@ -160,13 +171,10 @@ async def _case(
             await asyncio.sleep(_APART_S)
         for task in asking:
             task.cancel()
-        await asyncio.wait(asking)
-        case.old, case.certain = users.old_answers(since)
-        case.answers = len(users.answers)
-        case.refused = sum(answer.is_refused for answer in users.answers)
-        case.errors = [
-            answer.error for answer in users.answers if answer.error and not answer.is_refused
-        ]
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        case.count(users, since)
+        # A client whose connection failed asks no more.
+        case.errors += [repr(end) for end in ends if not isinstance(end, asyncio.CancelledError)]
         case.lost = await users.lost()
 
 

@@ -100,6 +100,7 @@ def test_a_key_finds_only_its_models(gateway: GatewayProcess) -> None:
         ({"limit": 0}, "limit: found '0'; allowed: a whole number from 1 to 1000."),
         ({"limit": 1001}, "limit: found '1001'"),
         ({"limit": "x"}, "limit: found 'x'"),
+        ({"limit": "9" * 5000}, "limit: found '9999"),
         ({"limit": ""}, "limit: found ''"),
         ({"after_id": "no"}, "after_id: found 'no'; allowed: the id of a model in this list."),
         ({"before_id": "no"}, "before_id: found 'no'"),

@@ -41,7 +41,11 @@ def test_the_404_names_the_path_that_was_meant(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/nothing", "/v2/messages", "/v1/threads/t/messages", "/v1" * 999 + "/messages"]
+    "path",
+    [
+        *("/v1/nothing", "/nothing", "/v1/v1/nothing", "/v1/nothing/"),
+        *("/v2/messages", "/v1/threads/t/messages", "/v1" * 999 + "/messages"),
+    ],
 )
 def test_no_path_is_guessed_for_other_404s(stack: Stack, path: str) -> None:
     answer = httpx.post(stack.gateway + path, json={}, timeout=PATIENCE_S)

@@ -12,6 +12,8 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -287,13 +289,15 @@ def _listening(context: ssl.SSLContext) -> Iterator[int]:
         thread.join(PATIENCE_S)
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("mutual", [False, True])
-def test_sessions_are_resumed_unless_clients_need_certificates(
-    authority: Authority, mutual: bool
+def test_tickets_are_given_unless_clients_need_certificates(
+    authority: Authority, mutual: bool, version: ssl.TLSVersion
 ) -> None:
-    """TLS 1.3: a ticket would bring a client in without its certificate being looked at again."""
+    """A ticket would bring a client in without its certificate being looked at again."""
     cert, key = authority.issue("server")
     trust = trust_of(authority, authority.issue("client"))
+    trust.maximum_version = version
     context = server_context(cert, key, authority.file if mutual else None)
     session = None
     with _listening(context) as port:
@@ -302,7 +306,7 @@ def test_sessions_are_resumed_unless_clients_need_certificates(
                 socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
                 trust.wrap_socket(line, server_hostname="127.0.0.1", session=session) as secure,
             ):
-                assert secure.version() == "TLSv1.3"
+                assert secure.version() == version.name.replace("_", ".")
                 assert secure.recv(4) == b"word"
                 resumed, session = secure.session_reused, secure.session
     assert session is not None
@@ -311,6 +315,22 @@ def test_sessions_are_resumed_unless_clients_need_certificates(
 
 
 # Connections that the gateway makes.
+
+
+def test_a_server_of_another_name_is_not_trusted(authority: Authority) -> None:
+    """Otherwise whoever has any certificate of the authority could stand in for the server."""
+    cert, key = authority.issue("server")
+    context = client_context(ClientFiles(authority.file))
+    with _listening(server_context(cert, key, None)) as port:
+        for name, is_trusted in {"triton.test": True, "elsewhere.test": False}.items():
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
+                contextlib.nullcontext()
+                if is_trusted
+                else pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"),
+                context.wrap_socket(line, server_hostname=name) as secure,
+            ):
+                assert secure.recv(4) == b"word"
 
 
 def _stream_request(tokens: int) -> bytes:
@@ -551,6 +571,19 @@ def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
     assert watched.value == b"33"
 
 
+def test_a_change_of_permissions_is_seen(tmp_path: Path) -> None:
+    """What could not be read may be readable now, with the same content and time."""
+    path = tmp_path / "file"
+    path.touch()
+    watched = Watched("test", [path], partial(next, count()))
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:  # the clock of files has steps
+        path.chmod(0o600)
+    watched.look()
+    watched.look()
+    assert watched.value == 1
+
+
 def test_the_old_value_stays_until_there_is_a_better_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -634,6 +667,25 @@ def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> Non
     client_context(kept)
     assert kept.cert is not None
     assert renewed["crt"].read_text() in kept.cert.read_text()
+
+
+def test_files_that_change_while_they_are_checked_are_not_used(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what was checked is not what is kept."""
+    secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
+    files = ClientFiles(authority.file, secret["crt"], secret["key"])
+    check = ssl.SSLContext.load_cert_chain
+
+    def check_and_renew(*given: Any) -> None:
+        check(*given)
+        secret.renew(**_pair(authority, "two"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_cert_chain", check_and_renew)
+        with pytest.raises(CertificateError, match="written to at this moment"):
+            keep_files("a test", files)
+    client_context(keep_files("a test", files))
 
 
 def test_the_password_of_a_key_is_read_as_redis_py_reads_it(

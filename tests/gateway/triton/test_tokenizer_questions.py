@@ -15,7 +15,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import EngineUnavailable
+from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.tokenization.identity import TokenizerIdentity
 from gateway.tokenization.prompts import Prompts
 from gateway.triton import bytes_tensor
@@ -43,6 +43,9 @@ class Preprocessed(FakeTriton):
         self.silent = False
         self.shift = 0
         """Added to each id, as by another tokenizer."""
+        self.padding = 0
+        """So many ids are put before those of a text, whose number is told."""
+        self.datatype, self.cut = "INT32", 0
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         return pb.ModelReadyResponse(ready=request.name in self.models)
@@ -63,6 +66,7 @@ class Preprocessed(FakeTriton):
         config.input.add(name="REQUEST_OUTPUT_LEN", data_type="TYPE_INT32", dims=[1])
         config.input.add(name="BAD_WORDS_DICT", data_type="TYPE_STRING", dims=[-1])
         config.output.add(name="INPUT_ID", data_type="TYPE_INT32", dims=[-1])
+        config.output.add(name="REQUEST_INPUT_LEN", data_type="TYPE_INT32", dims=[1])
         return pb.ModelConfigResponse(config=config)
 
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
@@ -75,9 +79,13 @@ class Preprocessed(FakeTriton):
         contents = zip(request.inputs, request.raw_input_contents, strict=True)
         [text] = next(bytes_tensor.unpack(raw) for each, raw in contents if each.name == "QUERY")
         ids = [each + self.shift for each in ids_of(self._folder, text)]
+        padded = array("i", [0] * self.padding + ids).tobytes()
         answer = pb.ModelInferResponse()
-        answer.outputs.add(name="INPUT_ID", datatype="INT32", shape=[1, len(ids)])
-        answer.raw_output_contents.append(array("i", ids).tobytes())
+        answer.outputs.add(name="INPUT_ID", datatype=self.datatype, shape=[1, len(ids)])
+        answer.raw_output_contents.append(padded[: len(padded) - self.cut])
+        if self.padding:
+            answer.outputs.add(name="REQUEST_INPUT_LEN", datatype="INT32", shape=[1, 1])
+            answer.raw_output_contents.append(array("i", [len(ids)]).tobytes())
         return answer
 
 
@@ -118,6 +126,24 @@ async def test_the_same_ids_are_no_news(triton: Preprocessed, tmp_path: Path) ->
         await until(lambda: engine.ready)
         assert engine.selection.warning is None
         assert triton.asked
+
+
+async def test_padding_is_none_of_a_texts_ids(triton: Preprocessed, tmp_path: Path) -> None:
+    triton.padding = 7
+    async with started(tmp_path, triton) as engine:
+        await until(lambda: engine.ready)
+        assert engine.selection.warning is None
+        assert triton.asked
+
+
+@pytest.mark.parametrize(("datatype", "cut"), [("INT64", 0), ("INT32", 1), ("INT32", 10**6)])
+async def test_an_answer_without_ids_is_a_failed_question(
+    triton: Preprocessed, tmp_path: Path, datatype: str, cut: int
+) -> None:
+    triton.datatype, triton.cut = datatype, cut
+    async with started(tmp_path, triton) as engine:
+        await until(lambda: f"its INPUT_ID is {datatype} of " in (engine.why_not_ready or ""))
+        assert not engine.ready
 
 
 async def test_other_ids_keep_it_out(triton: Preprocessed, tmp_path: Path) -> None:
@@ -162,6 +188,9 @@ async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
         own = TokenizerIdentity(tmp_path, prompts)
         check = TokenizerCheck(client, own, policy, answer_within_s=0.3)
         triton.silent = True
+        serves = TokenizerCheck(client, own, policy, answer_within_s=0.3)
+        odd = await serves.check("tensorrt_llm", engine.capabilities, ready=True)
+        assert odd is not None, "one that serves already is left in"
         for _ in range(refused):
             with pytest.raises(EngineUnavailable, match="it is tried again"):
                 await check.check("tensorrt_llm", engine.capabilities, ready=False)
@@ -171,6 +200,9 @@ async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
         triton.silent = False
         assert await check.check("tensorrt_llm", engine.capabilities, ready=True) is None
         await client.close()
+        # No connection is no doubt of its tokenizer, and keeps the replica out.
+        with pytest.raises(EngineUnreachable):
+            await serves.check("tensorrt_llm", engine.capabilities, ready=True)
         prompts.close()
 
 

@@ -60,6 +60,13 @@ def _cxx_backend(place: Place) -> None:
     (place.engine / "rank0.engine").touch()
 
 
+def _engines(place: Place, count: int, gpus: str) -> None:
+    _cxx_backend(place)
+    place.set(CORE, "guided_decoding_backend", "")
+    place.set(CORE, "gpu_device_ids", gpus)
+    place.edit(CORE, "count: 1", f"count: {count}")
+
+
 def _unset_fraction(place: Place) -> None:
     place.set(CORE, "kv_cache_free_gpu_mem_fraction", "${kv_cache_free_gpu_mem_fraction}")
 
@@ -466,6 +473,18 @@ MISTAKES: dict[str, Mistake] = {
         "onto the same GPUs, as gpu_device_ids is not set",
         "as many lists in gpu_device_ids",
     ),
+    "fewer lists of GPUs than engines": Mistake(
+        lambda place: _engines(place, 3, "0;1"),
+        error(CORE, "instance_group"),
+        "found 3: as many engines are loaded, but gpu_device_ids has 2 lists of GPUs (0;1)",
+        "as many lists in gpu_device_ids",
+    ),
+    "more lists of GPUs than engines": Mistake(
+        lambda place: _engines(place, 2, "0,1;2,3;4,5"),
+        error(CORE, "instance_group"),
+        "found 2: as many engines are loaded, but gpu_device_ids has 3 lists",
+        "as many lists in gpu_device_ids",
+    ),
     "a BLS of an older release": Mistake(
         _old_text_names,
         error(BLS, "min_length"),
@@ -525,3 +544,8 @@ def test_a_planted_mistake_is_found_with_its_fix(place: Place, name: str) -> Non
     assert [(one.severity, one.model, one.field) for one in findings] == [mistake.finding]
     assert mistake.problem in findings[0].problem
     assert mistake.fix in findings[0].fix
+
+
+def test_engines_may_have_gpus_of_their_own(place: Place) -> None:
+    _engines(place, 2, "0,1;2,3")
+    assert check(place.repository) == []
