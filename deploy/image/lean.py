@@ -14,6 +14,9 @@ from pathlib import Path
 FOLDERS = ("tests", "f2py", "distutils", "include")
 """The last three are numpy's: they compile extensions."""
 
+PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
+"""grpc's interfaces from before 1.0, what numpy's users test with, and a client that needs gevent."""
+
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
     # numpy's, imported by its tests alone.
@@ -28,6 +31,9 @@ def leave_out(folder: Path) -> None:
         for found in list(folder.glob(f"**/site-packages/*/**/{name}")):
             if found.is_dir():
                 shutil.rmtree(found)
+    for name in PACKAGES:
+        for found in list(folder.glob(f"**/site-packages/{name}")):
+            shutil.rmtree(found)
     for pattern in FILES:
         for found in folder.rglob(pattern):
             found.unlink()
