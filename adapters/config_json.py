@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.file_kinds import GGUF, HEAD_BYTES, find_gguf, kind_of, kind_of_file
+from adapters.file_kinds import HEAD_BYTES, describe_gguf, kind_of, kind_of_file
 
 FILE = "config.json"
 _SHOWN = 80
@@ -118,8 +118,8 @@ def _why_missing(path: Path, reason: str) -> str:
         return f"{folder} is {kind.name}" if kind else f"{folder} is a file, and not a folder"
     if path.exists():
         return reason
-    if (name := find_gguf(folder)) is not None:
-        return f"is not there, and {name} {GGUF.words}"
+    if found := describe_gguf(folder, "is not there, and "):
+        return found
     return f"is not there, so {folder} is not the folder of a model or an engine; name one that is"
 
 

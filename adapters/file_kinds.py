@@ -83,3 +83,9 @@ def find_gguf(folder: Path) -> str | None:
     except OSError:
         return None
     return min((name for name in names if name.lower().endswith(".gguf")), default=None)
+
+
+def describe_gguf(folder: Path, lead: str) -> str:
+    """Return `lead`, the name of a GGUF file in a folder and what to do; "" without such a file."""
+    name = find_gguf(folder)
+    return "" if name is None else f"{lead}{name} {GGUF.words}"

@@ -38,9 +38,14 @@ def tokenizer_problems(folder: Path) -> list[FileProblem]:
     return _foreign(folder, _TOKENIZER_FILES)
 
 
+def find_weights(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model's folder, in the order of their names."""
+    return sorted(folder.glob(_WEIGHTS))
+
+
 def weight_problems(folder: Path) -> list[FileProblem]:
     """Return a problem for each reason why the weights of a folder cannot be loaded."""
-    found = sorted(path.name for path in folder.glob(_WEIGHTS))
+    found = [path.name for path in find_weights(folder)]
     if (folder / INDEX).exists():
         if problems := _foreign(folder, (INDEX, *found)):
             return problems
@@ -64,7 +69,7 @@ def is_incomplete(folder: Path) -> bool:
     A folder without any weights is one that has yet to be downloaded. Pickled ones are read by
     TensorRT-LLM's own tools.
     """
-    has_some = any(folder.glob(_WEIGHTS)) or find_gguf(folder) is not None
+    has_some = bool(find_weights(folder)) or find_gguf(folder) is not None
     has_pickles = any(folder.glob(_PICKLES))
     return has_some and not has_pickles and bool(weight_problems(folder))
 

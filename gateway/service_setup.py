@@ -266,9 +266,13 @@ async def _accounting(
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal, standings, metrics.limits_alone.inc)
         configuration.subscribe(limits.update)
-        accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
-        if log is not None:
-            accounting.log_problem = lambda: log.problem
+        accounting = Accounting(
+            limits,
+            record,
+            settings.model_name,
+            logged=log is not None,
+            log_problem=lambda: "" if log is None else log.problem,
+        )
         yield accounting
         await accounting.close(_ENDING_S)
 

@@ -39,6 +39,18 @@ class Error(Described):
     error: ErrorDetail
 
 
+class TroubleState(Described):
+    """A condition that holds: what is wrong, since when, and how often it was met."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Literal["warning", "error", "critical"]
+    text: str
+    since: float
+    times: Count | None = None
+    last: str | None = None
+
+
 class _Generated(Described):
     id: str
     created: Count

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Literal
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse
 
-from gateway.api.answer_schemas import Described
+from gateway.api.answer_schemas import Described, TroubleState
 from gateway.api.auth import may_read_details, metrics_reader
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, Router, needs, refusals
@@ -51,16 +50,6 @@ class PoolMember(Described):
     in_flight: int
 
 
-class Trouble(Described):
-    """What is wrong and still holds, as the log has it, since when, and how often it was met."""
-
-    level: Literal["warning", "error", "critical"]
-    text: str
-    since: float
-    times: int | None = None
-    last: str | None = None
-
-
 class Readiness(Health):
     """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is,
     `pool` what each of several serves, and `disks` which adapter versions replicas lack on theirs.
@@ -77,7 +66,7 @@ class Readiness(Health):
     redis: str | None = None
     disks: list[str] | None = None
     adapters_refused: list[str] | None = None
-    troubles: list[Trouble] | None = None
+    troubles: list[TroubleState] | None = None
 
 
 @router.get("/health/live", summary="Whether the process answers.", responses=refusals())
@@ -110,7 +99,7 @@ async def ready(request: Request, response: Response) -> Readiness:
     if not may_read_details(request):
         return Readiness(status=readiness.status)
     held = service_of(request.scope).troubles.facts().values()
-    readiness.troubles = [Trouble.model_validate(facts) for facts in held] or None
+    readiness.troubles = [TroubleState.model_validate(facts) for facts in held] or None
     return readiness
 
 

@@ -238,16 +238,30 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
 class ConfigurationFile:
     """The file and the configuration in force: the last one that was right."""
 
-    def __init__(self, path: Path | None, check: Check | None = None) -> None:
-        """Reads the file; with None the configuration is empty. Raises ConfigurationError."""
+    def __init__(
+        self,
+        path: Path | None,
+        check: Check | None = None,
+        *,
+        problem: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Read the file.
+
+        Args:
+            path: None for an empty configuration.
+            check: asked of each configuration before it comes into force.
+            problem: returns why a configuration in force has less effect than it should, or "".
+
+        Raises:
+            ConfigurationError: the file cannot be read, or `check` refuses it.
+        """
         self._path = path
         self._check = check
         self._stamp = self._glimpsed = self._seen()
         self._subscribers: list[Callable[[Configuration], None]] = []
         self._wake = asyncio.Event()
         self.on_reload: Callable[[bool], None] = lambda applied: None
-        self.problem: Callable[[], str] = lambda: ""
-        """What is wrong with what follows from the configuration in force."""
+        self.problem = problem
         self.current = Configuration() if path is None else load(path, check)[0]
         if path is None and check is not None and (found := check(self.current)) is not None:
             raise ConfigurationError(found[1])

@@ -331,9 +331,8 @@ def configuration_file(
     def check(configuration: Configuration) -> tuple[Place, str] | None:
         return not_here(settings, latch, configuration) or also(configuration)
 
-    file = ConfigurationFile(settings.config, check)
+    file = ConfigurationFile(settings.config, check, problem=lambda: latch.problem)
     file.subscribe(latch.update)
-    file.problem = lambda: latch.problem
     return file
 
 

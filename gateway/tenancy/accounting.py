@@ -162,17 +162,30 @@ class Accounting:
     """Opens accounts. `record` gets the usage of each tenant's request that was let in."""
 
     def __init__(
-        self, limits: Limits, record: Callable[[Usage], None], model: str, *, logged: bool
+        self,
+        limits: Limits,
+        record: Callable[[Usage], None],
+        model: str,
+        *,
+        logged: bool,
+        log_problem: Callable[[], str] = lambda: "",
     ) -> None:
-        """`model` is the base model's name; `logged` says to record what no tenant uses, too."""
+        """Open no account yet.
+
+        Args:
+            limits: the tenants' limits.
+            record: gets the usage of each request.
+            model: the base model's name.
+            logged: record the requests without a tenant, too.
+            log_problem: returns why the usage log cannot be written, "" if it can.
+        """
         self._limits = limits
         self.record = record
         self.logged = logged
         self.model = model
         self._running: set[Open] = set()
         self._ended = asyncio.Event()
-        self.log_problem: Callable[[], str] = lambda: ""
-        """What keeps the usage log from being written."""
+        self.log_problem = log_problem
 
     @property
     def counts_alone(self) -> bool:

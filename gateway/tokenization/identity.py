@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _KEPT_ANSWERS = 16
-# Of tokens that one side alone has: a few special ones are usual.
-_MOST_MISSING, _MISSING_SHARE = 1024, 0.025
+# Two files of one tokenizer differ in special tokens. A larger share means another vocabulary.
+_MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
 class TokenizerIdentity:
@@ -58,8 +58,8 @@ class TokenizerIdentity:
             if own[token_id] != others[token_id]:
                 has, here = others[token_id], own[token_id]
                 return f"has {has!r} as token {token_id}; here: {here!r}."
-        missing = len(own.keys() ^ others.keys())
-        if missing > max(_MOST_MISSING, int(_MISSING_SHARE * len(others))):
+        unshared = len(own.keys() ^ others.keys())
+        if unshared > max(_MAX_UNSHARED_TOKENS, int(_MAX_UNSHARED_SHARE * len(others))):
             return f"has {len(others)} tokens; here: {len(own)}."
         ids = list(tokenizer.encode(text, add_special_tokens=False).ids)
         own_ids = self.encode(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops.commands.engine import DEFAULT_VERSION, add_plan_arguments, read_plan, show_memory
+from ops.deployment.launch import CORE_MODEL
 
 if TYPE_CHECKING:
     from ops.deployment.engine_plan import Plan
@@ -27,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--triton-name",
-        default="tensorrt_llm",
+        default=CORE_MODEL,
         metavar="NAME",
-        help="the name in Triton of the model that runs the engine (default: tensorrt_llm)",
+        help="the name in Triton of the model that runs the engine (default: %(default)s)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: the last part of NAME, here"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters import npy_files
-from adapters.file_kinds import GGUF, find_gguf
+from adapters.file_kinds import describe_gguf
 from ops.commands import admin_api, lora_agent
 from ops.commands.admin_api import AdminApi
+from ops.commands.folders import adapter_folder_problem
 
 if TYPE_CHECKING:
     from adapters.adapter import Adapter
@@ -101,13 +102,11 @@ def _list(found: Any) -> None:
 
 
 def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise SystemExit(f"gateway lora: {folder} {what}; name the adapter's folder")
+    if problem := adapter_folder_problem(folder):
+        raise SystemExit(f"gateway lora: {problem}")
     found = [folder / file for file in names if (folder / file).is_file()]
     if not found:
-        other = find_gguf(folder)
-        instead = "" if other is None else f"; {other} {GGUF.words}"
+        instead = describe_gguf(folder, "; ")
         raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}{instead}")
     files = [("file", (path.name, path.open("rb"))) for path in found]
     try:

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ops.commands.folders import adapter_folder_problem
+
 if TYPE_CHECKING:
     from ops.local_stack.stack import Options
 
@@ -173,9 +175,8 @@ def _adapter(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name or not folder:
         raise argparse.ArgumentTypeError(f"found {text!r}, allowed NAME=DIR")
-    if not Path(folder).is_dir():
-        what = "is a file" if Path(folder).exists() else "does not exist"
-        raise argparse.ArgumentTypeError(f"{name}: {folder} {what}; name the adapter's folder")
+    if problem := adapter_folder_problem(Path(folder)):
+        raise argparse.ArgumentTypeError(f"{name}: {problem}")
     return name, Path(folder)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.config_json import ConfigError, read_config
 from adapters.engine_config import engine_config, is_trtllm_checkpoint
-from adapters.file_kinds import GGUF, find_gguf
+from adapters.file_kinds import describe_gguf
 from adapters.model_files import tokenizer_problems, weight_problems
 from ops.local_stack.errors import StackError
 
@@ -90,8 +90,7 @@ def require_files(model: Path) -> None:
     """Raises StackError naming a file that the model's folder lacks."""
     for needed in ("config.json", "tokenizer.json"):
         if not (model / needed).exists():
-            name = find_gguf(model)
-            instead = "" if name is None else f", and {name} {GGUF.words}"
+            instead = describe_gguf(model, ", and ")
             raise StackError(f"--model: {model}/{needed} does not exist{instead}")
     problems = [str(problem) for problem in tokenizer_problems(model)]
     try:

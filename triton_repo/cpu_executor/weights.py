@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adapters.adapter import TensorInfo
 from adapters.convert import to_float32
 from adapters.errors import AdapterError
-from adapters.model_files import weight_problems
+from adapters.model_files import find_weights, weight_problems
 from adapters.safetensors import read_header
 
 _NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -39,7 +39,7 @@ def files(folder: Path) -> list[Path]:
     """The weight files of a model folder. Raises ValueError for what is missing or no weights."""
     if problems := weight_problems(folder):
         raise ValueError("\n".join(map(str, problems)))
-    return sorted(folder.glob("model*.safetensors"))
+    return find_weights(folder)
 
 
 def load_float32(folder: Path) -> dict[str, NDArray[np.float32]]:

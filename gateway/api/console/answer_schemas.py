@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.api.answer_schemas import Count, Described
+from gateway.api.answer_schemas import Count, Described, TroubleState
 
 
 class _Facts(Described):
@@ -142,14 +142,6 @@ class Point(_Facts):
 class History(_Facts):
     step: Count
     points: dict[str, Point]
-
-
-class TroubleState(_Facts):
-    level: Literal["warning", "error", "critical"]
-    text: str
-    since: float
-    times: Count = 0
-    last: str = ""
 
 
 class State(_Facts):

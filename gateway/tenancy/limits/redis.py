@@ -102,7 +102,6 @@ class SharedLimits:
         """Of requests that Redis let in before it went away, for when it is back; the thread's."""
         self._renewed = 0.0
         self._sha = ""
-        self._client: Any = None
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -203,12 +202,12 @@ class SharedLimits:
         """One round trip; whether it was the last."""
         batch, ended = self._next_batch()
         try:
-            with self._primary.use() as self._client:
-                if not batch and not isinstance(self._client, load().RedisCluster):
-                    self._client.ping()  # a demotion is noticed though nobody asks for anything
-                self._send(batch)
+            with self._primary.use() as client:
+                if not batch and not isinstance(client, load().RedisCluster):
+                    client.ping()  # a demotion is noticed though nobody asks for anything
+                self._send(client, batch)
                 batch = []
-                self._renew(at_once=ended)
+                self._renew(client, at_once=ended)
         except failures() as error:
             log.warning("limits are not shared now: Redis fails: %s", describe(error))
             self._lose(batch)
@@ -220,10 +219,10 @@ class SharedLimits:
     def _connect(self) -> bool:
         """Whether Redis can be used from now on."""
         try:
-            with self._primary.use() as self._client:
-                self._sha = self._client.script_load(script.SCRIPT)
+            with self._primary.use() as client:
+                self._sha = client.script_load(script.SCRIPT)
                 # Without replicas or memory, say, it takes scripts and lets them write nothing.
-                self._call([script.renew(_PROBE, Own(places=1))])
+                self._call(client, [script.renew(_PROBE, Own(places=1))])
         except failures() as error:
             self._why = describe(error)
             return False
@@ -255,11 +254,11 @@ class SharedLimits:
             return batch, False
         return batch, True
 
-    def _send(self, batch: list[_Item]) -> None:
+    def _send(self, client: Any, batch: list[_Item]) -> None:
         calls = [(item, call) for item in batch if (call := self._call_for(item)) is not None]
         if not calls:
             return
-        results = self._call([call for _, call in calls])
+        results = self._call(client, [call for _, call in calls])
         decided: list[tuple[_Answer, Decision | None, LimitRequest]] = []
         for (item, _), result in zip(calls, results, strict=True):
             if isinstance(item, _Pending):
@@ -298,18 +297,19 @@ class SharedLimits:
             own.held += request.tokens
             own.budgets = {**own.budgets, **request.budgets}
 
-    def _call(self, calls: Sequence[Call]) -> list[list[int] | None]:
+    def _call(self, client: Any, calls: Sequence[Call]) -> list[list[int] | None]:
         """The script's answers, in one round trip; None, as if Redis had done nothing, for what
         failed by its key or makes no sense.
 
         Raises the first error that is not a key's.
         """
-        results, lost = self._pipelined(calls), errors().NoScriptError
+        results, lost = self._pipelined(client, calls), errors().NoScriptError
         if any(isinstance(result, lost) for result in results):
             # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
-            self._sha = self._client.script_load(script.SCRIPT)
+            self._sha = client.script_load(script.SCRIPT)
             again = [i for i, result in enumerate(results) if isinstance(result, lost)]
-            for i, result in zip(again, self._pipelined([calls[i] for i in again]), strict=True):
+            renewed = self._pipelined(client, [calls[i] for i in again])
+            for i, result in zip(again, renewed, strict=True):
                 results[i] = result
         return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
 
@@ -334,13 +334,13 @@ class SharedLimits:
         answer: list[int] = result
         return answer
 
-    def _pipelined(self, calls: Sequence[Call]) -> list[Any]:
+    def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
         """By server, where there are several; a cluster client's own pipeline asks twice."""
         lease_ms = int(_LEASE_S * 1000)
         commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
         at_server: dict[Any, list[int]] = {}
         for i, call in enumerate(calls):
-            at_server.setdefault(server_of(self._client, call.key), []).append(i)
+            at_server.setdefault(server_of(client, call.key), []).append(i)
         results: list[Any] = [None] * len(calls)
         for server, indices in at_server.items():
             pipeline = server.pipeline(transaction=False)
@@ -350,23 +350,17 @@ class SharedLimits:
             for i, answer in zip(indices, answers, strict=True):
                 # A key that has moved: nothing was done, and the cluster's client finds it.
                 moved = isinstance(answer, errors().AskError)
-                results[i] = self._redirected(commands[i]) if moved else answer
+                results[i] = _redirected(client, commands[i]) if moved else answer
         return results
 
-    def _redirected(self, command: tuple[object, ...]) -> Any:
-        try:
-            return self._client.execute_command(*command)
-        except errors().ResponseError as error:
-            return error
-
-    def _renew(self, *, at_once: bool) -> None:
+    def _renew(self, client: Any, *, at_once: bool) -> None:
         """Tells what really runs here, before the leases end: a gateway that dies tells no more."""
         now = time.monotonic()
         if now - self._renewed < _RENEW_S and not at_once:
             return
         self._renewed = now
         changed = [(tenant, own) for tenant, own in self._own.items() if own.changed]
-        self._call([script.renew(tenant, own) for tenant, own in changed])
+        self._call(client, [script.renew(tenant, own) for tenant, own in changed])
         for _, own in changed:
             own.changed = bool(own.places or own.held or own.spent > own.known)
 
@@ -420,3 +414,10 @@ class SharedLimits:
             second = decision.now_ms // 1000
             places = request.places if "concurrent_requests" in request.limits else 0
             self.settle(Settlement(request, second, request.tokens, second, places=places))
+
+
+def _redirected(client: Any, command: tuple[object, ...]) -> Any:
+    try:
+        return client.execute_command(*command)
+    except errors().ResponseError as error:
+        return error

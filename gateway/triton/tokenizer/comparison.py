@@ -19,7 +19,8 @@ TEXT = (
 )
 """What the tokenizers are compared by: several scripts, digits, spaces and code."""
 
-_MOST_PADDING, _PADDING_SHARE = 1024, 0.025
+# Engines pad the embedding's rows to a multiple. More rows than this mean another vocabulary.
+_MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Tokens beyond the engine's that no text makes, such as a padding token.
 _MOST_SPARE = 64
 
@@ -82,7 +83,7 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
     Rows without a token are usual: 50,295 tokens in 51,200, 100,002 in 102,400.
     """
     size = 0 if engine is None else engine.vocab_size or 0
-    padding = max(_MOST_PADDING, int(_PADDING_SHARE * size))
+    padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))
     if not size or 0 <= size - own.vocab_size <= padding:
         return None
     return f"GATEWAY_TOKENIZER_DIR has {own.vocab_size} tokens, the engine {size}."
