@@ -15,7 +15,7 @@ FOLDERS = ("tests", "f2py", "distutils", "include")
 """The last three are numpy's: they compile extensions."""
 
 PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
-"""grpc's interfaces from before 1.0, what numpy's users test with, and a client that needs gevent."""
+"""Interfaces of grpc from before 1.0, helpers for tests, and a client that needs gevent."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),

@@ -255,14 +255,14 @@ class Engine:
         odd = await self._tokenizer_check.check(
             self._wanted.core, selection.capabilities, ready=self.ready
         )
-        return replace(selection, of_tokenizer=odd and f"{self._client.endpoint}: {odd}")
+        return replace(selection, of_tokenizer=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
         """Keep what operators should know of what is driven, and log it where it is new."""
         if self._selection is not None:
             self._selection = selection
         if selection.warning is not None and selection.warning != self._warned:
-            log.warning("%s", selection.warning)
+            log.warning("%s: %s", self._client.endpoint, selection.warning)
         self._warned = selection.warning
 
     async def _prove(self, capabilities: ModelCapabilities) -> None:

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import DESKTOP, PATIENCE_MS, PHONE, barriers, looking_at, overflows
-from tests.support.gateway_process import GatewayProcess, tenant, write_config
+from tests.support.gateway_process import GatewayProcess
+from tests.support.key_dialog import asked_for_key
 from tests.support.local_stack import Stack
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -368,12 +369,7 @@ def test_the_theme_is_chosen_and_stays(page: Page) -> None:
 def test_a_key_is_asked_for_and_kept_nowhere(
     browser: Browser, stack: Stack, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"))
-    with (
-        GatewayProcess(tmp_path / "g", stack, config=config) as gateway,
-        looking_at(browser, gateway.url, refused=(401,)) as page,
-    ):
-        dialog = page.get_by_role("dialog", name="Key")
+    with asked_for_key(browser, stack, tmp_path) as (page, dialog):
         dialog.get_by_label("Your key").fill("sk-wrong")
         _button(dialog, "Use this key").click()
         expect(dialog.get_by_role("button", name="Forget it")).to_be_visible()

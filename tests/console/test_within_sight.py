@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import PATIENCE_MS, PHONE, looking_at, overflows
-from tests.support.gateway_process import GatewayProcess, tenant, write_config
+from tests.support.key_dialog import asked_for_key
 from tests.support.local_stack import Stack
 from tests.support.operated_gateway import ADMIN, Operated
 from tests.support.operators_page import operating
@@ -147,12 +147,7 @@ def test_no_line_of_facts_ends_with_a_dot(page: Page) -> None:
 def test_a_key_is_asked_for_in_a_persons_words(
     browser: Browser, stack: Stack, tmp_path: Path
 ) -> None:
-    config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"))
-    with (
-        GatewayProcess(tmp_path / "g", stack, config=config) as gateway,
-        looking_at(browser, gateway.url, refused=(401,)) as page,
-    ):
-        dialog = page.get_by_role("dialog", name="Key")
+    with asked_for_key(browser, stack, tmp_path) as (page, dialog):
         expect(dialog).to_contain_text("This server needs a key")
         expect(dialog).not_to_contain_text(OF_THE_API)
         dialog.get_by_role("button", name="Cancel").click()

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 import pytest
 import redis
 from cryptography.hazmat.primitives import serialization
-from tritonclient.grpc import service_pb2 as pb
 
 from adapters.errors import SourceUnavailable
 from certificates.contexts import CertificateError, ClientFiles, client_context, server_context
@@ -42,6 +41,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import running_redis
 from tests.support.secure_gateway import SecureGateway, trust_of
 from tests.support.tls_proxy import TlsProxy, serial_of
+from tests.support.wire_requests import stream_request
 
 READ_AGAIN = "read again, for new connections"
 UNUSABLE = "the files have changed and cannot be used"
@@ -333,21 +333,6 @@ def test_a_server_of_another_name_is_not_trusted(authority: Authority) -> None:
                 assert secure.recv(4) == b"word"
 
 
-def _stream_request(tokens: int) -> bytes:
-    message = pb.ModelInferRequest(model_name="tensorrt_llm", id=f"r{tokens}")
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
-    for name, values in (
-        ("input_ids", [5, 6]),
-        ("input_lengths", [2]),
-        ("request_output_len", [tokens]),
-    ):
-        message.inputs.add(name=name, datatype="INT32", shape=[1, len(values)])
-        message.raw_input_contents.append(b"".join(n.to_bytes(4, "little") for n in values))
-    message.inputs.add(name="streaming", datatype="BOOL", shape=[1, 1])
-    message.raw_input_contents.append(b"\x01")
-    return message.SerializeToString()
-
-
 @contextlib.asynccontextmanager
 async def _triton_behind_tls(authority: Authority, stack: Stack) -> AsyncIterator[TlsProxy]:
     host, _, port = stack.triton_grpc.partition(":")
@@ -366,7 +351,7 @@ async def test_connections_to_triton_use_renewed_certificates(
     async with _triton_behind_tls(authority, stack) as proxy, asyncio.timeout(60):
         client = TritonClient(f"grpcs://127.0.0.1:{proxy.port}", options)
         try:
-            stream = await client.infer(_stream_request(300), metadata={})
+            stream = await client.infer(stream_request(300), metadata={})
             assert await stream.read() is not None
             assert proxy.serials == [serial_of(first["crt"])]
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from gateway.conversations.store import Conversations
 
@@ -15,12 +16,10 @@ GATEWAYS = "conversations:{all}:gateways"
 
 
 @contextlib.asynccontextmanager
-async def following(
-    folder: Path, url: str | None, *, ephemeral: bool = False
-) -> AsyncIterator[Conversations]:
+async def following(folder: Path, url: str | None, **more: Any) -> AsyncIterator[Conversations]:
     """One that keeps its disk and Redis alike while the context is open."""
     bounds = {"ttl_s": 10**6, "tenant_bytes": TENANT_BYTES}
-    async with Conversations(folder, url, **bounds, ephemeral=ephemeral) as store:
+    async with Conversations(folder, url, **bounds, **more) as store:
         task = asyncio.create_task(store.follow())
         try:
             yield store

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import yaml
 
 from adapters import base_model_json
 from adapters.base_model import read_base_model
@@ -22,6 +21,7 @@ from gateway.config.tenants import key_hash, new_key
 from tests.support.adapter_store import becomes
 from tests.support.disk_engine import DiskEngine, save_model
 from tests.support.fake_triton import serving
+from tests.support.gateway_process import write_config
 from tests.support.in_process import running
 from tests.support.lora_files import qv_tensors, write_peft
 
@@ -37,11 +37,7 @@ NOTE = "trained on weights quantized as unsloth-bnb-4bit"
 
 
 def _write_config(path: Path, **sections: Any) -> Path:
-    """Puts another file in the place of `path` in one step."""
-    new = path.with_suffix(".new")
-    sections = {"admin_keys": [key_hash(ADMIN)], "tenants": [], **sections}
-    new.write_text(yaml.safe_dump(sections), encoding="utf-8")
-    return new.replace(path)
+    return write_config(path, **{"admin_keys": [key_hash(ADMIN)], **sections})
 
 
 @contextlib.asynccontextmanager

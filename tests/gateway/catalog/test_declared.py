@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from adapters import npy
 from gateway.config.file import ConfigurationError, load
@@ -23,6 +22,7 @@ from tests.support.authority import Authority
 from tests.support.disk_engine import DiskEngine, save_model
 from tests.support.fake_triton import serving
 from tests.support.file_servers import FileServer
+from tests.support.gateway_process import write_config
 from tests.support.in_process import metric_of, running
 from tests.support.lora_files import linear_content, qv_tensors, write_peft
 from tests.support.redis_server import RedisServer
@@ -36,11 +36,7 @@ def _adapter(folder: Path, seed: int) -> Path:
 
 
 def _declare(path: Path, **sections: Any) -> Path:
-    """Puts another file in the place of `path` in one step."""
-    new = path.with_suffix(".new")
-    sections = {"admin_keys": [key_hash(ADMIN)], "tenants": [], **sections}
-    new.write_text(yaml.safe_dump(sections), encoding="utf-8")
-    return new.replace(path)
+    return write_config(path, **{"admin_keys": [key_hash(ADMIN)], **sections})
 
 
 @contextlib.asynccontextmanager

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,29 +10,16 @@ import pytest
 from gateway.conversations import store as store_module
 from gateway.conversations.record import DELETED, FINAL, Record
 from gateway.conversations.shared import SharedConversations
-from gateway.conversations.store import Conversations
 from lora_store import redis_role
 from lora_store.primary import RedisUnavailable
 from ops.local_stack.ports import LOCALHOST
-from tests.support.conversations import TENANT_BYTES, until
+from tests.support.conversations import TENANT_BYTES, following, until
 from tests.support.moved_redis import Forwarder, one_address
 from tests.support.redis_fleet import PASSWORD, Process, running_sentinels
 from tests.support.redis_fleet import until as sync_until
 
 TIMEOUT_S = 6.0
 PREFIX = "conversations:{.t}:r:"
-
-
-@contextlib.asynccontextmanager
-async def _following(folder: Path, url: str) -> AsyncIterator[Conversations]:
-    bounds = {"ttl_s": 10**6, "tenant_bytes": TENANT_BYTES}
-    async with Conversations(folder, url, **bounds, redis_timeout_s=TIMEOUT_S) as store:
-        task = asyncio.create_task(store.follow())
-        try:
-            yield store
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
@@ -49,8 +33,8 @@ async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
         slower_url = f"redis://:{PASSWORD}@{LOCALHOST}:{of_slower.port}/0"
         # The first of the workers is the one that brings.
         async with (
-            _following(tmp_path / "1", redis.url) as quicker,
-            _following(tmp_path / "1", slower_url) as slower,
+            following(tmp_path / "1", redis.url, redis_timeout_s=TIMEOUT_S) as quicker,
+            following(tmp_path / "1", slower_url, redis_timeout_s=TIMEOUT_S) as slower,
         ):
             conversation = Record("conv_1", b"head")
             kept = [Record(f"resp_{n}", b"data", FINAL) for n in range(3)]
@@ -72,7 +56,7 @@ async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
             old.client().execute_command("REPLICAOF", LOCALHOST, new.port)
             await until(lambda: at_new.exists(f"{PREFIX}resp_2", f"{PREFIX}i1") == 2)
             await until(lambda: str(at_new.get(f"{PREFIX}resp_1")).endswith("\\n'"))
-            async with _following(tmp_path / "2", redis.url) as another:
+            async with following(tmp_path / "2", redis.url, redis_timeout_s=TIMEOUT_S) as another:
                 found = await another.get("t", ["resp_0", "resp_1", "resp_2"])
                 assert found == [kept[0], None, kept[2]]
                 assert await another.members("t", "conv_1") == [item]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton import grpcio
@@ -22,6 +21,7 @@ from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.repository import PARAMETERS
 from tests.support.authority import Authority
 from tests.support.triton_server import MODEL, Server, serving
+from tests.support.wire_requests import stream_request
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
@@ -71,23 +71,8 @@ async def client_of(endpoint: str, options: ConnectionOptions) -> AsyncIterator[
         await client.close()
 
 
-def request(tokens: int) -> bytes:
-    message = pb.ModelInferRequest(model_name="tensorrt_llm", id=f"r{tokens}")
-    message.parameters["triton_enable_empty_final_response"].bool_param = True
-    for name, values in (
-        ("input_ids", [5, 6]),
-        ("input_lengths", [2]),
-        ("request_output_len", [tokens]),
-    ):
-        message.inputs.add(name=name, datatype="INT32", shape=[1, len(values)])
-        message.raw_input_contents.append(b"".join(n.to_bytes(4, "little") for n in values))
-    message.inputs.add(name="streaming", datatype="BOOL", shape=[1, 1])
-    message.raw_input_contents.append(b"\x01")
-    return message.SerializeToString()
-
-
 async def count_tokens(client: TritonClient, tokens: int, **metadata: str) -> int:
-    stream = await client.infer(request(tokens), metadata=metadata)
+    stream = await client.infer(stream_request(tokens), metadata=metadata)
     count = 0
     while (response := await stream.read()) is not None:
         assert not response.error_message
@@ -275,7 +260,7 @@ async def test_a_stream_that_was_left_is_not_read_any_more(
     """Left between two reads, as at a deadline while somebody works on what has come."""
     options = ConnectionOptions(transport, **known, metadata=KEY)
     async with client_of(endpoint, options) as client:
-        stream = await client.stream(request(1000), bytes)  # which takes five seconds
+        stream = await client.stream(stream_request(1000), bytes)  # which takes five seconds
         assert await stream.read()
         stream.leave()
         stream.leave()

@@ -67,6 +67,16 @@ def _engines(place: Place, count: int, gpus: str) -> None:
     place.edit(CORE, "count: 1", f"count: {count}")
 
 
+def _core_alone_of(place: Place, version: str) -> None:
+    """Leave the C++ core model alone, with an engine of `version` and its name for statistics."""
+    for name in (ENSEMBLE, BLS):
+        shutil.rmtree(place.repository / name)
+    _cxx_backend(place)
+    place.set(CORE, "guided_decoding_backend", "")
+    place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"')
+    place.build("", version=version)
+
+
 def _unset_fraction(place: Place) -> None:
     place.set(CORE, "kv_cache_free_gpu_mem_fraction", "${kv_cache_free_gpu_mem_fraction}")
 
@@ -392,25 +402,15 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "names that the engine's release does not read": Mistake(
         lambda place: (
-            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
-            _cxx_backend(place),
-            place.set(CORE, "guided_decoding_backend", ""),
+            _core_alone_of(place, "1.2.0rc3"),
             place.edit(CORE, '"min_length"', '"min_tokens"'),
-            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
-            place.build("", version="1.2.0rc3"),
         ),
         error(CORE, "random_seed"),
         "the engine is of TensorRT-LLM 1.2.0rc3, whose backend reads seed",
         "gateway repo render --release",
     ),
     "a release that exists with two sets of names": Mistake(
-        lambda place: (
-            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
-            _cxx_backend(place),
-            place.set(CORE, "guided_decoding_backend", ""),
-            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
-            place.build("", version="0.19.0"),
-        ),
+        lambda place: _core_alone_of(place, "0.19.0"),
         note(CORE, "release"),
         "container 25.05",
         "--trtllm-version 25.05",
