@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, where it is not what its name says.
+"""Kinds of files by their first bytes, for files that are not what their names say.
 
 Models and adapters come as downloads, and some of them are something else: the pointer that Git
 leaves where Git LFS is not installed, a pickle, a file of llama.cpp. Only the first bytes are read.
@@ -26,7 +26,7 @@ class FileKind:
 
     @property
     def words(self) -> str:
-        """What is found and what to do, to be put after the file's name."""
+        """The finding and what to do, to be put after the file's name."""
         return f"is {self.name}; {self.fix}"
 
 

@@ -1,4 +1,4 @@
-"""Whether the files of a model's folder are all there, and what they say that they are."""
+"""Checks of a model's folder: files that are missing, cut or of another kind."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     limit = min(size - 8, _MAX_HEADER)
     if len(prefix) < 8 or not 2 <= length <= limit:
         head = prefix + file.read(HEAD_BYTES - len(prefix))
-        raise CorruptFile(name, "header length", length, f"2 .. {limit}", says=_told(head, size))
+        raise CorruptFile(
+            name, "header length", length, f"2 .. {limit}", says=_describe_bad_head(head, size)
+        )
     raw = file.read(length)
     parts = sum(map(raw.count, (b"{", b"[", b",", b'"')))
     if parts > _MAX_PARTS:
@@ -53,8 +55,8 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _told(head: bytes, size: int) -> str:
-    """What is wrong with a file that does not begin as safetensors does."""
+def _describe_bad_head(head: bytes, size: int) -> str:
+    """Return what is wrong with a file that does not begin as safetensors does."""
     if not head:
         return "is empty; save or download it again"
     if (kind := kind_of(head)) is not None:

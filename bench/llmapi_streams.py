@@ -1,4 +1,4 @@
-"""Whether Triton survives llmapi's streams: this project's model, and one that polls as upstream's.
+"""Survival of Triton under llmapi's streams, with this project's model and one that polls.
 
     python -m bench.llmapi_streams [--chats 5000] [--concurrency 32]
 
@@ -48,7 +48,7 @@ class Chats:
 
     @property
     def triton_lives(self) -> bool:
-        """Whether the process that was started still runs."""
+        """True while the process that was started runs."""
         return self._triton.is_running() and self._triton.status() != psutil.STATUS_ZOMBIE
 
     async def run(self, count: int, concurrency: int) -> None:

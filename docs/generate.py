@@ -150,7 +150,7 @@ def _repository_fields() -> str:
 
 
 def _tensor_names() -> str:
-    """Those that were renamed."""
+    """Return the inputs that TensorRT-LLM renamed."""
     rows = ([f"`{name}`" for name in known] for known in names.RENAMED)
     return _table(("older", "newer"), rows)
 

@@ -40,7 +40,7 @@ from gateway.api.responses.background import Background
 from gateway.api.responses.keeping import Unkept
 from gateway.api.responses.looks import Looks
 from gateway.api.responses.unfinished import Unfinished
-from gateway.conditions import following_conditions
+from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.errors import TooManyConnections
@@ -91,7 +91,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         workers = None if worker is None else worker.folder
         async with (
             running_service(settings, prompts, workers) as api.state.service,
-            following_conditions(api.state.service, lambda: api.state.connections.problem),
+            poll_conditions(api.state.service, lambda: api.state.connections.problem),
             Background(api.state.service) as api.state.background,
         ):
             api.state.unfinished = Unfinished(api.state.service, api.state.background.runs)

@@ -13,8 +13,8 @@ from gateway.replica_setup import guessed
 from gateway.service import Service
 from gateway.tenancy.access import open_to_others
 
-_LOOK_S = 0.5
-_SELDOM = 10  # looks after which what takes longer is looked at
+_POLL_INTERVAL_S = 0.5
+_THOROUGH_EVERY_POLLS = 10  # looks after which what takes longer is looked at
 
 
 class _Condition(NamedTuple):
@@ -27,9 +27,7 @@ class _Condition(NamedTuple):
 
 
 @asynccontextmanager
-async def following_conditions(
-    service: Service, connections: Callable[[], str]
-) -> AsyncIterator[None]:
+async def poll_conditions(service: Service, connections: Callable[[], str]) -> AsyncIterator[None]:
     """Keep the service's troubles current while the context is open.
 
     `connections` says what becomes of connections while there are too many.
@@ -46,14 +44,14 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
     troubles = service.troubles
     for number in count():
         try:
-            look(service, connections(), thoroughly=number % _SELDOM == 0)
+            look(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
         except Exception as error:  # whatever is wrong with one of them, this must go on looking
             # Its words may be of clients or of secrets; the log has the traceback.
             text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
         else:
             troubles.clear("conditions")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
 def look(service: Service, connections: str, *, thoroughly: bool = True) -> None:
@@ -64,7 +62,7 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
         connections: What becomes of connections while there are too many; else empty.
         thoroughly: Also look at what takes longer with many adapters.
     """
-    found = [*_of_stores(service, connections), *_of_models(service)]
+    found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
     if thoroughly:
         told = {str(n): each for n, each in enumerate(service.adapters.warnings())}
         found.append(_Condition("adapter_caches", WARNING, told))
@@ -73,7 +71,7 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
     service.unknown_models.step()
 
 
-def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
+def _find_store_conditions(service: Service, connections: str) -> Iterator[_Condition]:
     redis = service.adapters.store.redis_failure
     away = f"{redis}; changes are this gateway's alone, and adapters come from its disk"
     yield _Condition("redis", WARNING, _one(away if redis else ""))
@@ -95,7 +93,7 @@ def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
     yield _Condition("no_keys", WARNING, _one(open_to_others(service.settings, current)))
 
 
-def _of_models(service: Service) -> Iterator[_Condition]:
+def _find_model_conditions(service: Service) -> Iterator[_Condition]:
     adapters, warnings, files = service.adapters, {}, {}
     for replica in service.replicas:
         selection = replica.engine.last_selection

@@ -298,7 +298,7 @@ class Meter:
     """Of what was broken off: tokens that had come and were not read yet, and what beam searches
     and whole answers may have come to, of which the engine tells at the end only."""
     whole_under_way: bool = False
-    """Whether a whole answer was broken off while its engine, for all that is known, made it."""
+    """True if an answer in one piece was broken off while its engine seemed to work on it."""
     running: list[Running] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)

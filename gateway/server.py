@@ -12,7 +12,7 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.server import Server, bind
-from gateway.http.tls import watched_context
+from gateway.http.tls import load_server_context
 from gateway.http.workers import Worker, Workers, refuse
 from gateway.memory import trim
 from gateway.observability.logs import configure_logging
@@ -58,7 +58,7 @@ class Gateway:
 def serve(settings: Settings) -> int:
     """Blocks; returns the exit code. Raises ConfigurationError, for a taken port too."""
     configure_logging(settings.log_level, settings.log_format)
-    watched_context(settings)  # what is wrong with the files is told before anything starts
+    load_server_context(settings)  # what is wrong with the files is told before anything starts
     tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)

@@ -73,7 +73,7 @@ class Service:
     declared: Declared
     router: Router
     troubles: Troubles
-    """What is wrong and still holds; `conditions` keeps most of it."""
+    """Conditions that hold now; `conditions` finds most of them."""
     unknown_models: UnknownModels
     metrics: Metrics
     monitor: Monitor

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from certificates.watched import Follower
+from certificates.reloading import CertificatePoller
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.catalog.mapped import MappedModels, MappedRouter
@@ -114,8 +114,8 @@ async def running_service(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
             _keys(settings, access, metrics, workers) as keys,
-            Follower() as follower,
-            _accounting(settings, configuration, metrics, follower.look_now) as accounting,
+            CertificatePoller() as follower,
+            _accounting(settings, configuration, metrics, follower.read_now) as accounting,
             _conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
             FollowedOverrides(

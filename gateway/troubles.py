@@ -1,4 +1,4 @@
-"""What is wrong at this process and still holds, for `/health/ready` and the operators' page.
+"""Conditions of this process that still hold, for `/health/ready` and the operators' page.
 
 A condition has a kind, which is a word of this code, so there are few. A kind may hold for many
 items, such as adapters: some are listed, and one entry tells how many others there are.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 log = logging.getLogger(__name__)
 
-MOST_OF_KIND = 20
+MAX_ITEMS_OF_KIND = 20
 """Items of one kind that are listed."""
 MAX_CHARS = 1000
 MAX_ITEM_CHARS = 200
@@ -122,7 +122,7 @@ class Troubles:
                 log.info("over: %s", trouble.text)
 
     def facts(self) -> dict[str, dict[str, object]]:
-        """What holds, by name, the worst first."""
+        """Return the conditions that hold, by name, the worst first."""
         found = [
             (f"{kind} {item}".rstrip(), trouble)
             for kind, items in self._held.items()
@@ -133,8 +133,8 @@ class Troubles:
 
 
 def _first(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
-    """Those that are listed: whoever is listed stays, so that a flood pushes none out."""
-    return sorted(texts, key=lambda item: (item not in before, item))[:MOST_OF_KIND]
+    """Return the items to list. A listed item stays, so a flood of new ones cannot displace it."""
+    return sorted(texts, key=lambda item: (item not in before, item))[:MAX_ITEMS_OF_KIND]
 
 
 def _clean(text: str, most: int = MAX_CHARS) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from lora_store.redis_role import agreeing_sentinels, checked, greet
-from lora_store.redis_tls import with_kept_files
+from lora_store.redis_tls import with_memory_files
 from lora_store.redis_url import RedisUrl
 
 
@@ -65,7 +65,7 @@ def connect(
     with their first command.
     """
     redis = load()
-    server = with_kept_files(url.server)
+    server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
     # redis-py's annotations promise str or awaitables, by version; these clients give neither.
@@ -130,8 +130,8 @@ def channel_url(url: RedisUrl, client: Any) -> str:
     In a cluster every server passes on what was published at any.
     """
     if url.kind == "server":
-        return with_kept_files(url.server)
+        return with_memory_files(url.server)
     if url.kind == "cluster":
         node = random.choice(client.get_nodes())
-        return with_kept_files(url.at(node.host, node.port))
-    return with_kept_files(url.at(*client.connection_pool.get_master_address()))
+        return with_memory_files(url.at(node.host, node.port))
+    return with_memory_files(url.at(*client.connection_pool.get_master_address()))

@@ -7,14 +7,14 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from certificates.contexts import ClientFiles
-from certificates.kept_files import keep_files
+from certificates.memory_files import copy_to_memory
 
 _NAME = "certificates of the connections to Redis"
 _OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PASSWORD = "ssl_password"
 
 
-def with_kept_files(url: str) -> str:
+def with_memory_files(url: str) -> str:
     """Return the URL of one server with files that stay usable in place of its certificate files.
 
     The URL stays as it is where it names none. It also does where the files cannot be used yet:
@@ -28,7 +28,7 @@ def with_kept_files(url: str) -> str:
     try:
         # Releases of redis-py decode it once or twice.
         password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
-        kept = keep_files(_NAME, ClientFiles(*named), password)
+        kept = copy_to_memory(_NAME, ClientFiles(*named), password)
     except OSError:
         return url
     paths = {name: str(path) for name, path in zip(_OPTIONS, kept, strict=True) if path}

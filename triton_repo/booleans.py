@@ -5,9 +5,9 @@ know, upstream's models and backend read in silence as false, or as a default.
 """
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
-"""What `tensorrt_llm` reads, in upper or lower case: in C++ every other word is false."""
+"""Words that `tensorrt_llm` reads, in upper or lower case: in C++ every other word is false."""
 MODEL_TRUE, MODEL_FALSE = (*TRUE, "t", "yes", "y"), (*FALSE, "f", "no", "n")
-"""What preprocessing, postprocessing and tensorrt_llm_bls read, in upper or lower case."""
+"""Words that preprocessing, postprocessing and tensorrt_llm_bls read, in upper or lower case."""
 
 
 def parse_boolean(value: str, *, of_text_model: bool = False) -> bool:

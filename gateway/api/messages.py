@@ -35,7 +35,7 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
     successors: ClassVar[Successors] = {}
-    """Of a request: what to send in place of other endpoints' parameters."""
+    """Names to send in place of other endpoints' parameters, of a request."""
 
 
 class Lenient(Strict):

@@ -1,4 +1,4 @@
-"""What to send in place of parameters that belong to other endpoints, by endpoint.
+"""Names to send in place of parameters that belong to other endpoints, by endpoint.
 
 A name here is also in `parameter_table`, `renamed_parameters` or a request's fields, so it is never
 accepted as unknown. The path of a field stands for all names that are read as the field elsewhere.

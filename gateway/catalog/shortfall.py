@@ -39,7 +39,7 @@ class Shortfalls:
 
     @property
     def lasting(self) -> list[str]:
-        """Those that were logged and are still so."""
+        """Return the shortfalls that were logged and still hold."""
         return sorted(self._told)
 
     def note(self, found: list[str]) -> None:

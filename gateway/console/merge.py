@@ -55,7 +55,7 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _add_troubles(into: Facts, more: Facts) -> None:
-    """What any worker has; of the same one at several, the worst level and the first time."""
+    """Return the troubles of all workers; of one at several, the worst level and the first time."""
     for name, facts in more.items():
         own: Facts | None = into.get(name)
         if own is None:

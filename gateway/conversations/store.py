@@ -104,7 +104,7 @@ class Conversations:
 
     @property
     def problems(self) -> tuple[str, str]:
-        """What keeps the disk, and then Redis, from keeping them; empty where nothing does."""
+        """Why the disk, and then Redis, cannot store conversations; empty if they can."""
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
     @property

@@ -136,7 +136,7 @@ class Connections:
 
     @property
     def problem(self) -> str:
-        """What becomes of connections while there are too many, and a minute later; else empty."""
+        """A text while there are too many connections, and for a minute after; else empty."""
         return self._full if time.monotonic() - self._full_at < _TELL_AGAIN_S else ""
 
     def _tell(self, what: str) -> None:

@@ -23,7 +23,7 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
-from gateway.http.tls import watched_context
+from gateway.http.tls import load_server_context
 from gateway.http.workers import AT_ONCE, Worker
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
         self._connections = Connections(
             settings.max_connections, settings.max_connections_per_address
         )
-        self._tls = watched_context(settings)
+        self._tls = load_server_context(settings)
         self._serves_with = None if self._tls is None else self._tls.value
         self._listeners: list[socket.socket] = []
         self._renewal_fails = False

@@ -6,12 +6,12 @@ import ssl
 from functools import partial
 
 from certificates.contexts import server_context
-from certificates.watched import Watched
+from certificates.reloading import ReloadedValue
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 
 
-def watched_context(settings: Settings) -> Watched[ssl.SSLContext] | None:
+def load_server_context(settings: Settings) -> ReloadedValue[ssl.SSLContext] | None:
     """Return the server's context, made anew when its files change; None without TLS.
 
     Raises ConfigurationError for files that cannot be served with.
@@ -23,6 +23,6 @@ def watched_context(settings: Settings) -> Watched[ssl.SSLContext] | None:
     given = {name: path for name, path in files.items() if path is not None}
     names = ", ".join(given)
     try:
-        return Watched(names, given.values(), partial(server_context, cert, key, client_ca))
+        return ReloadedValue(names, given.values(), partial(server_context, cert, key, client_ca))
     except OSError as error:
         raise ConfigurationError(f"{names}: {error}") from None

@@ -26,13 +26,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from adapters.record import selected_name
 from certificates.contexts import ClientFiles
-from certificates.kept_files import keep_files
+from certificates.memory_files import copy_to_memory
 
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-"""In the order of `ClientFiles`: its fields by OpenTelemetry's names."""
+"""OpenTelemetry's names of the fields of `ClientFiles`, in their order."""
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
@@ -118,7 +118,7 @@ def _certificates() -> dict[str, str | None]:
     if not any(given):
         return dict.fromkeys(_FILES)
     try:
-        files = keep_files(
+        files = copy_to_memory(
             "certificates of the connections to the trace collector",
             ClientFiles(*(Path(name) if name else None for name in given)),
         )

@@ -137,13 +137,13 @@ class OverrideCopies:
             self._unread_at = stamp
 
     def _seen(self) -> tuple[int, int]:
-        """What tells one content of the copy on disk from the next."""
+        """A stamp that differs from one content of the copy on disk to the next."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
 
     @property
     def unreadable(self) -> str:
-        """What was wrong with the copy on disk, as long as it is there; else empty."""
+        """The error of reading the copy on disk, while that copy is there; else empty."""
         with suppress(OSError):
             if self._unread and self._seen() == self._unread_at:
                 return self._unread

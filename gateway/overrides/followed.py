@@ -55,7 +55,7 @@ class FollowedOverrides:
 
     @property
     def problem(self) -> str:
-        """What keeps them from being current; empty where nothing does."""
+        """Why overrides are not current; empty if they are."""
         return self._failure
 
     @property

@@ -68,7 +68,7 @@ class MappedPool:
 
     @property
     def misfits(self) -> dict[str, str]:
-        """By model and replica, what of a mapping does not fit the model there."""
+        """Texts by model and replica: how a mapping differs from the model there."""
         return {
             f"{mapping.model} {place.endpoint}": f"{place.endpoint}: {place.misfit}"
             for (_, mapping), place in self._places.items()

@@ -18,7 +18,7 @@ import httpx
 
 from adapters.errors import SourceNotAllowed, SourceUnavailable, SourceUnsupported
 from certificates.contexts import ClientFiles, client_context
-from certificates.watched import Watched
+from certificates.reloading import ReloadedValue
 from gateway.sources.source import Source, parse
 
 _PIECE = 1024 * 1024
@@ -183,9 +183,9 @@ def _trust() -> ssl.SSLContext | bool:
 
 
 @cache
-def _watched(file: Path) -> Watched[ssl.SSLContext]:
+def _watched(file: Path) -> ReloadedValue[ssl.SSLContext]:
     name = "certificates of the servers of adapters"
-    return Watched(name, [file], partial(client_context, ClientFiles(file)))
+    return ReloadedValue(name, [file], partial(client_context, ClientFiles(file)))
 
 
 def unavailable(

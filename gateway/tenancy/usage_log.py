@@ -82,7 +82,7 @@ class UsageLog:
 
     @property
     def problem(self) -> str:
-        """What keeps lines from the file now; empty where nothing does."""
+        """Why lines cannot be written to the file; empty if they can."""
         found = "; ".join(filter(None, (self._unopened, self._lost)))
         return found and f"the usage log {self._path} {found}"
 

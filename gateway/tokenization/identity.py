@@ -1,4 +1,4 @@
-"""What tells one tokenizer from another, for a comparison with an engine's."""
+"""Facts that differ between tokenizers, for a comparison with an engine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
 class TokenizerIdentity:
-    """That of the tokenizer in `folder`, as the gateway reads it."""
+    """Return the identity of the tokenizer in `folder`, as the gateway reads it."""
 
     def __init__(self, folder: Path, prompts: Prompts) -> None:
         self.folder = folder
@@ -71,6 +71,6 @@ class TokenizerIdentity:
 
 
 def _tokens(tokenizer: Tokenizer) -> Mapping[int, str]:
-    """By id, added ones included."""
+    """Tokens by id, added ones included."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: token for token, token_id in vocabulary.items()}

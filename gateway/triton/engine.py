@@ -41,9 +41,9 @@ _POLL_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
 # What answers late has answered by then, and a gateway that stood still itself has caught up.
 _SECOND_LOOK_TIMEOUT_S = 1.0
-_TOKENIZER_WITHIN_S = 5.0
+_TOKENIZER_TIMEOUT_S = 5.0
 # So often one with whole answers under way may leave a proof unanswered: it may just be full.
-_MOST_SILENCES = 3
+_MAX_SILENT_PROOFS = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
@@ -78,7 +78,7 @@ class Engine:
         tokenizer: OwnTokenizer | None = None,
         tokenizer_policy: TokenizerPolicy = "refuse",
     ) -> None:
-        """Without a `tokenizer` none is compared.
+        """Make an engine that has not been looked at yet; without a `tokenizer` none is compared.
 
         Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
         `tokens_per_block` are those of its KV cache.
@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def makes_no_tokens(self) -> bool:
-        """Whether it is out, or was last asked for a token in vain where that may show it dead."""
+        """True if the engine is out, or if its last proof got no token, which may show it dead."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -225,7 +225,7 @@ class Engine:
             if self._tokenizer_check is not None and self._tokenizer_check.due:
                 # So long may what else is looked for here have to wait.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_TOKENIZER_WITHIN_S):
+                    async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
                         self._warn(await self._compare_tokenizers(chosen))
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
@@ -255,7 +255,7 @@ class Engine:
         odd = await self._tokenizer_check.check(
             self._wanted.core, selection.capabilities, ready=self.ready
         )
-        return replace(selection, of_tokenizer=odd)
+        return replace(selection, tokenizer_warning=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
         """Keep what operators should know of what is driven, and log it where it is new."""
@@ -277,7 +277,7 @@ class Engine:
         )
 
     def _silence_tells(self, capabilities: ModelCapabilities, since: float) -> bool:
-        """Whether the engine must be dead as nobody has been given a token since then.
+        """Return True if the engine must be dead, as no request has got a token since then.
 
         One that answers at the end may just be busy: with long answers, and full. But it would go
         on with streams that it had begun, and not be full for ever.
@@ -288,7 +288,7 @@ class Engine:
             return False
         return (
             not self.whole_answers
-            or self._proof.silences >= _MOST_SILENCES
+            or self._proof.silences >= _MAX_SILENT_PROOFS
             or any(stream.waits_since(since) for stream in self.streams)
         )
 

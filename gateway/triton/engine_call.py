@@ -86,7 +86,7 @@ class EngineCall:
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
         self.answers_once = capabilities.answers_once(generation.text)
-        """Whether the first response is the last, whatever the client asked for."""
+        """True if the first response is the last, whatever the client asked for."""
 
     @property
     def given(self) -> bool:
@@ -104,7 +104,7 @@ class EngineCall:
         return asyncio.get_running_loop().time() - self._given_at if self.given else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """As of `OpenStream`."""
+        """See `OpenStream`."""
         return self._begun_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:

@@ -53,7 +53,7 @@ class GrpcioTransport:
         """Raises OSError when a certificate cannot be read."""
         self._metadata = tuple(options.metadata.items())
         self._endpoint = endpoint
-        self._tls = options.watched_tls() if endpoint.tls else None
+        self._tls = options.load_tls() if endpoint.tls else None
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
         self._replaced: set[Any] = set()

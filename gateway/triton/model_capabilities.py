@@ -402,7 +402,7 @@ def _passes_cancellation(config: Any) -> bool:
 
 
 def _engine_config(engine_dir: Path) -> tuple[EngineConfig, str]:
-    """What the engine says of itself, and why its file cannot be read.
+    """Facts that the engine states, and why its file cannot be read.
 
     It says nothing when its folder is on another host.
     """

@@ -58,16 +58,16 @@ class ModelSelection:
     capabilities: ModelCapabilities
     why: str
     makeshift: bool = False
-    of_tokenizer: str | None = field(default=None, compare=False)
-    """What operators should know of its tokenizer."""
+    tokenizer_warning: str | None = field(default=None, compare=False)
+    """A warning of the tokenizer, for operators."""
 
     @property
     def warning(self) -> str | None:
         """What is amiss with the model that is driven, for operators; None where nothing is."""
-        return "; ".join(filter(None, (self._of_model, self.of_tokenizer))) or None
+        return "; ".join(filter(None, (self._model_warning, self.tokenizer_warning))) or None
 
     @property
-    def _of_model(self) -> str | None:
+    def _model_warning(self) -> str | None:
         if not self.capabilities.stoppable:
             return (
                 f"{self.capabilities.model} cannot be stopped: a request whose client has left "

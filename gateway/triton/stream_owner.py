@@ -17,7 +17,7 @@ class OpenStream(Protocol):
     """One whose tokens come as they are made."""
 
     def waits_since(self, then: float) -> bool:
-        """Whether the engine had begun with it by `then`, and nothing waits to be read."""
+        """Return True if the stream had begun by `then` and nothing waits to be read."""
 
 
 class StreamOwner(Protocol):

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from certificates.contexts import CertificateError, ClientFiles, client_context
-from certificates.watched import Watched
+from certificates.reloading import ReloadedValue
 
 # One request message, in the pieces that it consists of; sent in order, never joined.
 Message = Sequence[bytes | memoryview]
@@ -121,7 +121,7 @@ class Transport(Protocol):
 
 
 class ClientTls(NamedTuple):
-    """What connections are made with: a context for HTTP/2 as gRPC wants it, and for grpc.aio the
+    """Certificates of connections: a context for HTTP/2 as gRPC wants it, and for grpc.aio the
     content of its files. Both are of the same files."""
 
     context: ssl.SSLContext
@@ -130,7 +130,7 @@ class ClientTls(NamedTuple):
     key: bytes | None
 
 
-_SHARED: WeakValueDictionary[ClientFiles, Watched[ClientTls]] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueDictionary()
 
 
 def _client_tls(files: ClientFiles) -> ClientTls:
@@ -158,13 +158,13 @@ class ConnectionOptions:
     tls_key: Path | None = None
     metadata: Metadata = field(default_factory=dict)
 
-    def watched_tls(self) -> Watched[ClientTls]:
+    def load_tls(self) -> ReloadedValue[ClientTls]:
         """Return what all transports with these files share. Raises OSError."""
         files = ClientFiles(self.tls_ca, self.tls_cert, self.tls_key)
         found = _SHARED.get(files)
         if found is None:
             name = "certificates of the connections to Triton"
-            found = Watched(name, files.given, partial(_client_tls, files))
+            found = ReloadedValue(name, files.given, partial(_client_tls, files))
             _SHARED[files] = found
         return found
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ops.client.question import Question
 
 TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
-"""What upstream's scripts take; since v0.9 its models find the type themselves."""
+"""Values that upstream's scripts take; since v0.9 its models find the type themselves."""
 TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 

@@ -97,7 +97,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the engine and the tokenizer are on this machine, if not where Triton sees them."""
+    """Folders of the engine and the tokenizer on this machine, if not those that Triton sees."""
 
     engine_dir: Path | None = None
     tokenizer_dir: Path | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from gateway.conditions import following_conditions
+from gateway.conditions import poll_conditions
 from gateway.tenancy.unknown_models import LATELY_S, MAX_NAME_CHARS, UnknownModels
-from gateway.troubles import MAX_CHARS, MOST_OF_KIND, Troubles
+from gateway.troubles import MAX_CHARS, MAX_ITEMS_OF_KIND, Troubles
 
 if TYPE_CHECKING:
     from gateway.service import Service
@@ -104,12 +104,12 @@ def test_a_flood_is_one_entry_and_pushes_nothing_out(
     troubles.hold_each("adapters", ERROR, {"zz": "the first"})
     troubles.hold_each("adapters", ERROR, {f"a{n}": "broken" for n in range(5000)} | {"zz": "x"})
     facts = troubles.facts()
-    assert len(facts) == MOST_OF_KIND + 2
+    assert len(facts) == MAX_ITEMS_OF_KIND + 2
     assert facts["disk"]["text"] == "full"
     assert facts["adapters zz"]["text"] == "x"
-    left = 5001 - MOST_OF_KIND
+    left = 5001 - MAX_ITEMS_OF_KIND
     assert facts["adapters others"]["text"] == f"{left} more of the same kind (adapters)"
-    assert len(caplog.records) < MOST_OF_KIND + 5
+    assert len(caplog.records) < MAX_ITEMS_OF_KIND + 5
     troubles.hold_each("adapters", ERROR, {})
     assert set(troubles.facts()) == {"disk"}
 
@@ -192,7 +192,7 @@ async def test_what_cannot_be_found_is_named_without_the_words_of_its_error(
         raise ValueError("a-secret")
 
     service = cast("Service", SimpleNamespace(troubles=troubles))
-    async with following_conditions(service, fail), asyncio.timeout(60):
+    async with poll_conditions(service, fail), asyncio.timeout(60):
         while "conditions" not in troubles.facts():
             await asyncio.sleep(0)
     text = troubles.facts()["conditions"]["text"]

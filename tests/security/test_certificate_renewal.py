@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import serialization
 
 from adapters.errors import SourceUnavailable
 from certificates.contexts import CertificateError, ClientFiles, client_context, server_context
-from certificates.kept_files import keep_files
-from certificates.watched import Watched, look_at_all
+from certificates.memory_files import copy_to_memory
+from certificates.reloading import ReloadedValue, poll_all
 from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
 from gateway.observability.tracing import Tracer
@@ -34,7 +34,7 @@ from gateway.sources.source import parse
 from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions, TransportName
 from lora_store import connect, redis_url
-from lora_store.redis_tls import with_kept_files
+from lora_store.redis_tls import with_memory_files
 from tests.support.authority import Authority
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
@@ -357,7 +357,7 @@ async def test_connections_to_triton_use_renewed_certificates(
 
             second = _pair(authority, "second")
             secret.renew(**second)
-            await asyncio.to_thread(look_at_all)
+            await asyncio.to_thread(poll_all)
             if transport == "http2":  # it goes on with the connection that it has
                 assert await client.model_ready("tensorrt_llm")
                 assert len(proxy.serials) == 1
@@ -375,7 +375,7 @@ async def test_connections_to_triton_use_renewed_certificates(
             assert proxy.serials[-1] == serial_of(second["crt"])
 
             secret.renew(crt=first["crt"], key=second["key"])
-            await asyncio.to_thread(look_at_all)
+            await asyncio.to_thread(poll_all)
             client.disconnect()
             assert await client.model_ready("tensorrt_llm")
             assert proxy.serials[-1] == serial_of(second["crt"])
@@ -395,7 +395,7 @@ async def test_connections_to_triton_trust_a_renewed_authority(
         try:
             assert not await _is_reached(client)
             trusted.write_bytes(authority.file.read_bytes())
-            await asyncio.to_thread(look_at_all)
+            await asyncio.to_thread(poll_all)
             while not await _is_reached(client):
                 await asyncio.sleep(0.05)  # it waits a little between attempts
         finally:
@@ -441,7 +441,7 @@ async def test_connections_to_redis_use_renewed_certificates(
             assert await asked(again=True) == serial_of(first["crt"])
             second = _pair(authority, "second")
             secret.renew(**second)
-            await asyncio.to_thread(look_at_all)
+            await asyncio.to_thread(poll_all)
             assert await asked(again=False) == serial_of(second["crt"])
             assert proxy.serials[-2] != proxy.serials[-1]  # the pool kept its connection
             assert await asked(again=True) == serial_of(second["crt"])
@@ -450,7 +450,7 @@ async def test_connections_to_redis_use_renewed_certificates(
             half.write_bytes(first["crt"].read_bytes()[:100])
             secret.renew(crt=half, key=first["key"])
             for _ in range(3):
-                await asyncio.to_thread(look_at_all)
+                await asyncio.to_thread(poll_all)
             assert await asked(again=True) == serial_of(second["crt"])
             told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
             assert len([line for line in told if "connections to Redis" in line]) == 1
@@ -501,7 +501,7 @@ async def test_traces_are_sent_with_renewed_certificates(
             assert await sent() == serial_of(first["crt"])
             for renewed in (second, {"crt": first["crt"], "key": second["key"]}):
                 secret.renew(**renewed)
-                await asyncio.to_thread(look_at_all)
+                await asyncio.to_thread(poll_all)
                 assert await sent() == serial_of(second["crt"])
         finally:
             await tracer.close()
@@ -524,21 +524,21 @@ async def test_sources_of_adapters_are_trusted_by_renewed_authorities(
             await look()
         for content in (authority.file.read_bytes(), b"half"):
             trusted.write_bytes(content)
-            await asyncio.to_thread(look_at_all)
+            await asyncio.to_thread(poll_all)
             assert await look() is not None
 
 
 # What looks at the files.
 
 
-def _watch(path: Path) -> Watched[bytes]:
+def _watch(path: Path) -> ReloadedValue[bytes]:
     def read() -> bytes:
         content = path.read_bytes()
         if content == b"bad":
             raise CertificateError("bad content")
         return content
 
-    return Watched("test", [path], read)
+    return ReloadedValue("test", [path], read)
 
 
 def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ def test_a_change_of_permissions_is_seen(tmp_path: Path) -> None:
     """What could not be read may be readable now, with the same content and time."""
     path = tmp_path / "file"
     path.touch()
-    watched = Watched("test", [path], partial(next, count()))
+    watched = ReloadedValue("test", [path], partial(next, count()))
     before = path.stat().st_ctime_ns
     while path.stat().st_ctime_ns == before:  # the clock of files has steps
         path.chmod(0o600)
@@ -644,11 +644,11 @@ def _encrypted(key: Path, password: bytes) -> bytes:
 def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> None:
     """Apart, a connection that is made meanwhile would get a certificate and another's key."""
     secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
-    kept = keep_files("a test", ClientFiles(authority.file, secret["crt"], secret["key"]))
+    kept = copy_to_memory("a test", ClientFiles(authority.file, secret["crt"], secret["key"]))
     assert kept.cert == kept.key != kept.ca
     renewed = _pair(authority, "two")
     secret.renew(**renewed)
-    look_at_all()
+    poll_all()
     client_context(kept)
     assert kept.cert is not None
     assert renewed["crt"].read_text() in kept.cert.read_text()
@@ -669,8 +669,8 @@ def test_files_that_change_while_they_are_checked_are_not_used(
     with monkeypatch.context() as patch:
         patch.setattr(ssl.SSLContext, "load_cert_chain", check_and_renew)
         with pytest.raises(CertificateError, match="written to at this moment"):
-            keep_files("a test", files)
-    client_context(keep_files("a test", files))
+            copy_to_memory("a test", files)
+    client_context(copy_to_memory("a test", files))
 
 
 def test_the_password_of_a_key_is_read_as_redis_py_reads_it(
@@ -686,6 +686,6 @@ def test_the_password_of_a_key_is_read_as_redis_py_reads_it(
         options: dict[str, Any] = parse(url)
         return options | {"ssl_password": unquote(options["ssl_password"])}
 
-    assert with_kept_files(url) == url  # "100%25 of it" opens nothing
+    assert with_memory_files(url) == url  # "100%25 of it" opens nothing
     monkeypatch.setattr(redis.connection, "parse_url", decoding_twice)
-    assert "proc" in with_kept_files(url)
+    assert "proc" in with_memory_files(url)

@@ -29,7 +29,7 @@ class Tool(Lenient):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     function: SkipJsonSchema[Any] = None
-    """What OpenAI's form of a tool has, which is refused."""
+    """The field of OpenAI's form of a tool, which is refused."""
 
     @property
     def takes_any_field(self) -> bool:

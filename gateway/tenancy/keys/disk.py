@@ -59,7 +59,7 @@ class KeyDisk:
 
     @property
     def problem(self) -> str:
-        """What was wrong with the records, as long as the file that was moved away is there."""
+        """The error of reading the records, while the file moved away is there; else empty."""
         if self._broken and not self._records.with_suffix(".broken").exists():
             self._broken = ""
         return self._broken

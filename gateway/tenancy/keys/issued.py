@@ -57,7 +57,7 @@ class IssuedKeys:
 
     @property
     def problem(self) -> str:
-        """What keeps them from being current; empty where nothing does."""
+        """Why keys made over the API are not current; empty if they are."""
         if self._failure is None:
             return ""
         taken = "kept current" if self._copies.trusted else "taken yet"

@@ -54,7 +54,7 @@ class Standings:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """In words, the budgets of which 80 % are used."""
+        """Texts by budget, of budgets of which 80 % are used."""
         now, known = time.monotonic(), self._nearly_used.copy()
         return {budget: words for budget, (words, ends) in known.items() if ends > now}
 

@@ -60,7 +60,7 @@ class Limits:
 
     @property
     def counts_alone(self) -> bool:
-        """Whether Redis should count and does not."""
+        """True while Redis should count and does not."""
         return self._shared is not None and not self._shared.up
 
     @property

@@ -126,7 +126,7 @@ class SharedLimits:
 
     @property
     def up(self) -> bool:
-        """Whether Redis counts: a request is not made to wait for one that is late already."""
+        """True while Redis counts. If it is late for one request, the next does not wait for it."""
         return self._up and not self._is_late
 
     async def take(self, request: LimitRequest) -> Decision | None:
@@ -217,7 +217,7 @@ class SharedLimits:
         return ended
 
     def _connect(self) -> bool:
-        """Whether Redis can be used from now on."""
+        """Return True if Redis can be used from now on."""
         try:
             with self._primary.use() as client:
                 self._sha = client.script_load(script.SCRIPT)

@@ -44,7 +44,7 @@ class Http2Transport:
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
         self._endpoint = endpoint
-        self._tls = options.watched_tls() if endpoint.tls else None
+        self._tls = options.load_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
         self._blocks: dict[str, bytes] = {}
         self._connections: list[Connection] = []

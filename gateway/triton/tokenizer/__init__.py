@@ -1,1 +1,1 @@
-"""Whether the gateway and Triton have one tokenizer."""
+"""Comparison of the gateway's tokenizer with Triton's."""

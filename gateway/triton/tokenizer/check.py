@@ -1,4 +1,4 @@
-"""Whether the gateway's tokenizer is the one that Triton's engine was made for.
+"""A check that the gateway's tokenizer is the one that Triton's engine was made for.
 
 With another one the engine takes ids for other words, and answers nonsense with 200. Where
 `preprocessing` is served it is asked for the ids of texts. Otherwise what Triton's configuration
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 TokenizerPolicy = Literal["refuse", "warn"]
 
 # So often the question may fail before the rest is compared in its place.
-_TRIES = 3
+_MAX_FAILURES = 3
 # So often it may be left unanswered, if to refuse is the policy: with a second between two, for a
 # minute. A model that is served and slow, as one that is warming up, answers by then.
-_SILENT_TRIES = 10
+_MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
 # Until preprocessing has answered it is looked for ever more seldom: it may load after the engine.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
-_MOST_SPECIAL = 8
+_MAX_SPECIAL_TOKENS = 8
 _PARTS = ("preprocessing", "postprocessing")
 
 
 class TokenizerCheck:
-    """That of one Triton."""
+    """The check of one Triton."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TokenizerCheck:
 
     @property
     def due(self) -> bool:
-        """Whether preprocessing has not answered yet, and it is time to ask again."""
+        """True if preprocessing has not answered yet and is to be asked again now."""
         return not self._answered and asyncio.get_running_loop().time() >= self._due_at
 
     async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
@@ -116,7 +116,7 @@ class TokenizerCheck:
     async def _configs(
         self, core: str, capabilities: ModelCapabilities, found: Found, *, ready: bool
     ) -> dict[str, Any]:
-        """By name, those of the models that tell of its tokenizer, as far as they are served."""
+        """Return the configurations by name of the models that tell of its tokenizer, if served."""
         configs: dict[str, Any] = {}
         wanted = [core]
         if capabilities.llmapi is None:  # which has all inside
@@ -147,7 +147,7 @@ class TokenizerCheck:
             except (QuestionFailed, GatewayError, TimeoutError) as error:
                 what = f"Triton's {name!r} did not tell the ids of a text"
                 silent = isinstance(error, TimeoutError) and self._policy == "refuse"
-                tries = _SILENT_TRIES if silent else _TRIES
+                tries = _MAX_SILENT_TRIES if silent else _MAX_FAILURES
                 self._failed(what, error, found, ready=ready, tries=tries)
             else:
                 self._answered = True
@@ -159,7 +159,7 @@ class TokenizerCheck:
         found: Found,
         *,
         ready: bool,
-        tries: int = _TRIES,
+        tries: int = _MAX_FAILURES,
     ) -> None:
         """Note it, or raise EngineUnavailable where it is tried again first."""
         if isinstance(error, EngineUnreachable):
@@ -182,7 +182,7 @@ class TokenizerCheck:
         if ids not in expected:
             found.differences.append(_where_ids_differ(of, ids, expected))
             return
-        special = dict(list(self._own.special_tokens.items())[:_MOST_SPECIAL])
+        special = dict(list(self._own.special_tokens.items())[:_MAX_SPECIAL_TOKENS])
         if not special:
             return
         text, known = "".join(special), set(special.values())
@@ -204,7 +204,7 @@ class TokenizerCheck:
         return await ask_ids(self._server, config, text, self._answer_within_s)
 
     def _own_ids(self, text: str) -> list[list[int]]:
-        """With and without what the tokenizer adds to each text: Triton's may do either."""
+        """Return the ids with and without special tokens: Triton's tokenizer may do either."""
         return [self._own.encode(text, special=special) for special in (True, False)]
 
 

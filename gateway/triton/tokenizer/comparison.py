@@ -17,12 +17,12 @@ TEXT = (
     "Größe naïve Ελληνικά Привет, мир. 你好，世界 こんにちは 안녕하세요 مرحبا שלום नमस्ते 😀🎉\n\n"
     "def f(x):\n    return {'a': [x]}  # tabs\tand   spaces\n"
 )
-"""What the tokenizers are compared by: several scripts, digits, spaces and code."""
+"""The text by which tokenizers are compared: several scripts, digits, spaces and code."""
 
 # Engines pad the embedding's rows to a multiple. More rows than this mean another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
 # Tokens beyond the engine's that no text makes, such as a padding token.
-_MOST_SPARE = 64
+_MAX_SPARE_TOKENS = 64
 
 
 class OwnTokenizer(Protocol):
@@ -56,7 +56,7 @@ class OwnTokenizer(Protocol):
 
 @dataclass
 class Found:
-    """Whether anything was `compared`.
+    """Findings, and True in `compared` if anything could be compared.
 
     `differences` show another tokenizer, `doubts` what could not be compared or is odd.
     """
@@ -96,7 +96,7 @@ async def compare(
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
         beyond = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
-        spare = 0 < beyond <= _MOST_SPARE and own.are_added(own.vocab_size - beyond)
+        spare = 0 < beyond <= _MAX_SPARE_TOKENS and own.are_added(own.vocab_size - beyond)
         (found.doubts if spare else found.differences).append(size)
     for name, config in configs.items():
         ends, pads = (_decimals(parameter(config, key)) for key in ("end_id", "pad_id"))

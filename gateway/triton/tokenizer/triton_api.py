@@ -1,4 +1,4 @@
-"""What is asked of Triton to compare tokenizers."""
+"""Calls to Triton that the comparison of tokenizers needs."""
 
 from __future__ import annotations
 

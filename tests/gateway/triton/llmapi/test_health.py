@@ -201,7 +201,7 @@ async def test_a_whole_answer_hides_no_engine_whose_streams_have_stopped(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
-    monkeypatch.setattr("gateway.triton.engine._MOST_SILENCES", 1_000_000)
+    monkeypatch.setattr("gateway.triton.engine._MAX_SILENT_PROOFS", 1_000_000)
     servicer = FakeLlmapi(None)
     servicer.of_prompt |= {"poison": (DEAD,), "flows": (told("he"), None)}
     async with gateway(tokenizer_dir, servicer) as (ask, service):

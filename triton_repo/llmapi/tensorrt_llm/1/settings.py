@@ -43,7 +43,7 @@ class Settings:
     """Seconds."""
     behaviour: Behaviour
     polls_ended: bool
-    """Whether requests are asked for their cancellation as upstream's model does it."""
+    """True to ask requests for their cancellation as upstream's model does."""
 
 
 def read_settings() -> Settings:

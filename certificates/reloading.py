@@ -25,10 +25,10 @@ T = TypeVar("T")
 _Stamp = tuple[object, ...]
 
 _registry_lock = threading.Lock()
-_registry: WeakSet[Watched[Any]] = WeakSet()
+_registry: WeakSet[ReloadedValue[Any]] = WeakSet()
 
 
-class Watched(Generic[T]):
+class ReloadedValue(Generic[T]):
     """A value made of files. It stays as it is until a new one could be made. For any thread.
 
     Ask for `value` with each connection: who keeps it misses the next one.
@@ -83,7 +83,7 @@ class Watched(Generic[T]):
         return tuple(map(_status, self._files))
 
 
-def look_at_all(*, force: bool = False) -> None:
+def poll_all(*, force: bool = False) -> None:
     """Have every value of this process look at its files. Blocks."""
     with _registry_lock:
         known = list(_registry)
@@ -91,7 +91,7 @@ def look_at_all(*, force: bool = False) -> None:
         each.look(force=force)
 
 
-class Follower:
+class CertificatePoller:
     """Looks at all files from time to time while it is open. Belongs to one event loop."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Follower:
             self._work.cancel()
             await asyncio.wait([self._work])
 
-    def look_now(self) -> None:
+    def read_now(self) -> None:
         """Read all files, changed or not."""
         self._asked.set()
 
@@ -121,7 +121,7 @@ class Follower:
             if not _registry:
                 continue  # no thread for a gateway without certificates
             try:
-                await asyncio.to_thread(look_at_all, force=force)
+                await asyncio.to_thread(poll_all, force=force)
             except Exception:  # the next look may find better files
                 log.exception("looking at certificate files failed")
 

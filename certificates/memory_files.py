@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from certificates.contexts import CertificateError, ClientFiles, client_context
-from certificates.watched import Watched
+from certificates.reloading import ReloadedValue
 
 
 class _MemoryFile:
@@ -34,18 +34,18 @@ class _MemoryFile:
             os.close(new)
 
 
-class _Kept(NamedTuple):
+class _Copies(NamedTuple):
     """Paths in memory, and what looks at the real files for as long as this process lives."""
 
     paths: ClientFiles
-    watched: Watched[None]
+    watched: ReloadedValue[None]
 
 
 _lock = threading.Lock()
-_kept: dict[tuple[ClientFiles, str | None], _Kept] = {}
+_copies: dict[tuple[ClientFiles, str | None], _Copies] = {}
 
 
-def keep_files(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
+def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
     """Return paths of files in memory in place of the given ones. Never closed.
 
     Args:
@@ -56,14 +56,14 @@ def keep_files(name: str, files: ClientFiles, password: str | None = None) -> Cl
     Raises OSError for files that cannot be used.
     """
     with _lock:
-        if (files, password) not in _kept:
+        if (files, password) not in _copies:
             # Apart, a connection that is made between two exchanges would get another's key.
             ca, pair = _MemoryFile(), _MemoryFile()
-            watched = Watched(name, files.given, partial(_copy, files, password, ca, pair))
+            watched = ReloadedValue(name, files.given, partial(_copy, files, password, ca, pair))
             memory = (ca.path, pair.path, pair.path)
             paths = ClientFiles(*(path and kept for path, kept in zip(files, memory, strict=True)))
-            _kept[files, password] = _Kept(paths, watched)
-        return _kept[files, password].paths
+            _copies[files, password] = _Copies(paths, watched)
+        return _copies[files, password].paths
 
 
 def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
