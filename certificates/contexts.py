@@ -78,7 +78,7 @@ def load_pair(
         _read(path)
 
     def given_password() -> str:
-        if password is None:  # OpenSSL would ask whoever sits at the terminal
+        if password is None:  # OpenSSL would ask at the terminal
             raise CertificateError(f"{of_key} is encrypted; give the key without a password")
         return password
 

@@ -19,7 +19,7 @@ from weakref import WeakSet
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 2.0
-"""From one look at the files to the next. Connections that begin meanwhile use the old ones."""
+"""Seconds between two polls of the files. Connections that begin meanwhile use the old ones."""
 
 T = TypeVar("T")
 _Stamp = tuple[object, ...]

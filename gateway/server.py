@@ -58,7 +58,7 @@ class Gateway:
 def serve(settings: Settings) -> int:
     """Blocks; returns the exit code. Raises ConfigurationError, for a taken port too."""
     configure_logging(settings.log_level, settings.log_format)
-    load_server_context(settings)  # what is wrong with the files is told before anything starts
+    load_server_context(settings)  # reports a bad file before anything starts
     tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,9 +30,9 @@ class MappedModel(BaseModel):
     """Of one input."""
 
     @property
+    @abstractmethod
     def texts(self) -> tuple[str, ...]:
         """The tensors of text."""
-        raise NotImplementedError
 
     def _check(self, names: str) -> None:
         if bool(self.texts) is (self.input_ids is not None):

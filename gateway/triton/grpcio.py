@@ -127,7 +127,7 @@ class GrpcioTransport:
     def _current(self) -> Any:
         """The channel for the next call: another one once its certificates were read again.
 
-        What runs on the one before goes on there.
+        Calls in progress stay on the channel before.
         """
         if self._tls is not None and self._tls.value is not self._made_with:
             before, self._channel = self._channel, self._connect()

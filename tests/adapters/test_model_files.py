@@ -47,7 +47,7 @@ def test_each_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [100_000_001, 2**64 - 1])
 def test_the_length_of_a_header_is_bounded(tmp_path: Path, length: int) -> None:
-    """Who loads it says that this is no safetensors file, which `cut` would hide."""
+    """The loader reports that this is no safetensors file, which `cut` would hide."""
     (tmp_path / "model.safetensors").write_bytes(length.to_bytes(8, "little") + b"{}")
     assert weight_problems(tmp_path) == []
 

@@ -57,7 +57,7 @@ class Case:
     failover: str
     noticed_s: float = 0.0
     last: list[str] = field(default_factory=list)
-    """What those had asked last that left the old server last."""
+    """The last commands of the clients that were the last to leave the old server."""
     failures: dict[str, int] = field(default_factory=dict)
     recovered_s: dict[str, float] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class Answer:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the client is to ask again, as the version could not be fetched from Redis."""
+        """True if the version could not be fetched from Redis, so that the client asks again."""
         return self.status == 503 and "adapter_store_unavailable" in self.error
 
 

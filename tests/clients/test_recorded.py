@@ -137,7 +137,7 @@ COMPLETE = {
 
 
 PRIVATE = {
-    "a path of the machine": r"/tmp/|/root/|build/programs|site-packages",
+    "a path of the machine": r"/tmp/|/root/|/work/|build/programs|site-packages",
     "a random id": r"[0-9a-f]{8}-(?!0000-)[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     "a hash": r"(?<![0-9a-f])(?!0{26})[0-9a-f]{32,}",
     "a credential": r"(?i)bearer \w+|\"(?:authorization|x-api-key|cookie)\"",

@@ -1,4 +1,4 @@
-"""What is wrong with a replica is told while the replica serves, and no longer."""
+"""A replica's conditions are reported while the replica serves, and no longer."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_swap_only_what_was_expected(tier: RedisTier) -> None:
 def test_servers_that_took_different_changes_do_not_look_alike(
     client: redis.Redis, tier: RedisTier
 ) -> None:
-    """As where one becomes the primary that lacks the last change, and takes another one."""
+    """A replica that lacks the last change may become the primary, and take another change."""
     one, other = record(), replace(record(), revision=2)
     tier.swap(None, one)
     copy = client.dump("lora:names")

@@ -76,7 +76,7 @@ def _without_private(text: str, workspace: Path) -> str:
     """Replace paths, hosts, dates and random ids in JSON text."""
     today = datetime.now(UTC)
     for private, placeholder in (
-        (str(workspace), "/work"),
+        (str(workspace), "/home/user"),
         (str(TREE), "/gateway"),
         (platform.release(), "6.1.0"),
         (platform.version(), "#1 SMP"),

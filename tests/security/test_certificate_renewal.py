@@ -152,7 +152,7 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
 
 
 class _Application:
-    """As little of one as a server needs."""
+    """The least application that a server needs."""
 
     failed = False
 
@@ -163,10 +163,10 @@ class _Application:
         """Nobody asks."""
 
     def watch(self, connections: object) -> None:
-        """Of no interest here."""
+        pass
 
     def listening(self, admin_port: int) -> None:
-        """Of no interest here."""
+        pass
 
     def drain(self) -> bool:
         return False
@@ -212,7 +212,7 @@ async def test_a_renewal_that_cannot_listen_changes_nothing_and_is_tried_again(
 
 
 def _wait_until_all_show(port: int, trust: ssl.SSLContext, expected: bytes) -> None:
-    """Workers take the new context within a tick each; whoever is idle accepts."""
+    """Workers take the new context within a tick each; any idle one accepts."""
     in_a_row = 0
     for _ in range(10_000):
         in_a_row = in_a_row + 1 if _served(port, trust) == expected else 0
@@ -318,7 +318,7 @@ def test_tickets_are_given_unless_clients_need_certificates(
 
 
 def test_a_server_of_another_name_is_not_trusted(authority: Authority) -> None:
-    """Otherwise whoever has any certificate of the authority could stand in for the server."""
+    """Any certificate of the authority would otherwise do for a false server."""
     cert, key = authority.issue("server")
     context = client_context(ClientFiles(authority.file))
     with _listening(server_context(cert, key, None)) as port:
@@ -358,7 +358,7 @@ async def test_connections_to_triton_use_renewed_certificates(
             second = _pair(authority, "second")
             secret.renew(**second)
             await asyncio.to_thread(poll_all)
-            if transport == "http2":  # it goes on with the connection that it has
+            if transport == "http2":  # the connection in use stays
                 assert await client.model_ready("tensorrt_llm")
                 assert len(proxy.serials) == 1
             else:
@@ -557,7 +557,7 @@ def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_change_of_permissions_is_seen(tmp_path: Path) -> None:
-    """What could not be read may be readable now, with the same content and time."""
+    """An unreadable file may become readable with the same content and time."""
     path = tmp_path / "file"
     path.touch()
     watched = ReloadedValue("test", [path], partial(next, count()))
@@ -657,7 +657,7 @@ def test_a_pair_is_kept_in_one_file(authority: Authority, tmp_path: Path) -> Non
 def test_files_that_change_while_they_are_checked_are_not_used(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise what was checked is not what is kept."""
+    """The files that were checked would otherwise not be those in use."""
     secret = Secret(tmp_path / "secret", **_pair(authority, "one"))
     files = ClientFiles(authority.file, secret["crt"], secret["key"])
     check = ssl.SSLContext.load_cert_chain

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a gateway's own files and connections is told as long as it is so."""
+"""Problems of a gateway's own files and connections are reported as long as they hold."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ class SharedLimits:
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
 
-        `on_up` is told, from any thread, whether Redis answers in time. `timeout_s` bounds each
-        read.
+        `timeout_s` bounds each read.
+        `on_up` is called, from any thread, with True if Redis answers in time.
         `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
-        `on_budget` is told, from a thread, of a budget whenever something was counted of it.
+        `on_budget` is called, from a thread, for each budget of which tokens were counted.
         """
         # What a request waits behind: others' batches, a cluster's redirections, a proxy that
         # passes bytes on one by one.

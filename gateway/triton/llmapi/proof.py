@@ -32,7 +32,7 @@ class Proof:
         # Since the engine was asked: a failure after that may be a request's own.
         self._token_made = False
         self.silences = 0
-        """How often, since a token was made, the engine was asked for one in vain."""
+        """Number of proofs in a row, since the last token, that the engine left unanswered."""
         self.wanted = asyncio.Event()
         """Set by the failure, for whoever asks for the token."""
 

@@ -50,8 +50,10 @@ class OwnTokenizer(Protocol):
         """Return True if all tokens from the id `first` on are none of the model's own."""
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """How another folder's tokens, or its ids of a text, differ. Raises OSError and
-        ValueError."""
+        """Return how another folder's tokens, or its ids of a text, differ; None if they do not.
+
+        Raises OSError and ValueError.
+        """
 
 
 @dataclass

@@ -25,7 +25,7 @@ PREFIX = "conversations:{.t}:r:"
 async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found at another gateway, and what was deleted is found nowhere."""
+    """Another gateway finds the write, and no gateway finds the deleted record."""
     monkeypatch.setattr(store_module, "_BROUGHT_S", 60)
     with one_address(Process.binary) as redis:
         old, new = redis.servers

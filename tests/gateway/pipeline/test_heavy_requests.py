@@ -43,9 +43,9 @@ def _spent(work: Callable[[], Any]) -> float:
 
 @asynccontextmanager
 async def _longest() -> AsyncIterator[Callable[[], float]]:
-    """How many seconds of CPU the loop's thread has spent at most between two of its rounds.
+    """Yield the CPU seconds of the loop's longest round so far.
 
-    Without a garbage collection, which lasts as long as what earlier tests have left is large.
+    Garbage collection is off: its time depends on what earlier tests of the process have left.
     """
     longest = 0.0
     gc.disable()
@@ -128,7 +128,7 @@ async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[
 
 @asynccontextmanager
 async def _rounds() -> AsyncIterator[Callable[[], int]]:
-    """How many rounds the loop has had."""
+    """Yield the number of rounds of the loop so far."""
     rounds = 0
 
     async def count() -> None:

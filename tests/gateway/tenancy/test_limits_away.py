@@ -73,7 +73,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(
 async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
     redis_server: RedisServer,
 ) -> None:
-    """It is not known to be away: its connection has a longer timeout than a request's patience."""
+    """Redis counts as available: its connection has a longer timeout than a request's patience."""
     ups: list[bool] = []
     ask = limit_request("t", requests=100)
     async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:

@@ -1,4 +1,4 @@
-"""What a tokenizer is compared with where Triton serves no model that turns texts into ids."""
+"""Comparing a tokenizer where Triton serves no model that turns texts into ids."""
 
 from __future__ import annotations
 

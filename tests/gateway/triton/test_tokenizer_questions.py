@@ -1,4 +1,4 @@
-"""What becomes of questions to preprocessing that fail, come late, or are another model's."""
+"""Questions to preprocessing that fail, that come late, or that another model answers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Preprocessed(FakeTriton):
         self._folder = folder
         self.models = {"tensorrt_llm", "preprocessing"}
         self.parameters: dict[str, str] = {}
-        """Of the core model."""
+        """The core model's parameters."""
         self.ensemble_steps: tuple[str, ...] = ()
         self.asked = 0
         self.fails = 0
-        """So many questions get an error; -1 for all."""
+        """Number of questions that get an error; -1 for all."""
         self.silent = False
         self.shift = 0
         """Added to each id, as by another tokenizer."""
         self.padding = 0
-        """So many ids are put before those of a text, whose number is told."""
+        """Number of ids put before those of a text, which REQUEST_INPUT_LEN does not count."""
         self.datatype, self.cut = "INT32", 0
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
@@ -75,7 +75,7 @@ class Preprocessed(FakeTriton):
             await asyncio.Event().wait()
         if self.fails:
             self.fails -= 1
-            await context.abort(grpc.StatusCode.INTERNAL, "no room")
+            await context.abort(grpc.StatusCode.INTERNAL, "out of memory")
         contents = zip(request.inputs, request.raw_input_contents, strict=True)
         [text] = next(bytes_tensor.unpack(raw) for each, raw in contents if each.name == "QUERY")
         ids = [each + self.shift for each in ids_of(self._folder, text)]
@@ -181,7 +181,7 @@ async def test_one_that_always_fails_holds_nothing_up_and_is_reported(
 async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
     triton: Preprocessed, tmp_path: Path, policy: TokenizerPolicy, refused: int
 ) -> None:
-    """Where to refuse is the policy: it may be slow, and nothing else shows another tokenizer."""
+    """The policy `refuse` waits longest: nothing else shows another tokenizer."""
     async with started(tmp_path, triton) as engine, serving(triton) as endpoint:
         await until(lambda: engine.ready)
         client, prompts = TritonClient(endpoint), Prompts.load(tmp_path)

@@ -1,4 +1,4 @@
-"""What the watcher that asks as upstream's does tells of requests, and when it forgets them."""
+"""Requests that the watcher with upstream's polling reports, and when it forgets them."""
 
 from __future__ import annotations
 
