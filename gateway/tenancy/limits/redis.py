@@ -202,10 +202,12 @@ class SharedLimits:
         """One round trip; whether it was the last."""
         batch, ended = self._next_batch()
         try:
+            # Before a server is found: a settlement that is lost with it must not be renewed.
+            calls = [(item, call) for item in batch if (call := self._call_for(item)) is not None]
             with self._primary.use() as client:
                 if not batch and not isinstance(client, load().RedisCluster):
                     client.ping()  # a demotion is noticed though nobody asks for anything
-                self._send(client, batch)
+                self._send(client, calls)
                 batch = []
                 self._renew(client, at_once=ended)
         except failures() as error:
@@ -230,7 +232,7 @@ class SharedLimits:
         self._renewed = 0.0
         with self._lock:
             self._up = True
-            self._on_up(True)
+            self._on_up(self.up)
         return True
 
     def _next_batch(self) -> tuple[list[_Item], bool]:
@@ -254,8 +256,7 @@ class SharedLimits:
             return batch, False
         return batch, True
 
-    def _send(self, client: Any, batch: list[_Item]) -> None:
-        calls = [(item, call) for item in batch if (call := self._call_for(item)) is not None]
+    def _send(self, client: Any, calls: list[tuple[_Item, Call]]) -> None:
         if not calls:
             return
         results = self._call(client, [call for _, call in calls])
@@ -270,7 +271,7 @@ class SharedLimits:
             self._tell(decided)
 
     def _call_for(self, item: _Item) -> Call | None:
-        """What Redis is asked; None for what it is told with something else."""
+        """Count an item in `_own`, and return what Redis is asked; None if a later call has it."""
         if isinstance(item, Spending):
             own = self._own[item.tenant]
             # Never fewer: what began before a budget was added must not leave that one out.

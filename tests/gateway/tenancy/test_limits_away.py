@@ -12,6 +12,7 @@ from gateway.config.file import Configuration
 from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.limit_requests import PATIENT_S, limit_request, until
 from tests.support.local_stack import Stack
@@ -90,6 +91,33 @@ async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
                 await asyncio.sleep(0.02)
         assert ups == [True, False, True]
         assert await limits.take(ask) is not None
+
+
+async def test_what_ends_as_redis_is_lost_holds_nothing_afterwards(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the server's role fails before the settlement is sent."""
+    for module in ("primary", "redis_role"):
+        monkeypatch.setattr(f"lora_store.{module}.ROLE_CHECK_S", 0.0)
+    ask, other = limit_request("t", concurrent=1), limit_request("other", requests=100)
+    budget = limit_request("spender", day=100)
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+
+        async def take(request: LimitRequest) -> Decision:
+            async with asyncio.timeout(60):
+                while (decision := await limits.take(request)) is None:
+                    await asyncio.sleep(0.02)
+            return decision
+
+        assert (await take(ask)).refused is None
+        redis_server.kill()
+        limits.settle(Settlement(ask, places=1))
+        limits.spend(Spending("spender", budget.budgets, 30))
+        redis_server.start()
+        for _ in range(2):  # with the first, what is held and spent is renewed
+            await take(other)
+        assert (await take(ask)).refused is None
+        assert (await take(budget)).quotas["tokens_per_day"].used == 30
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
