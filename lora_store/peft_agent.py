@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from adapters.adapter import Converted
 from adapters.errors import StoreError
+from certificates.reloading import poll_all
 from lora_store.codec import CorruptBlob, decode
 from lora_store.peft_folders import PeftFolders
 from lora_store.peft_keeper import EngineLimits, Keeper, Wanted, wanted_of
@@ -95,6 +96,7 @@ class Agent:
         self._folders.close()
 
     def _step(self, keeper: Keeper) -> bool:
+        poll_all()
         try:
             self._look()
             base = self._notices.base()

@@ -116,6 +116,7 @@ class _Held:
     connections: WeakSet[Any]
     users: int = 0
     is_dropped: bool = False
+    is_checked_now: bool = False
     check_due: float = 0.0
 
 
@@ -137,7 +138,7 @@ class Primary:
         """How many clients were made: with each one the server may be another."""
         self._timeout_s = timeout_s
         self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._held: _Held | None = None
 
     @contextlib.contextmanager
@@ -156,6 +157,7 @@ class Primary:
             held, is_due = self._take()
             if is_due:
                 _check_idle(held)
+                self._end_check(held)
             yield held.client
         except (errors().RedisError, errors().RedisClusterException, OSError) as error:
             if not is_unavailable(error):
@@ -173,8 +175,13 @@ class Primary:
             self._drop(held)
 
     def _take(self) -> tuple[_Held, bool]:
-        """The client, and whether its idle connections are to be checked."""
+        """Return the client, and True if the caller is to check its connections.
+
+        Wait while another thread checks them: the pool is empty then, and a connection that is made
+        meanwhile would stay, one more with each check.
+        """
         with self._lock:
+            self._lock.wait_for(lambda: self._held is None or not self._held.is_checked_now)
             held = self._held
             if held is None:
                 connections: WeakSet[Any] = WeakSet()
@@ -190,13 +197,20 @@ class Primary:
             is_due = held.users == 0 and now >= held.check_due
             if is_due:
                 held.check_due = now + ROLE_CHECK_S
+                held.is_checked_now = True
             held.users += 1
             return held, is_due
+
+    def _end_check(self, held: _Held) -> None:
+        with self._lock:
+            held.is_checked_now = False
+            self._lock.notify_all()
 
     def _drop(self, held: _Held) -> None:
         with self._lock:
             if self._held is held:
                 self._held = None
+                self._lock.notify_all()
             held.is_dropped = True
             is_free = held.users == 0
         if is_free:
@@ -204,6 +218,9 @@ class Primary:
 
     def _give_back(self, held: _Held) -> None:
         with self._lock:
+            if held.is_checked_now:  # the check failed
+                held.is_checked_now = False
+                self._lock.notify_all()
             held.users -= 1
             is_free = held.is_dropped and held.users == 0
         if is_free:

@@ -18,9 +18,12 @@ from redis import Redis
 
 from adapters.adapter import Converted
 from adapters.peft_files import peft_files
+from certificates.contexts import ClientFiles
+from certificates.memory_files import copy_to_memory
 from lora_store.peft_folders import PeftFolders
 from lora_store.redis import RedisSettings
 from tests.support.adapter_store import StoreGateway, becomes, store_gateway
+from tests.support.authority import Authority
 from tests.support.lora_files import BASE, linear_content
 from tests.support.peft_agents import Told, running_agent
 from tests.support.redis_server import RedisServer
@@ -88,6 +91,26 @@ async def test_it_holds_what_names_name_and_lets_go_by_agreement(
 
             await becomes(the_other_too)
             assert _on_disk(disk) == {_digest(3), _digest(4)}
+
+
+async def test_it_takes_renewed_certificates(tmp_path: Path, redis_server: RedisServer) -> None:
+    """redis-py reads copies of them."""
+    authority = Authority(tmp_path, "authority")
+    pairs = [authority.issue("one"), authority.issue("two")]
+    cert, key = tmp_path / "cert", tmp_path / "key"
+
+    def write(number: int) -> None:
+        for path, of_pair in zip((cert, key), pairs[number], strict=True):
+            path.write_bytes(of_pair.read_bytes())
+
+    write(0)
+    copies = copy_to_memory("a test", ClientFiles(None, cert, key))
+    assert copies.cert is not None
+    copy = copies.cert
+    assert cert.read_bytes() in copy.read_bytes()
+    with running_agent(tmp_path / "disk", redis_server.settings(), REPLICA, max_bytes=SIZE):
+        write(1)
+        await becomes(lambda: cert.read_bytes() in copy.read_bytes())
 
 
 async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(

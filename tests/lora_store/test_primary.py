@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -135,6 +137,32 @@ def test_all_who_meet_one_demotion_connect_anew_once(moved: MovedRedis, primary:
     with ThreadPoolExecutor(THREADS) as threads:
         assert not any(threads.map(lambda _: is_refused(primary), range(THREADS)))
     assert primary.generation == 2
+
+
+def test_role_checks_make_no_connections(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that come during a check would each make one, and the next check would keep it."""
+    monkeypatch.setattr("lora_store.primary.ROLE_CHECK_S", 0.0)
+    check = redis.Connection.check_health
+
+    def check_slowly(connection: redis.Connection) -> None:
+        time.sleep(0.001)  # so that others come meanwhile
+        check(connection)
+
+    monkeypatch.setattr("redis.Connection.check_health", check_slowly)
+    made: set[int] = set()
+    threads = 4
+    with contextlib.closing(Primary(redis_url.parse(redis_server.url), PATIENT_S)) as primary:
+
+        def use(_: int) -> None:
+            with primary.use() as client:
+                made.add(client.client_id())
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(50):  # before each, nobody uses it
+                list(pool.map(use, range(threads)))
+    assert len(made) <= threads
 
 
 def test_a_late_error_of_an_old_client_leaves_the_new_one(
