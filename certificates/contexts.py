@@ -30,6 +30,17 @@ class ClientFiles(NamedTuple):
         """Return the content of each. Raises OSError."""
         return [None if path is None else _read(path) for path in self]
 
+    def load(self, password: str | None = None) -> tuple[ssl.SSLContext, list[bytes | None]]:
+        """Return a client's context and the content that it was made of.
+
+        Raises OSError for files that cannot be used, and for files that change meanwhile.
+        """
+        content = self.read()
+        context = client_context(self, password)
+        if self.read() != content:
+            raise CertificateError(f"{', '.join(map(str, self.given))}: written to at this moment")
+        return context, content
+
 
 def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLContext:
     """Return a context that checks the server's name. Raises OSError.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from certificates.contexts import CertificateError, ClientFiles, client_context
+from certificates.contexts import ClientFiles
 from certificates.reloading import ReloadedValue
 
 
@@ -68,10 +68,6 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
 
 def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
     """Raises OSError for files that cannot be used, and where they change meanwhile."""
-    content = files.read()
-    client_context(files, password)
-    if files.read() != content:
-        raise CertificateError(f"{', '.join(map(str, files.given))}: written to at this moment")
-    of_ca, *of_pair = content
+    _, (of_ca, *of_pair) = files.load(password)
     ca.write(of_ca or b"")
     pair.write(b"\n".join(filter(None, of_pair)))

@@ -14,7 +14,7 @@ from gateway.service import Service
 from gateway.tenancy.access import open_to_others
 
 _POLL_INTERVAL_S = 0.5
-_THOROUGH_EVERY_POLLS = 10  # looks after which what takes longer is looked at
+_THOROUGH_EVERY_POLLS = 10  # conditions of adapters take longer to find
 
 
 class _Condition(NamedTuple):
@@ -64,8 +64,7 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
     """
     found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
     if thoroughly:
-        told = {str(n): each for n, each in enumerate(service.adapters.warnings())}
-        found.append(_Condition("adapter_caches", WARNING, told))
+        found.append(_Condition("adapter_caches", WARNING, service.adapters.warnings()))
     for kind, level, texts, logs in found:
         service.troubles.hold_each(kind, level, texts, logs=logs)
     service.unknown_models.step()

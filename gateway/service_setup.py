@@ -114,8 +114,8 @@ async def running_service(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
             _keys(settings, access, metrics, workers) as keys,
-            CertificatePoller() as follower,
-            _accounting(settings, configuration, metrics, follower.read_now) as accounting,
+            CertificatePoller() as certificates,
+            _accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
             FollowedOverrides(

@@ -135,7 +135,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     names_source = media_type(request) in _JSON
     record, notes = await (_add_of_source if names_source else _add_upload)(request, service, audit)
     shared = service.adapters.store.is_shared(record)
-    warnings = [*notes, *service.adapters.warnings()]
+    warnings = [*notes, *service.adapters.warnings().values()]
     if shared is False:
         warnings.insert(
             0,

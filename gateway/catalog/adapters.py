@@ -334,7 +334,7 @@ class Adapters:
             return record
         for note in notes:
             log.warning("adapter %r: %s", name, note)
-        for warning in self.warnings():
+        for warning in self.warnings().values():
             log.warning("%s", warning)
         return record
 
@@ -351,25 +351,24 @@ class Adapters:
             await self.store.verify(version.weights)
         return record
 
-    def warnings(self) -> list[str]:
-        """What an operator should know about the engine and this set of adapters."""
-        told = []
+    def warnings(self) -> dict[str, str]:
+        """Return the text of each condition of the engine with this set of adapters, by a key."""
+        found = {}
         served = [(record.name, record.version.tp_size) for record in self.records]
         made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
         if made and any(each.lora_dtype and not each.lora_tp_size for each in self._engines()):
-            told.append(
+            found["tp_size"] = (
                 "the engine's config.json is out of sight, and with another tp_size than these "
                 f"adapters are laid out for it gives wrong answers: {made}"
             )
         fit = self.cache_fit()
-        if fit is None or fit.host_holds_all:
-            return told
-        return [
-            *told,
-            f"the engine's host cache holds about {fit.host_adapters} of {len(self.records)} "
-            "adapters; the others are sent again when they are used. "
-            f"lora_cache_host_memory_bytes:{fit.bytes_needed} holds all",
-        ]
+        if fit is not None and not fit.host_holds_all:
+            found["host_cache"] = (
+                f"the engine's host cache holds about {fit.host_adapters} of {len(self.records)} "
+                "adapters; the others are sent again when they are used. "
+                f"lora_cache_host_memory_bytes:{fit.bytes_needed} holds all"
+            )
+        return found
 
     def _engines(self) -> list[ModelCapabilities]:
         """Those that are sent adapters; of one that reads them from its disk little is known."""

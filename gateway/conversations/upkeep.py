@@ -109,7 +109,8 @@ class Upkeep:
         `follow` has ended, and nothing is put any more.
         """
         self._lock.let_go()  # for the one that is last
-        self._stale_s, self._again_at = 0.0, min(self._again_at, time.monotonic())
+        # A worker that held the lock may have ended with a second bring still due.
+        self._stale_s = self._again_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
                 async with asyncio.timeout(GOODBYE_S):

@@ -128,7 +128,6 @@ class Choice:
         if sent is None:
             sent = self._generation.for_kind(lease.replica.kind)
             self._text = text_stream(service, sent)
-            self._whole = sent.text is not None and sent.text.whole
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
@@ -136,6 +135,7 @@ class Choice:
             on_sent=self._given,
             on_left=self._left_early,
         ) as tokens:
+            self._whole = tokens.answers_once
             try:
                 first = await tokens.first()
             except (asyncio.CancelledError, TimeoutError) as error:

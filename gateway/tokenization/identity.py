@@ -16,7 +16,7 @@ _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
 class TokenizerIdentity:
-    """Return the identity of the tokenizer in `folder`, as the gateway reads it."""
+    """Identity of the tokenizer in `folder`, as the gateway reads it."""
 
     def __init__(self, folder: Path, prompts: Prompts) -> None:
         self.folder = folder

@@ -226,7 +226,10 @@ class Engine:
                 # So long may what else is looked for here have to wait.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
-                        self._warn(await self._compare_tokenizers(chosen))
+                        compared = await self._compare_tokenizers(chosen)
+                        if self._selection == chosen:  # it was not lost meanwhile
+                            self._selection = compared
+                            self._warn(compared)
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
         selection = await select_model(self._client, self._wanted)
@@ -258,9 +261,7 @@ class Engine:
         return replace(selection, tokenizer_warning=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
-        """Keep what operators should know of what is driven, and log it where it is new."""
-        if self._selection is not None:
-            self._selection = selection
+        """Log what operators should know of the selection, if it is new."""
         if selection.warning is not None and selection.warning != self._warned:
             log.warning("%s: %s", self._client.endpoint, selection.warning)
         self._warned = selection.warning

@@ -210,7 +210,8 @@ class EngineCall:
                 raise
             raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
         checked = self._checked(response)
-        self._begun_at = min(self._begun_at, asyncio.get_running_loop().time())
+        if self._begun_at == math.inf:
+            self._begun_at = asyncio.get_running_loop().time()
         return checked
 
     @property

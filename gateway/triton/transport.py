@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from certificates.contexts import CertificateError, ClientFiles, client_context
+from certificates.contexts import ClientFiles
 from certificates.reloading import ReloadedValue
 
 # One request message, in the pieces that it consists of; sent in order, never joined.
@@ -135,11 +135,8 @@ _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueD
 
 def _client_tls(files: ClientFiles) -> ClientTls:
     """Raises OSError, also where the files change meanwhile."""
-    content = files.read()
-    context = client_context(files)
+    context, content = files.load()
     context.set_alpn_protocols(["h2"])
-    if files.read() != content:
-        raise CertificateError(f"{', '.join(map(str, files.given))}: written to at this moment")
     return ClientTls(context, *content)
 
 

@@ -81,7 +81,7 @@ async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
     async with _adapters(tmp_path, "one") as adapters:
         await adapters._add("zh", "one", content(1), "test", None)
         assert adapters.cache_fit() is None
-        assert adapters.warnings() == []
+        assert adapters.warnings() == {}
 
 
 @pytest.mark.parametrize("variable", ["GATEWAY_ADMIN_KEY", "GATEWAY_REDIS_URL"])

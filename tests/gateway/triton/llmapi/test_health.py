@@ -151,6 +151,14 @@ async def test_what_answers_once_has_no_time_for_a_first_response(tokenizer_dir:
     assert servicer.stopped == [servicer.requests[0].id]
 
 
+async def test_what_answers_once_has_no_time_to_its_first_token(tokenizer_dir: Path) -> None:
+    async with gateway(tokenizer_dir, FakeLlmapi(*OK, streams=False)) as (ask, service):
+        assert '"text":"hello"' in (await ask(stream=True)).text
+        for kind in ("count", "sum"):
+            name = f"gateway_time_to_first_token_seconds_{kind}"
+            assert not metric_of(service, name, model="m")
+
+
 async def test_what_comes_whole_and_too_late_makes_the_engine_show_a_token(
     tokenizer_dir: Path,
 ) -> None:
