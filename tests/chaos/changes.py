@@ -56,11 +56,11 @@ async def _change(
     world.live.may_be({old, new})
     async with trouble or nullcontext():
         answer = await _ask_for(world, gateway, kind, new)
-    agreed = (await adapters.agreed(world.gateways)).get(LIVE)
-    world.live.may_be({agreed})
     said = {new} if answer.is_success else {old}
     if not answer.is_success and answer.json()["error"]["code"] == _UNKNOWN:
         said = {old, new}
+    agreed = (await adapters.agreed(world.gateways, said)).get(LIVE)
+    world.live.may_be({agreed})
     if agreed not in said:
         world.found_wrong(
             f"{kind} of {LIVE} from {old} to {new}: {answer.text}, and it is {agreed}"
