@@ -32,11 +32,12 @@ class MistralToolParser(JsonToolParser):
             self._hold(char)
             read = self._list if char == "[" else self._object
             return (yield from read((yield)))
-        name = ""
+        letters: list[str] = []
         while char.isalnum() or char in "_-.:/":
-            name += char
+            letters.append(char)
             self._hold(char)
             char = yield
+        name = "".join(letters)
         if name and char == "[":
             self._name = name
         char = yield from self._separators(char)

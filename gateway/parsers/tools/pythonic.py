@@ -92,9 +92,10 @@ class PythonicToolParser(ToolParser):
 
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
         """A name of letters, digits and `others`: more than Python allows, as requests do."""
-        name = ""
+        letters: list[str] = []
         while char.isalnum() or char in others:
-            name += char
+            letters.append(char)
             self._hold(char)
             char = yield
+        name = "".join(letters)
         return ("" if name[:1].isdigit() else name), char

@@ -42,6 +42,8 @@ def test_python_literals_become_json(value: object, sizes: list[int]) -> None:
         ("007", "007"),
         ("1e999", "1e999"),
         ("9" * 5000, "9" * 5000),
+        ("...", "..."),
+        ("-1.50", -1.5),
         ("New York", "New York"),
         ("Martha's Vineyard", "Martha's Vineyard"),
         ("L'Aquila", "L'Aquila"),

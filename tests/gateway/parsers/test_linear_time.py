@@ -1,0 +1,48 @@
+"""Answers of models are read in a time that grows as their text does, whatever a model writes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.slow_texts import LONG_CHARS, Cost, Text, find_slowest, message_forms, read_time
+
+# CPU seconds of the search for each form. Longer searches find more.
+_SEARCH_S = float(os.environ.get("GATEWAY_SLOW_TEXTS_S", "0.8"))
+_MAX_GROWTH = 5
+"""How much longer four times the text may take."""
+_MAX_CHAR_S = 15e-6
+_RUNS = 4
+
+# What searches have found in earlier releases.
+_QUOTES_IN_A_VALUE = Text(((("[f(a=x",), 0), (("x'",), 1)))
+_QUOTES_AFTER_BRACKETS = Text(((("[f(a=", "r<", "["), 0), (("'",), 1)))
+_DECIMALS = Text(((("[f(a=[",), 0), (("1.5,",), 1)))
+
+
+def _check(name: str, text: Text, chars: int) -> None:
+    """Assert the bounds. Of several runs the shortest counts: others have the machine, too."""
+    form = message_forms()[name]
+    short, long = text.of_length(LONG_CHARS // 4), text.of_length(LONG_CHARS)
+    for run in range(_RUNS):
+        few = min(read_time(form, short, chars) for _ in range(run + 1))
+        many = min(read_time(form, long, chars) for _ in range(run + 1))
+        if many <= _MAX_GROWTH * few and many <= _MAX_CHAR_S * len(long):
+            return
+    raise AssertionError(
+        f"{name}: {many / len(long) * 1e6:.1f} us a character, {many / few:.1f} times as much for "
+        f"4 times the text: {chars} characters at a time of {text.parts}"
+    )
+
+
+@pytest.mark.parametrize("name", message_forms())
+def test_the_slowest_text_that_a_search_finds_takes_linear_time(name: str) -> None:
+    slowest: Cost = find_slowest(name, _SEARCH_S)
+    _check(name, slowest.text, slowest.chars)
+
+
+@pytest.mark.parametrize("chars", [1, LONG_CHARS])
+@pytest.mark.parametrize("text", [_QUOTES_IN_A_VALUE, _QUOTES_AFTER_BRACKETS, _DECIMALS])
+def test_quotes_and_numbers_in_python_like_calls_take_linear_time(text: Text, chars: int) -> None:
+    _check("pythonic", text, chars)
