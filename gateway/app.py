@@ -20,6 +20,7 @@ from gateway.api import (
     models,
     openapi,
     ops,
+    queries,
     rerank,
     tokens,
     vllm_adapters,
@@ -148,6 +149,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
+    too_many_parameters = around(_endpoint(queries.refuse_many))
     preflights = PreflightHints(settings.cors_origins)
 
     def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -158,6 +160,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 chosen = hot.get(scope["path"], api)
             else:
                 preflights.note(scope)
+            if chosen is api and queries.has_too_many(scope):
+                chosen = too_many_parameters
         if NO_ROOM in scope.get("extensions", ()):
             # Other workers, which ask for admins, come in without a port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)

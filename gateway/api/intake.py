@@ -19,11 +19,14 @@ from gateway.api.request_log import service_of
 from gateway.api.sse import cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import ConversationTooLarge
+from gateway.tokenization.turns import INLINE_CHARS
 
 T = TypeVar("T")
 
-# Work on tools and messages costs more by their number than by their bytes: some 40 us for a tool.
-_MAX_INLINE_OBJECTS = 256
+# The parts of a body decide, not its bytes alone: a tool or a message costs up to 40 us, any other
+# value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
+_MAX_INLINE_PARTS = 4096
+_PARTS_AN_OBJECT = 32
 _MAX_INLINE_HISTORY_BYTES = LARGE_BODY // 8
 
 
@@ -42,6 +45,7 @@ class Intake:
         self._body: AbstractAsyncContextManager[object] | None = None
         self._history: AbstractAsyncContextManager[object] | None = None
         self._size = 0
+        self._offloads = False
         self._room = 0
 
     async def __aenter__(self) -> Intake:
@@ -63,20 +67,21 @@ class Intake:
         """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
         body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
         self._size = len(body[0])
-        if body[0].count(b"{") > _MAX_INLINE_OBJECTS:
+        if _count_parts(body[0]) > _MAX_INLINE_PARTS:
             self.offload()
         # Nothing here keeps the bytes.
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time by the size of the body, in a thread if that may be long."""
-        if self._size <= LARGE_BODY:
+        if not self._offloads and self._size <= LARGE_BODY:
             return work()
-        return await self._service.prompts.turns.run(self._tenant, self._size, work)
+        chars = max(self._size, INLINE_CHARS + 1)
+        return await self._service.prompts.turns.run(self._tenant, chars, work)
 
     def offload(self) -> None:
         """Run all further work in a thread, such as work that is repeated many times."""
-        self._size = max(self._size, LARGE_BODY + 1)
+        self._offloads = True
 
     async def make_room(self, size: int) -> None:
         """For a turn to have `size` bytes here that did not come with the request.
@@ -105,3 +110,8 @@ class Intake:
         turn = self._service.bodies.permit(self._tenant, self._priority, cost=size)
         await turn.__aenter__()
         self._body = turn
+
+
+def _count_parts(body: bytes) -> int:
+    """Return a bound of how many values a body has, with objects as many times as they cost."""
+    return _PARTS_AN_OBJECT * body.count(b"{") + body.count(b"[") + body.count(b",")

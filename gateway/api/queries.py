@@ -5,9 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Scope
 
 from gateway.api.routing import Schema
 from gateway.errors import InvalidRequest
+
+_MAX_PARAMETERS = 1024
+
+
+def has_too_many(scope: Scope) -> bool:
+    """Return True if the query has more parameters than are read.
+
+    The framework reads all parameters for each endpoint: 30,000 take 16 ms.
+    """
+    query: bytes = scope["query_string"]
+    return query.count(b"&") >= _MAX_PARAMETERS
+
+
+async def refuse_many(request: Request) -> Response:
+    """Answer a request for which `has_too_many` is true. Raise InvalidRequest."""
+    found = request.scope["query_string"].count(b"&") + 1
+    raise InvalidRequest(
+        f"The URL has {found} parameters; allowed: {_MAX_PARAMETERS}. Send each parameter once."
+    )
 
 
 def parameter(name: str, description: str, **schema: Any) -> Schema:

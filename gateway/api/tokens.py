@@ -101,7 +101,7 @@ async def tokenize(request: Request) -> Response:
                 most = capabilities.max_seq_len
                 return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
 
-            return _json(await intake.work(body), headers)
+            return _json(await service.prompts.turns.run(name, len(ids), body), headers)
 
 
 def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:

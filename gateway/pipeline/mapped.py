@@ -36,6 +36,8 @@ _AT_ONCE = 4
 _BATCH_BYTES = 1 << 20
 # Characters that are tokenized in one turn. A job of few is done on the event loop.
 _TURN_CHARS = 32 * 1024
+# An empty text takes as long as so many characters.
+_CHARS_A_TEXT = 16
 
 
 class Deadline(NamedTuple):
@@ -82,7 +84,7 @@ async def of_texts(
             for number, each in enumerate(some, len(found)):
                 if any(tokenizer.exceeds(text, most) for text in each):
                     raise _too_long(param, number, most)
-        chars = sum(len(text) for each in some for text in each)
+        chars = sum(map(_count_chars, some))
         encode = partial(tokenizer.encode, some)
         new = await service.prompts.turns.run(tenant, chars, encode)
         _check([len(each.ids) for each in new], most, param, len(found))
@@ -121,12 +123,16 @@ def _rows(given: Sequence[Sequence[int]], known: range) -> list[Row]:
 def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
     start, chars = 0, 0
     for end, each in enumerate(texts, 1):
-        chars += sum(map(len, each))
+        chars += _count_chars(each)
         if chars >= _TURN_CHARS:
             yield texts[start:end]
             start, chars = end, 0
     if start < len(texts):
         yield texts[start:]
+
+
+def _count_chars(texts: tuple[str, ...]) -> int:
+    return sum(map(len, texts)) + _CHARS_A_TEXT
 
 
 def _check(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:

@@ -1,0 +1,90 @@
+"""No request below 64 KiB holds up the event loop, and so the streams of others, for 20 ms.
+
+The bound here is half of that, as other machines are slower.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.support.slow_bodies import MAX_BODY_BYTES, Asked, find_slowest, loop_gateway
+
+_MAX_TURN_S = 0.010
+_RUNS = 5
+# Bodies that a search draws. More of them find more.
+_SEARCH_BODIES = int(os.environ.get("GATEWAY_SLOW_BODIES", "150"))
+
+_SAID = [{"role": "user", "content": "Hi"}]
+_ANSWER = {
+    "type": "object",
+    "properties": {"b": {"type": "string"}},
+    "additionalProperties": False,
+}
+
+
+def _chat(tools: int, schema: Any, **fields: Any) -> Asked:
+    offered = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": schema}}
+        for n in range(tools)
+    ]
+    body = {"model": "m", "max_tokens": 1, "messages": _SAID, "tools": offered} | fields
+    return Asked("/v1/chat/completions", orjson.dumps(body))
+
+
+def _nested(depth: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "anyOf": [[[[schema]]]]}
+    return schema
+
+
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": _ANSWER}}
+_ITEMS = [{"role": "user", "content": "x" * 30}] * 900
+_CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+_TURNS = [*_SAID, {"role": "assistant", "content": [_CALL] * 1180}, *_SAID]
+
+HANDMADE = {
+    "truncated messages": Asked(
+        "/v1/responses",
+        orjson.dumps({"model": "m", "truncation": "auto", "input": _ITEMS}),
+    ),
+    "calls": Asked(
+        "/v1/messages", orjson.dumps({"model": "m", "max_tokens": 1, "messages": _TURNS})
+    ),
+    "tools beside a format": _chat(60, {"anyOf": [[]] * 320}, response_format=_FORMAT),
+    "forced tools": _chat(8, {"anyOf": [[]] * 2600}, tool_choice="required"),
+    "forced tools of deep schemas": _chat(6, _nested(30), tool_choice="required"),
+    "members of a query": Asked("/v1/responses/resp_1?" + "&".join(["include=a"] * 6000)),
+    "empty members of a query": Asked("/v1/models?" + "a&" * 30_000),
+    "inputs": Asked("/v1/embeddings", orjson.dumps({"model": "words", "input": ["a"] * 2048})),
+    "documents": Asked(
+        "/v1/rerank", orjson.dumps({"model": "ranker", "query": "a", "documents": ["a"] * 2048})
+    ),
+    "token strings": Asked(
+        "/tokenize", orjson.dumps({"prompt": "a" * 65_000, "return_token_strs": True})
+    ),
+}
+
+
+@pytest.mark.parametrize("max_seq_len", [2000, 200_000])
+async def test_no_turn_of_the_loop_is_long(tmp_path: Path, max_seq_len: int) -> None:
+    """With a small context, more is left out of a conversation, and most prompts are refused."""
+    turns = {}
+    async with loop_gateway(tmp_path, max_seq_len=max_seq_len) as gateway:
+        for name, asked in HANDMADE.items():
+            assert asked.body is None or len(asked.body) < MAX_BODY_BYTES, name
+            turns[name] = await gateway.shortest(asked, _RUNS, _MAX_TURN_S)
+    assert not {name: turn for name, turn in turns.items() if turn.seconds > _MAX_TURN_S}
+
+
+async def test_no_turn_is_long_for_the_worst_bodies_that_a_search_finds(tmp_path: Path) -> None:
+    async with loop_gateway(tmp_path) as gateway:
+        for asked, turn in await find_slowest(gateway, _SEARCH_BODIES):
+            if turn.seconds > _MAX_TURN_S:
+                again = await gateway.shortest(asked, _RUNS, _MAX_TURN_S)
+                assert again.seconds <= _MAX_TURN_S, f"{again}: {asked}"
