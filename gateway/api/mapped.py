@@ -105,7 +105,7 @@ async def asking(
         with await service.accounting.count(tenant, places=1) as reservation:
             read = partial(parse, kind, **rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
-            service.metrics.count_unknown_parameters(unknown)
+            service.metrics.count_unknown_parameters(unknown, name)
             model = service.access.route(router(service), tenant, wanted.model)
             context = context_of(request.scope)
             context.model = model.name

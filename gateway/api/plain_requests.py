@@ -12,7 +12,7 @@ from gateway.api import ignored
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, as_written, rules, sort_fields, validate
-from gateway.api.request_log import service_of
+from gateway.api.request_log import context_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 
@@ -37,7 +37,8 @@ async def read_plain(
     """
     service = service_of(request.scope)
     parsed = await intake.read(partial(_parse, model, **rules(service.settings)))
-    service.metrics.count_unknown_parameters(parsed.unknown)
+    tenant = context_of(request.scope).tenant or ""
+    service.metrics.count_unknown_parameters(parsed.unknown, tenant)
     return parsed.request, ignored.headers_of(parsed.hints)
 
 

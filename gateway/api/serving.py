@@ -113,7 +113,7 @@ async def prepared(
         with await service.accounting.count(tenant, places=1) as reservation:
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
-                service.metrics.count_unknown_parameters(unknown)
+                service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:
                 if settle is not None:
                     wanted = await settle(intake, tenant, wanted)

@@ -30,6 +30,7 @@ from gateway.triton.events import ColdSend
 # Clients choose these names: a bound for each keeps memory and the number of series bounded.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
+_MAX_NAMES_OF_TENANT = 16
 _PLACE_IN_LIST = re.compile(r"\[\d+\]|\.\d+(?=\.)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _STOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
@@ -236,11 +237,12 @@ class Metrics:
         self.unknown_parameters = Tallies(
             "gateway_unknown_parameters_total",
             "Parameters that this server does not know and that had no effect, by name; the first "
-            "64 names of a process are told apart, all else is `other`.",
+            "64 names of a process, 16 of a tenant, are told apart, all else is `other`.",
             ["parameter"],
             self.registry,
         )
-        self._unknown_names: set[str] = set()
+        self._unknown_names: dict[str, str] = {}
+        """Names that are told apart, with the tenant whose request had one first."""
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
@@ -287,16 +289,26 @@ class Metrics:
         self.reloads.labels("applied" if applied else "refused").inc()
         self.configuration_refused.set(not applied)
 
-    def count_unknown_parameters(self, names: Sequence[str]) -> None:
-        """Count names that clients wrote, each under itself while there are few and it is plain."""
+    def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
+        """Count names that a tenant's client wrote, each under itself if it is plain.
+
+        Further names than the metric tells apart count as `other`. No tenant takes all of them.
+        """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
             name = _PLACE_IN_LIST.sub("", path)  # One series for a field of all tools.
-            if len(known) < _MAX_UNKNOWN_NAMES and _PLAIN_NAME.fullmatch(name):
-                known.add(name)
+            if name not in known and self._has_room(tenant) and _PLAIN_NAME.fullmatch(name):
+                known[name] = tenant
             self.unknown_parameters.labels(name if name in known else "other").inc()
         if left := len(names[_MAX_NAMES_OF_REQUEST:]):
             self.unknown_parameters.labels("other").inc(left)
+
+    def _has_room(self, tenant: str) -> bool:
+        """Return True if another unknown name of a tenant can be told apart."""
+        tenants = [*self._unknown_names.values()]
+        # Without tenants, which "" stands for, there is nobody to take them from.
+        most = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
+        return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < most
 
     def count_refusal(self, tenant: str, limit: str) -> None:
         self.rate_limited.labels(tenant, limit).inc()

@@ -70,11 +70,12 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = tenant_of(request)
+    name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
             parsed = await intake.read(partial(parse, Prompt, **rules(service.settings)))
             wanted = parsed.request
-            service.metrics.count_unknown_parameters(parsed.unknown)
+            service.metrics.count_unknown_parameters(parsed.unknown, name)
             try:
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
@@ -84,7 +85,6 @@ async def count_tokens(request: Request) -> Response:
             assert not isinstance(prompt, list)  # a template writes text
             longest = max(service.replicas.capabilities, key=longest_prompt)
             check_text(service.prompts, longest, str(prompt), param="messages")
-            name = tenant.name if tenant else ""
             ids = await service.prompts.encode(prompt, add_special_tokens=False, tenant=name)
     headers = ignored.headers_of(parsed.hints)
     told = orjson.dumps({"input_tokens": len(ids)})

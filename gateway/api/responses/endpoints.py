@@ -95,7 +95,7 @@ async def input_tokens(request: Request) -> Response:
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
             chat, hints, unknown = await intake.read(read)
-            service.metrics.count_unknown_parameters(unknown)
+            service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:
                 ask = asked_by(request, tenant, intake)
                 chat, before, keeping, more_hints = await settled(service, ask, chat)

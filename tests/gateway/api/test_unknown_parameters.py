@@ -200,11 +200,30 @@ async def test_minus_one_cuts_a_prompt_to_what_the_model_takes(
             assert answer.json()["usage"]["prompt_tokens"] == kept
 
 
-def test_hostile_names_make_a_bounded_number_of_series() -> None:
+@pytest.mark.parametrize(("tenant", "names"), [("", 64), ("acme", 16)])
+def test_hostile_names_make_a_bounded_number_of_series(tenant: str, names: int) -> None:
     metrics = Metrics()
     for request in range(100):
-        metrics.count_unknown_parameters([f"n{request}_{n}" for n in range(40)])
+        metrics.count_unknown_parameters([f"n{request}_{n}" for n in range(40)], tenant)
+    counted = _counted(metrics)
+    assert len(counted) == names + 1
+    assert sum(counted.values()) == 4000
+
+
+def test_the_names_of_one_tenant_leave_room_for_those_of_others() -> None:
+    metrics = Metrics()
+    for request in range(100):
+        metrics.count_unknown_parameters([f"n{request}_{n}" for n in range(16)], "flood")
+    for tenant in ("acme", "globex"):
+        metrics.count_unknown_parameters([f"of_{tenant}", "of_both"], tenant)
+    counted = _counted(metrics)
+    assert {name: counted[name] for name in counted if name.startswith("of_")} == {
+        "of_acme": 1,
+        "of_globex": 1,
+        "of_both": 2,
+    }
+
+
+def _counted(metrics: Metrics) -> dict[str, float]:
     [family] = [f for f in metrics.registry.collect() if f.name == COUNTED.removesuffix("_total")]
-    counted = [s for s in family.samples if s.name == COUNTED]
-    assert len(counted) == 65
-    assert sum(sample.value for sample in counted) == 4000
+    return {s.labels["parameter"]: s.value for s in family.samples if s.name == COUNTED}
