@@ -37,6 +37,8 @@ _CONNECT_TIMEOUT_S = 30.0
 class Load:
     """What one or more processes do. Times are of the monotonic clock, which processes share.
 
+    A stream asks again `pause_s` after its answer.
+
     Streams begin one after the other over `ramp_s` from the call on; only what happens between
     `begin` and `end` is counted, and at `end` the connections are closed as they are.
     """
@@ -48,6 +50,7 @@ class Load:
     ramp_s: float
     begin: float
     end: float
+    pause_s: float = 0.0
 
 
 @dataclass
@@ -108,6 +111,8 @@ class _Stream(asyncio.Protocol):
         self._transport.abort()
 
     def _ask(self) -> None:
+        if self._over:
+            return
         self._in_head, self._head, self._tail, self._last = True, b"", b"", 0.0
         self._sent = time.monotonic()
         number = b"%08d" % (next(self._numbers) % 10**8) if self._number else b""
@@ -137,7 +142,10 @@ class _Stream(asyncio.Protocol):
         if done:
             if self._load.begin <= time.monotonic() < self._load.end:
                 self._seen.finished += 1
-            self._ask()
+            if self._load.pause_s:
+                asyncio.get_running_loop().call_later(self._load.pause_s, self._ask)
+            else:
+                self._ask()
 
     def _read_head(self, head: bytes) -> None:
         self._left = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench import direct, litellm, lora, peers
+from bench import beside, direct, litellm, lora, peers
 from bench.cancel import cancel
 from bench.instructions import instructions
 from bench.llmapi import llmapi
@@ -274,6 +274,7 @@ PARTS: dict[str, Part] = {
     "protocols": protocols,
     "instructions": instructions,
     "first_token": first_token,
+    "beside": beside.beside,
     "levels": levels,
     "many": many,
     "memory": memory,

@@ -19,6 +19,7 @@ TITLES = {
     "protocols": "The same through each protocol, 16 at a time",
     "instructions": "Instructions, a request of one token and a token",
     "first_token": "Time to the first token, one request at a time",
+    "beside": "First token beside streams of 50 tokens/s, window by window in turn",
     "levels": "Throughput by concurrency",
     "many": "1,024 streams below saturation",
     "memory": "Memory",
@@ -135,6 +136,21 @@ def _reached(results: Results) -> list[dict[str, Any]]:
             target,
             "first_token",
             lambda rows, row=row: rows[row]["added p50 ms"],
+        )
+    for streams in (100, 500):
+        add(
+            f"first token p50 ms beside {streams} streams, more than alone",
+            "<= 0.3",
+            "beside",
+            lambda rows, streams=streams: pick(
+                rows, "more than alone", who="gateway", **{"other streams": streams}
+            ),
+        )
+        add(
+            f"CPU us/token, {streams} such streams, of SMG's",
+            "<= 0.85",
+            "beside",
+            lambda rows, streams=streams: ratio(rows, cost, "SMG", **{"other streams": streams}),
         )
     add("MiB of a worker", "<= 150", "memory", lambda rows: rows[0]["after load MiB"])
     add("KiB of an idle stream", "<= 25", "memory", lambda rows: rows[0]["KiB per idle stream"])

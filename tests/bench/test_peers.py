@@ -56,3 +56,27 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
         ]
         assert "stop" in name or all(map(math.isfinite, known)), name
     assert rows["stopped of 20 left before the first token"]["gateway"] == 20
+
+
+@pytest.mark.slow
+def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "1", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--only", "beside", "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = results["parts"]["beside"]
+    missing = any("SMG" in note for note in results["notes"])
+    found = [(row["who"], row["other streams"]) for row in rows]
+    servers = ["gateway"] if missing else ["gateway", "SMG 1.13.0"]
+    assert found == [(server, count) for server in servers for count in (0, 100, 500)]
+    for row in rows:
+        assert row["first token p50 ms"] > 0
+        assert math.isfinite(row["more than alone"])
+        assert math.isfinite(row["CPU us/token"]) == (row["other streams"] > 0)
+    assert missing or math.isfinite(rows[1]["of SMG 1.13.0"])

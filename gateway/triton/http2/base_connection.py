@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.triton.http2 import frames
+from gateway.triton.http2.deliveries import delivery_queue
 from gateway.triton.http2.frames import Code, ConnectionFault
 from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# A read that brings more than this ends the turn: from a server that sends faster than its tokens
-# can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
-_TURN_BYTES = 2**17
-# A read this soon behind the one before, and with no more than that, has the next one wait so long.
-_OFTEN_S = 0.003
+# After a read of more than this, the next one waits until its messages are delivered. From a server
+# that sends faster than tokens can be passed on, uvloop would else read 32 times in one turn, and
+# undelivered messages would pile up in memory.
 _SMALL_BYTES = 2**16
+# A small read this soon behind the one before has the next one wait so long.
+_OFTEN_S = 0.003
 _GATHER_S = 0.002
 # One turn of the loop writes so much of the uploads: well below a millisecond.
 _WRITE_BYTES = 2**17
@@ -46,6 +47,10 @@ class BaseConnection(asyncio.Protocol):
         self._unsent_answers = 0
         self._read_at = 0.0
         self._gathers = False
+        self._gathering: asyncio.TimerHandle | None = None
+        # Tasks that wait for a message, such as their stream's first.
+        self._waits = 0
+        self._deliveries = delivery_queue()
         self._pump_scheduled = False
         self.closed = False
         """Whether it is of no use any more, though what is written may still go out."""
@@ -113,13 +118,15 @@ class BaseConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
-        if len(data) > _TURN_BYTES:
+        large = len(data) > _SMALL_BYTES
+        if large:
             self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
         if self._rest:
             data = self._rest + data
         try:
             self._rest = data[self._consume(data) :]
+            if large:
+                self._deliveries.call_after(self._read_on)
         except ConnectionFault as fault:
             log.warning("the server broke the HTTP/2 protocol: %s", fault)
             self.close(str(fault), fault.code)
@@ -128,21 +135,37 @@ class BaseConnection(asyncio.Protocol):
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
-        """After a read, with what was handled of so many bytes, while many streams run.
+        """Put off the next read if this one of `size` bytes was small and followed another soon.
 
-        Where such reads follow one another with next to nothing in each, the next is put off for
-        what comes meanwhile: else each token is a poll, a read and a sleep of the process, two
-        fifths of its cost (bench/README.md). Not during uploads, which need the server's windows.
+        Called while many streams run. Else each token would be a poll, a read and a sleep of the
+        process, two fifths of its cost (bench/README.md). A task that waits for a message, such as
+        the first of its stream, must not wait longer for this; nor must uploads, which need the
+        server's windows.
         """
         now = self._loop.time()
         often = now - self._read_at < _OFTEN_S
         self._read_at = now
-        waits = often and size <= _SMALL_BYTES and not self._uploads.open
-        if waits and self._gathers and not self.closed:
+        if self._waits or self._uploads.open or not often or size > _SMALL_BYTES:
+            return
+        if self._gathers and not self.closed:
             self._transport.pause_reading()
-            self._loop.call_later(_GATHER_S, self._read_on)
+            self._gathering = self._loop.call_later(_GATHER_S, self._read_on)
+
+    def begin_wait(self) -> None:
+        """See `StreamControl`. A read that was put off is due now."""
+        self._waits += 1
+        self._stop_gathering()
+
+    def end_wait(self) -> None:
+        self._waits -= 1
+
+    def _stop_gathering(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._read_on()
 
     def _read_on(self) -> None:
+        self._gathering = None
         if not self.closed:
             self._transport.resume_reading()
 

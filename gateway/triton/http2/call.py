@@ -37,6 +37,12 @@ class StreamControl(Protocol):
     async def sent(self, stream_id: int) -> None:
         """Returns when the stream's request is written, or given up."""
 
+    def begin_wait(self) -> None:
+        """Read at once until `end_wait`: a task waits for its next message."""
+
+    def end_wait(self) -> None:
+        """End what one `begin_wait` began."""
+
     def credit(self, stream_id: int, increment: int) -> None:
         """Lets the server send so many bytes more on the stream."""
 
@@ -91,9 +97,11 @@ class Call(Generic[T]):
         while not self._messages:
             if self._ended():
                 return None
+            self._control.begin_wait()
             try:
                 await self._wait(None)
             finally:
+                self._control.end_wait()
                 self._waiter = self._take = None
         message = self._messages.pop(0)
         if not self._messages:
@@ -112,6 +120,11 @@ class Call(Generic[T]):
                     return True
             finally:
                 self._waiter = self._take = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return True if a task waits in `read`, to be woken by the next message."""
+        return self._waiter is not None and self._take is None
 
     @property
     def window(self) -> int:
@@ -162,9 +175,12 @@ class Call(Generic[T]):
         return messages
 
     def deliver(self) -> None:
-        """Messages have arrived, and all that came with them has been received too."""
+        """Hand unread messages to the reader, after all that came with them has been received.
+
+        A reader may have taken them meanwhile: there is nothing to do then.
+        """
         waiter = self._waiter
-        if waiter is None or waiter.done():
+        if waiter is None or waiter.done() or not self._messages:
             return
         enough = False
         if self._take is not None:

@@ -121,7 +121,7 @@ class Connection(BaseConnection):
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
-            self._read_on()  # for the server's windows, if the next read is put off
+            self._stop_gathering()  # for the server's windows, if the next read is put off
             self._pump()
 
     def reset(self, stream_id: int, code: Code) -> None:
@@ -242,9 +242,9 @@ class Connection(BaseConnection):
         self._window -= received
         if self._window < _LOW:
             self._renew()
-        for call in self.arrived:
-            call.deliver()
-        self.arrived.clear()
+        if arrived := self.arrived:
+            self._deliveries.add(arrived, self._waits)
+            arrived.clear()
         if len(receiving) >= _MANY:
             self._gather(end)
         return start

@@ -1,0 +1,132 @@
+"""The first token of a request beside streams that are under way, and what their tokens cost.
+
+Each server has streams of a token every 20 ms. The CPU of their tokens is taken while no request
+comes. Then a request of one token comes 20 ms after each answer, on a connection that stays open:
+one right after the other would themselves keep the server's core busy. Servers are measured in
+alternating windows, and a ratio is the median of those of neighbouring windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from bench.load import Load, total
+from bench.measure import chat, percentile, wait_until
+from bench.pace import BURST
+from bench.peer import Peer, check
+from bench.servers import Bench, Server, Unmeasured
+from bench.smg import smg
+
+STREAMS = (0, 100, 500)
+_BEAT_MS, _PROMPT_TOKENS = 20, 64
+_ROUNDS, _QUICK_ROUNDS = 4, 1
+_STREAMS_PER_SECOND, _SETTLE_S = 500, 0.7
+_PAUSE_S, _WARM_S = 0.02, 0.2
+
+
+@dataclass
+class _Figures:
+    """One server's beside a number of streams: an item for each round, in milliseconds and us."""
+
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    us_per_token: list[float] = field(default_factory=list)
+
+
+def beside(bench: Bench) -> list[dict[str, Any]]:
+    """Return a row for each server and number of streams; SMG's only where it can be installed."""
+    with contextlib.ExitStack() as stack:
+        triton = stack.enter_context(bench.upstream())
+        servers = [stack.enter_context(bench.gateway(triton))]
+        check(Peer(servers[0], None))
+        try:
+            other = stack.enter_context(smg(bench))
+            check(other)
+            servers.append(other.server)
+        except Unmeasured as error:
+            bench.notes.append(f"beside: SMG: not measured: {error}")
+        return compare(bench, servers)
+
+
+def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
+    """Return the rows of `servers`, measured in turn. Ratios are to the last of them.
+
+    Raises Unmeasured if a request failed.
+    """
+    figures = {server.name: {count: _Figures() for count in STREAMS} for server in servers}
+    for number in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
+        for count in STREAMS:
+            for server in servers:
+                _measure(bench, server, count, figures[server.name][count])
+        bench.say(f"beside: round {number + 1}")
+    reference = servers[-1].name
+    return [
+        _row(name, count, by_count, figures[reference] if name != reference else None, reference)
+        for name, by_count in figures.items()
+        for count in STREAMS
+    ]
+
+
+def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> None:
+    ramp_s = streams / _STREAMS_PER_SECOND
+    begin = time.monotonic() + ramp_s + _SETTLE_S
+    middle, end = begin + bench.seconds / 2, begin + bench.seconds
+    paced = Load(
+        port=server.port,
+        path=server.path,
+        body=server.body(chat(seed=_BEAT_MS)),
+        streams=streams,
+        ramp_s=ramp_s,
+        begin=begin,
+        end=end,
+    )
+    asking = replace(
+        paced,
+        body=server.body(chat(seed=BURST, tokens=1, prompt_tokens=_PROMPT_TOKENS)),
+        streams=1,
+        ramp_s=0.0,
+        begin=middle + _WARM_S,
+        pause_s=_PAUSE_S,
+    )
+    shares = bench.clients.start(paced) if streams else []
+    wait_until(begin)
+    before = server.cpu_s()
+    wait_until(middle)
+    cpu_s = server.cpu_s() - before
+    first = total(bench.clients.start(asking))
+    seen = total(shares)
+    if errors := seen.errors + first.errors:
+        raise Unmeasured(f"{server.name}, {streams} streams: {errors[0]}")
+    figures.p50_ms.append(1e3 * percentile(first.first, 50))
+    figures.p99_ms.append(1e3 * percentile(first.first, 99))
+    # The pace is the upstream's, so half of the time has half of the tokens.
+    figures.us_per_token.append(2e6 * cpu_s / seen.tokens if seen.tokens else math.nan)
+
+
+def _row(
+    name: str,
+    streams: int,
+    by_count: dict[int, _Figures],
+    reference: dict[int, _Figures] | None,
+    of: str,
+) -> dict[str, Any]:
+    own, alone = by_count[streams], by_count[STREAMS[0]]
+    pairs = zip(own.p50_ms, alone.p50_ms, strict=True)
+    row = {
+        "who": name,
+        "other streams": streams,
+        "first token p50 ms": median(own.p50_ms),
+        "more than alone": median(one - other for one, other in pairs),
+        "p99 ms": median(own.p99_ms),
+        "CPU us/token": median(own.us_per_token),
+    }
+    ratio = math.nan
+    if reference is not None:
+        theirs = reference[streams].us_per_token
+        ratio = median(one / other for one, other in zip(own.us_per_token, theirs, strict=True))
+    return row | {f"of {of}": ratio}

@@ -1,0 +1,252 @@
+"""A message that a task waits for is read at once and goes first, whatever other streams bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.deliveries import DeliveryQueue
+from tests.gateway.triton.http2.test_gathering import MANY, begun, turns_until
+from tests.support.http2_peer import Server, connected, grpc_message, silence, start, until
+
+STREAMS = 200
+
+
+class Turns:
+    """Number the turns of the event loop while used in a ``with``."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __enter__(self) -> Turns:
+        self._handle = asyncio.get_running_loop().call_soon(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.cancel()
+
+    def _count(self) -> None:
+        self.now += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._count)
+
+
+def send_together(peer: Any, calls: Sequence[Any], message: bytes = b"token") -> None:
+    """Send a message to each of `calls`, all in one write."""
+    for call in calls:
+        peer.h2.send_data(call.stream_id, grpc_message(message))
+    peer.flush()
+
+
+async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> list[asyncio.Task[bool]]:
+    """Return tasks that feed `take` the number of a call with each of its messages."""
+    tasks = [asyncio.create_task(call.feed(lambda _, n=n: take(n))) for n, call in enumerate(calls)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
+    """Also where a read is put off when the wait begins; so are tokens that come meanwhile."""
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server)
+        peer = server.peers[0]
+        for number in range(10):
+            for call in calls[:3]:
+                before = call.unread
+                peer.send(call.stream_id, grpc_message(b"token"))
+                await turns_until(lambda call=call, before=before: call.unread > before)
+            new = await start(transport)
+            reading = asyncio.create_task(new.read())
+            # 3 by count, and hundreds where it is put off.
+            assert await turns_until(lambda n=number: len(peer.answered) == MANY + n + 1) < 10
+            for call in calls[:3]:
+                before = call.unread
+                peer.send(call.stream_id, grpc_message(b"token"))
+                took = await turns_until(lambda call=call, before=before: call.unread > before)
+                assert took < 10
+            peer.send(new.stream_id, grpc_message(b"first"))
+            assert await turns_until(reading.done) < 10
+            assert reading.result() == b"first"
+            peer.end(new.stream_id)
+            assert await new.read() is None
+
+
+async def test_reads_are_gathered_again_when_no_task_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However the waits ended: with a message, the stream's end, a failure, or cancelled."""
+    reads = 0
+    received = Connection.data_received
+
+    def counting(self: Connection, data: bytes) -> None:
+        nonlocal reads
+        reads += 1
+        received(self, data)
+
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server)
+        peer = server.peers[0]
+        others = [await start(transport) for _ in range(5)]
+        tasks = [asyncio.create_task(call.read()) for call in others]
+        await until(lambda: len(peer.answered) == MANY + 5)
+        peer.send(others[0].stream_id, grpc_message(b"token"))
+        peer.end(others[1].stream_id)
+        peer.end(others[2].stream_id, 13)
+        peer.reset(others[3].stream_id, 8)
+        tasks[4].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        monkeypatch.setattr(Connection, "data_received", counting)
+        for n in range(600):
+            peer.send(calls[n % MANY].stream_id, grpc_message(b"token"))
+            await asyncio.sleep(0)
+        await until(lambda: sum(call.unread for call in calls) == 600)
+        assert reads < 200  # 300 where each is read as soon as it is there
+
+
+async def test_tokens_that_were_read_together_are_delivered_over_many_turns() -> None:
+    """One or a few in each, so that what else happens has its turn between them."""
+    delivered: Counter[int] = Counter()
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server, STREAMS)
+        peer = server.peers[0]
+        with Turns() as turns:
+
+            def take(_: int) -> bool:
+                delivered[turns.now] += 1
+                return True
+
+            tasks = await feeding(calls, take)
+            send_together(peer, calls)
+            await until(lambda: delivered.total() == STREAMS)
+        assert max(delivered.values()) <= 4  # and 200 where all are delivered with the read
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_task_that_waits_is_woken_before_what_was_read_with_its_message() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server, STREAMS)
+        peer = server.peers[0]
+        delivered = 0
+
+        def take(_: int) -> bool:
+            nonlocal delivered
+            delivered += 1
+            return True
+
+        tasks = await feeding(calls[:-1], take)
+        before: list[int] = []
+
+        async def wait() -> None:
+            assert await calls[-1].read() == b"token"
+            before.append(delivered)
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        # Two writes, which may be read together or not: it is the last in both.
+        send_together(peer, calls[:-1])
+        send_together(peer, calls)
+        await waiting
+        assert before[0] < 20  # 398 where the others go first
+        await until(lambda: delivered >= STREAMS - 1)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_each_stream_has_its_messages_once_and_in_order() -> None:
+    """While some are fed, some are read, and some change from one to the other."""
+    server = Server(silence)
+    rounds = 30
+    async with connected(server) as transport:
+        calls = await begun(transport, server, MANY)
+        peer = server.peers[0]
+        got: list[list[bytes]] = [[] for _ in calls]
+
+        async def consume(number: int) -> None:
+            call, own = calls[number], got[number]
+            while len(own) < rounds:
+                if (number + len(own)) % 3 == 0:
+                    own.append(await call.read())
+                    continue
+                limit = len(own) + 1 + number % 4
+
+                def take(messages: Sequence[bytes], own: Any = own, limit: int = limit) -> bool:
+                    assert messages
+                    own.extend(messages)
+                    return len(own) < min(limit, rounds)
+
+                await call.feed(take)
+
+        tasks = [asyncio.create_task(consume(n)) for n in range(MANY)]
+        for n in range(rounds):
+            send_together(peer, calls, b"%d" % n)
+            for _ in range(n % 5):
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert got == [[b"%d" % n for n in range(rounds)]] * MANY
+
+
+async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_delivered() -> None:
+    """What lies undelivered stays below two large reads, and not at a window for each stream."""
+    size, most = 8000, 0
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server, STREAMS)
+        peer = server.peers[0]
+        delivered = 0
+
+        def take(_: int) -> bool:
+            nonlocal delivered, most
+            delivered += 1
+            most = max(most, sum(call.unread for call in calls) * size)
+            return True
+
+        tasks = await feeding(calls, take)
+        for _ in range(10):
+            send_together(peer, calls, bytes(size))
+        await until(lambda: sum(call.unread for call in calls) == 0 and delivered >= STREAMS)
+        assert most < 2**20
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Delivery:
+    is_awaited = False
+
+    def __init__(self, turns: Turns, delivered: list[int]) -> None:
+        self._turns, self._delivered = turns, delivered
+
+    def deliver(self) -> None:
+        self._delivered.append(self._turns.now)
+
+
+@pytest.mark.parametrize(("count", "most"), [(2, 2), (64, 64), (500, 220), (5000, 370)])
+async def test_many_deliveries_take_few_turns_more(count: int, most: int) -> None:
+    """The time is that of turns, which a flood of requests makes long."""
+    queue, delivered = DeliveryQueue(), list[int]()
+    over = asyncio.Event()
+    with Turns() as turns:
+        queue.add([Delivery(turns, delivered) for _ in range(count)], waits=0)
+        assert not delivered
+        queue.call_after(over.set)
+        await over.wait()
+        assert len(delivered) == count
+        assert turns.now <= most + 2
+
+
+async def test_a_callback_comes_in_another_turn_where_nothing_waits() -> None:
+    queue, called = DeliveryQueue(), asyncio.Event()
+    queue.call_after(called.set)
+    assert not called.is_set()
+    await called.wait()
