@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
 
 from gateway.catalog.router import Route
 from gateway.config.limits import LimitName
@@ -71,10 +70,6 @@ class Account:
         self._started = time.time()
         self._since = time.monotonic()
 
-    @property
-    def counts_tokens(self) -> bool:
-        return self._reservation.counts_tokens
-
     async def __aenter__(self) -> None:
         self._accounting.begin(self)
 
@@ -127,12 +122,9 @@ class Account:
         tenant's minute has room for more, and ends there as it would at a limit.
         """
         reservation, meter = self._reservation, self._batch.meter
-        if not self.counts_tokens:
-            return
-        if not (tokens := meter.tokens_now):
-            # What fails before the first token is charged nothing. But what is reserved counts as
-            # long as it may be used, and a beam search tells of its tokens at its end alone.
-            reservation.book(0)
+        # What fails before the first token is charged nothing, and a beam search tells of its
+        # tokens at its end alone. What is reserved counts as long as it may be used.
+        if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
         since_last, self._used = used - self._used, used
@@ -147,15 +139,6 @@ class Account:
         if reservation.left(used) < since_last:
             for running in [*meter.running]:
                 running.cut_short()
-
-
-class Open(Protocol):
-    """An account of a request that is not over."""
-
-    @property
-    def counts_tokens(self) -> bool: ...
-
-    async def keep_books(self) -> None: ...
 
 
 class Accounting:
@@ -183,7 +166,8 @@ class Accounting:
         self.record = record
         self.logged = logged
         self.model = model
-        self._running: set[Open] = set()
+        self._running: set[object] = set()
+        """The accounts of requests that are not over."""
         self._ended = asyncio.Event()
         self.log_problem = log_problem
 
@@ -201,10 +185,10 @@ class Accounting:
         """See `Limits.told`."""
         return self._limits.told(tenant)
 
-    def begin(self, account: Open) -> None:
+    def begin(self, account: object) -> None:
         self._running.add(account)
 
-    def end(self, account: Open) -> None:
+    def end(self, account: object) -> None:
         self._running.discard(account)
         self._ended.set()
 
@@ -213,9 +197,8 @@ class Accounting:
         while True:
             await asyncio.sleep(_BOOKING_S)
             try:
-                await asyncio.gather(
-                    *[one.keep_books() for one in self._running if one.counts_tokens]
-                )
+                open_accounts = [one for one in self._running if isinstance(one, Account)]
+                await asyncio.gather(*[one.keep_books() for one in open_accounts])
             except Exception:  # whatever is wrong with one of them, this must go on
                 log.exception("what answers have used could not be booked")
 

@@ -46,17 +46,8 @@ class InputAccount:
         self._started = time.time()
         self._since = time.monotonic()
 
-    @property
-    def counts_tokens(self) -> bool:
-        return self._reservation.counts_tokens
-
     def sent(self, tokens: int) -> None:
         self._sent += tokens
-
-    async def keep_books(self) -> None:
-        """Holds what is reserved, until it is known whether the request succeeds."""
-        if self.counts_tokens:
-            self._reservation.book(0)
 
     async def __aenter__(self) -> None:
         self._accounting.begin(self)

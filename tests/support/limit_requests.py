@@ -9,8 +9,9 @@ from typing import Any
 from redis import Redis
 
 from gateway.config.limits import LIMITS, LimitName
-from gateway.tenancy.limits.request import LimitRequest
-from gateway.tenancy.limits.script import SCRIPT, Call
+from gateway.tenancy.limits.lease import Lease
+from gateway.tenancy.limits.request import Decision, LimitRequest
+from gateway.tenancy.limits.script import SCRIPT, Call, grant_of, is_an_answer, unfit_fields
 
 PATIENT_S = 30.0
 """Redis is never given up where a test is of what it counts, however busy the machine is."""
@@ -58,9 +59,41 @@ class ScriptAt:
         self._client: Any = client
         self._sha = self._client.script_load(SCRIPT.replace("redis.call('TIME')", clock))
 
-    def __call__(self, now_ms: int, gateway: str, call: Call, lease_ms: int = 10**9) -> list[int]:
+    def __call__(self, now_ms: int, gateway: str, call: Call, lease_ms: int = 15_000) -> list[int]:
         self._client.set("ms", now_ms)
         answer: list[int] = self._client.execute_command(
             *call.command(self._sha, gateway, lease_ms)
         )
         return answer
+
+
+class LeaseAt:
+    """A gateway process that asks the script at once, at times of the test's own."""
+
+    def __init__(self, script: ScriptAt, gateway: str, now_ms: Callable[[], int]) -> None:
+        self.lease = Lease("t", lambda: now_ms() / 1000)
+        self._script = script
+        self._gateway = gateway
+        self._now_ms = now_ms
+
+    def take(self, request: LimitRequest) -> Decision:
+        while (decision := self.lease.decide(request)) is None:
+            call = self.lease.call(request)
+            numbers = self._ask(call)
+            grant = grant_of(call, numbers)
+            self.lease.apply(call, grant)
+            if grant.refused is not None:
+                return self.lease.refusal(request, grant)
+        return decision
+
+    def tell(self) -> None:
+        """Report what is used, and return what is not needed."""
+        self.lease.tick()
+        call = self.lease.call()
+        self.lease.apply(call, grant_of(call, self._ask(call)))
+
+    def _ask(self, call: Call) -> list[int]:
+        numbers = self._script(self._now_ms(), self._gateway, call)
+        assert is_an_answer(call, numbers)
+        assert unfit_fields(numbers) == 0
+        return numbers

@@ -34,7 +34,7 @@ class Limits:
         `standings` are what `shared` was told of budgets.
         """
         self._shared = shared
-        self._local = LocalLimits()
+        self._local = LocalLimits(lambda: time.monotonic_ns() // 1_000_000)
         self._on_refused = on_refused
         self._standings = standings or Standings()
         self._on_alone = on_alone
@@ -93,7 +93,7 @@ class Limits:
                 return Taken(request, decision, self._shared)
             self._on_alone()
             request = self._alone(request)
-        decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
+        decision = self._local.take(request)
         self._note(request, decision)
         return Taken(request, decision, self._local)
 

@@ -8,6 +8,7 @@ in its first minute.)
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.config.limits import LIMITS, LimitName
@@ -37,20 +38,15 @@ class Window:
     def add(self, second: int, amount: int) -> None:
         self._counts[second] = self._counts.get(second, 0) + amount
 
-    def release(self, second: int, amount: int) -> None:
-        """So much of what was counted then counts no more, unless it is forgotten anyway."""
-        if second in self._counts:
-            self._counts[second] = max(0, self._counts[second] - amount)
-
     def wait_ms(self, now_ms: int, excess: int) -> int:
-        """Until at least `excess` of what counts now counts no more; NEVER if it is less."""
+        """Until at least `excess` of what counts now counts no more; BUSY_WAIT_MS if it is less."""
         if excess <= 0:
             return 0
         for second, amount in sorted(self._counts.items()):
             excess -= amount
             if excess <= 0:
                 return _gone_ms(second) - now_ms
-        return NEVER
+        return BUSY_WAIT_MS
 
     def reset_ms(self, now_ms: int) -> int:
         """Until nothing counts."""
@@ -64,53 +60,67 @@ def _gone_ms(second: int) -> int:
 @dataclass(slots=True)
 class _Counts:
     windows: defaultdict[LimitName, Window] = field(default_factory=lambda: defaultdict(Window))
-    running: int = 0
+    places: int = 0
+    tokens: int = 0
+    """Held by running requests."""
 
 
 class LocalLimits:
     """Belongs to one event loop. It counts no budgets: they would be forgotten at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        """`clock_ms` never goes back."""
+        self._clock_ms = clock_ms
         self._tenants: defaultdict[str, _Counts] = defaultdict(_Counts)
 
-    def take(self, request: LimitRequest, now_ms: int) -> Decision:
-        """Counts the request if no limit is in its way. `now_ms` never goes back."""
-        counts = self._tenants[request.tenant]
+    def take(self, request: LimitRequest) -> Decision:
+        """Counts the request if no limit is in its way."""
+        counts, now_ms = self._tenants[request.tenant], self._clock_ms()
         second = now_ms // 1000
         used: dict[LimitName, int] = {}
         waits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
-            wanted = request.wanted(name)
-            if LIMITS[name].counts == "places":
-                used[name] = counts.running
-                if counts.running + wanted > limit:
-                    waits[name] = NEVER if wanted > limit else BUSY_WAIT_MS
+            wanted, unit = request.wanted(name), LIMITS[name].counts
+            if unit == "places":
+                used[name] = counts.places
             else:
-                window = counts.windows[name]
-                used[name] = window.total(second)
-                waits[name] = window.wait_ms(now_ms, used[name] + wanted - limit)
+                used[name] = counts.windows[name].total(second)
+                used[name] += counts.tokens if unit == "tokens" else 0
+            excess = used[name] + wanted - limit
+            if wanted > limit:
+                waits[name] = NEVER
+            elif unit == "places":
+                waits[name] = BUSY_WAIT_MS if excess > 0 else 0
+            else:
+                waits[name] = counts.windows[name].wait_ms(now_ms, excess)
         refused, wait_ms = longest(waits)
+        if refused is None:
+            for name in request.limits:
+                used[name] += request.wanted(name)
+            self._count(counts, request, second)
         quotas: dict[str, Quota] = {}
         for name, limit in request.limits.items():
-            if refused is None:
-                wanted = request.wanted(name)
-                used[name] += wanted
-                if LIMITS[name].counts == "places":
-                    counts.running += wanted
-                else:
-                    counts.windows[name].add(second, wanted)
-            quotas[name] = Quota(limit, used[name], counts.windows[name].reset_ms(now_ms))
+            reset_ms = counts.windows[name].reset_ms(now_ms)
+            if LIMITS[name].counts == "tokens" and counts.tokens:
+                reset_ms = _gone_ms(second) - now_ms
+            quotas[name] = Quota(limit, used[name], reset_ms)
         return Decision(refused, wait_ms, quotas, now_ms)
 
+    def _count(self, counts: _Counts, request: LimitRequest, second: int) -> None:
+        units = {LIMITS[name].counts for name in request.limits}
+        counts.places += request.places if "places" in units else 0
+        counts.tokens += request.tokens if "tokens" in units else 0
+        if "requests_per_minute" in request.limits:
+            counts.windows["requests_per_minute"].add(second, request.requests)
+
     def settle(self, settlement: Settlement) -> None:
-        request, since, released, at, used, kept, places = settlement
+        """Count what was used in the present second."""
+        request, released, used, kept, places = settlement
         counts = self._tenants[request.tenant]
-        for name in request.limits:
-            if LIMITS[name].counts == "tokens":
-                counts.windows[name].release(since, released)
-                if used + kept:
-                    counts.windows[name].add(at, used + kept)
-        counts.running -= places
+        counts.tokens += kept - released
+        if used and "tokens_per_minute" in request.limits:
+            counts.windows["tokens_per_minute"].add(self._clock_ms() // 1000, used)
+        counts.places -= places
 
 
 def longest(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:

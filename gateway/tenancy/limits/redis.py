@@ -1,62 +1,65 @@
-"""Limits counted in Redis, together with all workers and gateways: a round trip for what is asked.
+"""Limits counted in Redis, together with all workers and gateways.
 
-A thread of its own talks to Redis, one pipeline at a time with all that came in meanwhile: many
-requests share a round trip, and a busy event loop is never taken for a slow Redis. A tenant has the
-key ``limits:{<tenant>}``, and with budgets ``budgets:{<tenant>}``, so all of it is at one server of
-a cluster; `script.lua` says what is in them. While a cluster lacks a part, no tenant is counted
-there.
+A tenant has the key ``limits:{<tenant>}``, and with budgets ``budgets:{<tenant>}``; `script.lua`
+says what is in them. A request that fits into its tenant's spare units here asks nobody. Others
+wait for a call, of which each tenant has one at a time: what comes meanwhile shares the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import queue
-import threading
-import time
-import uuid
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice, takewhile
 
-from gateway.tenancy.limits import script
 from gateway.tenancy.limits.budgets import BudgetReport
+from gateway.tenancy.limits.caller import Answer, ScriptCaller
+from gateway.tenancy.limits.lease import TICK_S, Lease
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
-from gateway.tenancy.limits.script import Call, Own
-from lora_store import redis_url
-from lora_store.connect import errors, load, server_of
-from lora_store.primary import Primary, code_of, describe, failures, is_unavailable
-from lora_store.redis_role import ROLE_CHECK_S
-from lora_store.refusals import Refusals
+from gateway.tenancy.limits.script import PLACES, TOKENS, UNITS, Call, grant_of, reports_of
 
 log = logging.getLogger(__name__)
 
 # Redis answers in well under a millisecond, but stands still while it forks for a snapshot.
 TIMEOUT_S = 0.25
-_CONNECT_TIMEOUT_S = 1.0
-_RETRY_S = 1.0
-_BATCH = 64
-_LEASE_S = 15.0
-_RENEW_S = 5.0
-_FLUSH_S = 2.0
 _SAY_LATE_EVERY_S = 60.0
+_MAX_QUEUED = 64
+"""Requests behind the first whose units a call asks for, too."""
 
-# Beside what makes a server unavailable: codes that say nothing of the key.
-_CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
-
-# Of no tenant: theirs do not begin with a dot.
-_PROBE = ".probe"
-
-_Answer = asyncio.Future["Decision | None"]
+# A refused request that others' spare units would let in: all have returned them by then.
+_RETURNS_S = TICK_S + 0.15
+_RETURNS_POLL_S = 0.05
 
 
-class _Pending(NamedTuple):
-    request: LimitRequest
-    answer: _Answer
+class _Pending:
+    """A request that waits for a call. `refusal` is what it gets if nothing is returned."""
+
+    __slots__ = ("answer", "refusal", "request", "until")
+
+    def __init__(self, request: LimitRequest, answer: asyncio.Future[Decision | None]) -> None:
+        self.request = request
+        self.answer = answer
+        self.refusal: Decision | None = None
+        self.until = 0.0
+
+    def set_answer(self, decision: Decision | None) -> None:
+        """Do nothing if nobody waits any more."""
+        if not self.answer.done():
+            self.answer.set_result(decision)
 
 
-_Item = _Pending | Settlement | Spending
+class _Account:
+    """A tenant's lease and the requests that wait."""
+
+    __slots__ = ("is_polling", "lease", "waiting")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.waiting: deque[_Pending] = deque()
+        self.is_polling = False
+        """Whether the first request was refused, and is asked for again in a moment."""
 
 
 class SharedLimits:
@@ -71,91 +74,201 @@ class SharedLimits:
         on_refused: Callable[[], object] = lambda: None,
         on_budget: Callable[[BudgetReport], object] = lambda report: None,
     ) -> None:
-        """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
+        """Connect nowhere yet.
 
-        `timeout_s` bounds each read.
-        `on_up` is called, from any thread, with True if Redis answers in time.
-        `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
-        `on_budget` is called, from a thread, for each budget of which tokens were counted.
+        Args:
+            url: in a form of `lora_store.redis_url`.
+            on_up: called, from any thread, with True if Redis answers in time.
+            timeout_s: seconds of each read.
+            on_refused: called, from a thread, for each tenant whose key holds what does not fit.
+            on_budget: called for each budget of which tokens were counted.
+
+        Raises:
+            ValueError: the URL has another form.
         """
         # What a request waits behind: others' batches, a cluster's redirections, a proxy that
         # passes bytes on one by one.
         self._patience_s = 2 * timeout_s
-        self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
-        self._primary = Primary(
-            redis_url.parse(url), timeout_s, connect_timeout_s=self._connect_timeout_s
-        )
-        self._on_up = on_up
-        self._refusals = Refusals(on_refused)
         self._on_budget = on_budget
-        self._gateway = uuid.uuid4().hex[:16]
-        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._up = False
-        self._why = ""
-        self._is_late = False
+        self._caller = ScriptCaller(
+            url,
+            timeout_s,
+            on_up=on_up,
+            on_refused=on_refused,
+            on_answers=self._deliver,
+            on_connected=self._restate,
+        )
         self._say_late_at = 0.0
-        self._closing = threading.Event()
-        self._own: defaultdict[str, Own] = defaultdict(Own)
-        """By tenant, what this gateway has in Redis; the thread's own."""
-        self._kept: deque[Settlement] = deque()
-        """Of requests that Redis let in before it went away, for when it is back; the thread's."""
-        self._renewed = 0.0
-        self._sha = ""
+        self._accounts: dict[str, _Account] = {}
+        self._active: set[_Account] = set()
+        """Those that are not idle."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
-        started = asyncio.Event()
-        done = partial(self._loop.call_soon_threadsafe, started.set)
-        # No thread pool: this thread must not delay the interpreter's end.
-        self._thread = threading.Thread(target=self._work, args=(done,), name="limits", daemon=True)
-        self._thread.start()
-        # The first request should find Redis; but a name that does not resolve takes seconds.
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await started.wait()
-        except TimeoutError:
-            log.warning("Redis does not answer; limits are not shared yet")
+        await self._caller.start()
+        self._ticks = self._loop.create_task(self._tick())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Sends what is settled and not told yet, within two seconds."""
-        self._closing.set()
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join, _FLUSH_S)
+        """Give up what is spare, and send what was not reported yet, within two seconds."""
+        self._ticks.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._ticks
+        for account in self._active:
+            self._caller.submit(account.lease.call(is_last=True))
+        await self._caller.close()
 
     @property
     def up(self) -> bool:
         """True while Redis counts. If it is late for one request, the next does not wait for it."""
-        return self._up and not self._is_late
+        return self._caller.up
 
     async def take(self, request: LimitRequest) -> Decision | None:
         """Counts the request if no limit is in its way; None when Redis does not in time."""
-        answer: _Answer = self._loop.create_future()
-        with self._lock:
-            if not self.up:
-                return None
-            self._inbox.put(_Pending(request, answer))
+        account = self._account(request.tenant)
+        if not account.waiting:
+            decision = account.lease.decide(request)
+            if decision is not None:
+                return decision
+        if not self.up:
+            return None
+        pending = _Pending(request, self._loop.create_future())
+        account.waiting.append(pending)
+        self._ask(account)
         try:
             # Unlike a timeout around it, this sees an answer that came while the loop was busy.
-            await asyncio.wait([answer], timeout=self._patience_s)
+            await asyncio.wait([pending.answer], timeout=self._patience_s)
         except asyncio.CancelledError:
-            if not answer.cancel():  # it came in the same moment
-                self._give_back(request, answer.result())
+            if not pending.answer.cancel():  # it came in the same moment
+                self._give_back(request, pending.answer.result())
             raise
-        if not answer.cancel():
-            return answer.result()
-        self._set_late(True)
+        if not pending.answer.cancel():
+            return pending.answer.result()
+        if pending.refusal is not None:
+            return pending.refusal
+        self._caller.set_late(True)
         self._say_late()
         return None
 
-    def _set_late(self, is_late: bool) -> None:
-        """Take note that a request was not answered in time, or that answers come again."""
-        if is_late != self._is_late:
-            with self._lock:
-                was_up, self._is_late = self.up, is_late
-                if self.up != was_up:
-                    self._on_up(self.up)
+    def settle(self, settlement: Settlement) -> None:
+        """Returns at once. Redis is told with the tenant's next call, in a moment at the latest."""
+        account = self._account(settlement.request.tenant)
+        account.lease.settle(settlement)
+        if account.lease.is_urgent:
+            self._ask(account)
+
+    def spend(self, spending: Spending) -> None:
+        """Returns at once. It is told with the tenant's next call, again and again until Redis is
+        known to have counted it once."""
+        self._account(spending.tenant).lease.spend(spending)
+
+    def _account(self, tenant: str) -> _Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            lease = Lease(tenant, self._loop.time, lambda: self._caller.epoch)
+            account = self._accounts[tenant] = _Account(lease)
+        self._active.add(account)
+        return account
+
+    def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
+        """Whoever asked has been cancelled meanwhile."""
+        if decision is not None and decision.refused is None:
+            units = {UNITS[name] for name in request.limits}
+            tokens = request.tokens if TOKENS in units else 0
+            places = request.places if PLACES in units else 0
+            self.settle(Settlement(request, released=tokens, places=places))
+
+    def _ask(self, account: _Account) -> None:
+        """Make a call for whoever waits first, unless one is under way."""
+        lease, waiting = account.lease, account.waiting
+        while waiting and waiting[0].answer.done():
+            waiting.popleft()
+        if lease.in_flight:
+            return
+        if account.is_polling and waiting and waiting[0].refusal is not None:
+            return
+        head = waiting[0].request if waiting else None
+        queued = [pending.request for pending in islice(waiting, 1, 1 + _MAX_QUEUED)]
+        call = lease.call(head, queued)
+        if not self._caller.submit(call):
+            self._lost(account)
+
+    def _lost(self, account: _Account) -> None:
+        account.lease.lose()
+        while account.waiting:
+            account.waiting.popleft().set_answer(None)
+
+    def _deliver(self, answers: Sequence[Answer]) -> None:
+        self._caller.set_late(False)
+        for call, numbers in answers:
+            account = self._accounts[call.tenant]
+            if numbers is None:
+                self._lost(account)
+                continue
+            for report in reports_of(call, numbers):
+                self._on_budget(report)
+            self._apply(account, call, numbers)
+
+    def _apply(self, account: _Account, call: Call, numbers: Sequence[int]) -> None:
+        grant, lease, waiting = grant_of(call, numbers), account.lease, account.waiting
+        lease.apply(call, grant)
+        if call.head is not None and grant.refused is not None:
+            refusal = lease.refusal(call.head, grant)
+            self._refuse(account, call.head, refusal, may_return=grant.may_return)
+        while waiting:
+            if not waiting[0].answer.done():
+                decision = lease.decide(waiting[0].request)
+                if decision is None:
+                    break
+                waiting[0].set_answer(decision)
+            waiting.popleft()
+        if waiting or lease.is_urgent or lease.has_surplus:
+            self._ask(account)
+
+    def _refuse(
+        self, account: _Account, request: LimitRequest, refusal: Decision, *, may_return: bool
+    ) -> None:
+        """Refuse the first request, and those behind it that ask for the same.
+
+        While others may return enough, they wait a little.
+        """
+        waiting, now = account.waiting, self._loop.time()
+        same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)
+        for pending in [*same]:
+            if may_return:
+                pending.until = pending.until or now + _RETURNS_S
+                pending.refusal = refusal
+            if now >= pending.until:
+                pending.set_answer(refusal)
+        while waiting and waiting[0].answer.done():
+            waiting.popleft()
+        if may_return and waiting and not account.is_polling:
+            account.is_polling = True
+            self._loop.call_later(_RETURNS_POLL_S, self._poll, account)
+
+    def _poll(self, account: _Account) -> None:
+        account.is_polling = False
+        self._ask(account)
+
+    async def _tick(self) -> None:
+        """Report what is used, and return what is spare and not needed. Until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                for account in [*self._active]:
+                    is_due = account.lease.tick()
+                    if is_due and self.up:
+                        self._ask(account)
+                    elif account.lease.is_idle:
+                        self._active.discard(account)
+            except Exception:  # all limits depend on it
+                log.exception("what was used of limits could not be reported")
+
+    def _restate(self) -> None:
+        """Redis may have lost what runs here, or hold what has ended: it is told at once."""
+        for account in self._active:
+            account.lease.restate()
+            self._ask(account)
 
     def _say_late(self) -> None:
         now = self._loop.time()
@@ -166,259 +279,3 @@ class SharedLimits:
                 "when_redis_is_away says",
                 self._patience_s,
             )
-
-    def settle(self, settlement: Settlement) -> None:
-        """Returns at once. A settlement that Redis fails on is not told twice: the reservation then
-        counts for its minute; the next renewal puts right the places and what is held of budgets.
-        """
-        self._inbox.put(settlement)
-
-    def spend(self, spending: Spending) -> None:
-        """Returns at once. It is told with the tenant's next call, a renewal at the latest, again
-        and again until Redis is known to have counted it once."""
-        self._inbox.put(spending)
-
-    # In the thread:
-
-    def _work(self, started: Callable[[], object]) -> None:
-        if not self._connect():
-            log.warning(
-                "Redis is away (%s); limits are counted as when_redis_is_away says", self._why
-            )
-        started()
-        ended = False
-        while not ended:
-            if self._up:
-                ended = self._turn()
-            elif self._closing.wait(_RETRY_S):
-                break
-            else:
-                self._keep(self._waiting())
-                if self._connect():
-                    log.info("Redis answers; limits are shared again")
-        self._primary.close()
-
-    def _turn(self) -> bool:
-        """One round trip; whether it was the last."""
-        batch, ended = self._next_batch()
-        try:
-            # Before a server is found: a settlement that is lost with it must not be renewed.
-            calls = [(item, call) for item in batch if (call := self._call_for(item)) is not None]
-            with self._primary.use() as client:
-                if not batch and not isinstance(client, load().RedisCluster):
-                    client.ping()  # a demotion is noticed though nobody asks for anything
-                self._send(client, calls)
-                batch = []
-                self._renew(client, at_once=ended)
-        except failures() as error:
-            log.warning("limits are not shared now: Redis fails: %s", describe(error))
-            self._lose(batch)
-        except Exception:  # this thread is what everybody waits for
-            log.exception("limits are not shared now")
-            self._lose(batch)
-        return ended
-
-    def _connect(self) -> bool:
-        """Return True if Redis can be used from now on."""
-        try:
-            with self._primary.use() as client:
-                self._sha = client.script_load(script.SCRIPT)
-                # Without replicas or memory, say, it takes scripts and lets them write nothing.
-                self._call(client, [script.renew(_PROBE, Own(places=1))])
-        except failures() as error:
-            self._why = describe(error)
-            return False
-        # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
-        self._renewed = 0.0
-        with self._lock:
-            self._up = True
-            self._on_up(self.up)
-        return True
-
-    def _next_batch(self) -> tuple[list[_Item], bool]:
-        """All that waits, up to a limit, and whether it is the last."""
-        batch: list[_Item] = []
-        while self._kept and len(batch) < _BATCH:
-            batch.append(self._kept.popleft())
-        if batch:
-            return batch, False
-        try:
-            # 0 where Redis is just back: it is told at once of what was spent meanwhile.
-            due_s = max(0.0, self._renewed + _RENEW_S - time.monotonic())
-            due_s = min(due_s, ROLE_CHECK_S)
-            item = self._inbox.get(timeout=due_s)
-            while item is not None:
-                batch.append(item)
-                if len(batch) == _BATCH:
-                    return batch, False
-                item = self._inbox.get_nowait()
-        except queue.Empty:
-            return batch, False
-        return batch, True
-
-    def _send(self, client: Any, calls: list[tuple[_Item, Call]]) -> None:
-        if not calls:
-            return
-        results = self._call(client, [call for _, call in calls])
-        decided: list[tuple[_Answer, Decision | None, LimitRequest]] = []
-        for (item, _), result in zip(calls, results, strict=True):
-            if isinstance(item, _Pending):
-                decision = None if result is None else script.decision_of(item.request, result)
-                if decision is not None and decision.refused is None:
-                    self._count(item.request)
-                decided.append((item.answer, decision, item.request))
-        if decided:
-            self._tell(decided)
-
-    def _call_for(self, item: _Item) -> Call | None:
-        """Count an item in `_own`, and return what Redis is asked; None if a later call has it."""
-        if isinstance(item, Spending):
-            own = self._own[item.tenant]
-            # Never fewer: what began before a budget was added must not leave that one out.
-            own.budgets, own.changed = {**own.budgets, **item.budgets}, True
-            own.spent += item.tokens
-            return None
-        request = item.request
-        own = self._own[request.tenant]
-        own.changed |= bool(request.budgets) or "concurrent_requests" in request.limits
-        if isinstance(item, _Pending):
-            return script.take(request, own)
-        if item.places:
-            own.places, own.changed = own.places - item.places, True
-        if request.budgets:
-            own.held += item.kept - item.released
-        return script.settle(item, own)
-
-    def _count(self, request: LimitRequest) -> None:
-        """A request that was let in."""
-        own = self._own[request.tenant]
-        if "concurrent_requests" in request.limits:
-            own.places += request.places
-        if request.budgets:
-            own.held += request.tokens
-            own.budgets = {**own.budgets, **request.budgets}
-
-    def _call(self, client: Any, calls: Sequence[Call]) -> list[list[int] | None]:
-        """The script's answers, in one round trip; None, as if Redis had done nothing, for what
-        failed by its key or makes no sense.
-
-        Raises the first error that is not a key's.
-        """
-        results, lost = self._pipelined(client, calls), errors().NoScriptError
-        if any(isinstance(result, lost) for result in results):
-            # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
-            self._sha = client.script_load(script.SCRIPT)
-            again = [i for i, result in enumerate(results) if isinstance(result, lost)]
-            renewed = self._pipelined(client, [calls[i] for i in again])
-            for i, result in zip(again, renewed, strict=True):
-                results[i] = result
-        return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
-
-    def _answer(self, call: Call, result: Any) -> list[int] | None:
-        if isinstance(result, Exception):
-            of_the_key = type(result) in (errors().ResponseError, errors().TryAgainError)
-            of_the_server = is_unavailable(result) or code_of(result) in _CODES_OF_SERVER
-            if of_the_server or not of_the_key:
-                raise result
-            self._refusals.add(call.key, result)
-            return None
-        if not script.is_an_answer(call, result):
-            self._refusals.add(call.key, "the script answers nonsense")
-            return None
-        if call.limits and (unfit := result[3]):
-            self._refusals.add(call.key, f"{unfit} fields of no known form")
-        if call.budgets:
-            own = self._own[call.tenant]
-            own.known = max(own.known, call.spent)
-            for report in script.reports_of(call, result):
-                self._on_budget(report)
-        answer: list[int] = result
-        return answer
-
-    def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """By server, where there are several; a cluster client's own pipeline asks twice."""
-        lease_ms = int(_LEASE_S * 1000)
-        commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
-        at_server: dict[Any, list[int]] = {}
-        for i, call in enumerate(calls):
-            at_server.setdefault(server_of(client, call.key), []).append(i)
-        results: list[Any] = [None] * len(calls)
-        for server, indices in at_server.items():
-            pipeline = server.pipeline(transaction=False)
-            for i in indices:
-                pipeline.execute_command(*commands[i])
-            answers = pipeline.execute(raise_on_error=False)
-            for i, answer in zip(indices, answers, strict=True):
-                # A key that has moved: nothing was done, and the cluster's client finds it.
-                moved = isinstance(answer, errors().AskError)
-                results[i] = _redirected(client, commands[i]) if moved else answer
-        return results
-
-    def _renew(self, client: Any, *, at_once: bool) -> None:
-        """Tells what really runs here, before the leases end: a gateway that dies tells no more."""
-        now = time.monotonic()
-        if now - self._renewed < _RENEW_S and not at_once:
-            return
-        self._renewed = now
-        changed = [(tenant, own) for tenant, own in self._own.items() if own.changed]
-        self._call(client, [script.renew(tenant, own) for tenant, own in changed])
-        for _, own in changed:
-            own.changed = bool(own.places or own.held or own.spent > own.known)
-
-    def _lose(self, batch: list[_Item]) -> None:
-        """Redis is away: whoever waits is told, what is settled from now on is kept."""
-        with self._lock:
-            self._up = False
-            waiting = self._waiting()
-            self._on_up(False)
-        self._keep(waiting)
-        asked = [item for item in [*batch, *waiting] if isinstance(item, _Pending)]
-        self._tell([(item.answer, None, item.request) for item in asked])
-
-    def _waiting(self) -> list[_Item | None]:
-        """All of the inbox, which is empty then."""
-        return [self._inbox.get() for _ in range(self._inbox.qsize())]
-
-    def _keep(self, waiting: list[_Item | None]) -> None:
-        """What Redis is to be told once it is back.
-
-        What is spent is added up, as it goes on for as long as Redis is away; settlements are of
-        requests that began before that alone.
-        """
-        for item in waiting:
-            if isinstance(item, Spending):
-                self._call_for(item)
-            elif isinstance(item, Settlement):
-                self._kept.append(item)
-            elif item is None:
-                self._inbox.put(None)
-
-    def _tell(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, decided)
-        except RuntimeError:
-            return  # the loop has ended, and everybody on it
-
-    # On the event loop:
-
-    def _deliver(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
-        self._set_late(False)
-        for answer, decision, request in decided:
-            if not answer.done():
-                answer.set_result(decision)
-            else:
-                self._give_back(request, decision)
-
-    def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
-        """Whoever asked has been cancelled meanwhile."""
-        if decision is not None and decision.refused is None:
-            second = decision.now_ms // 1000
-            places = request.places if "concurrent_requests" in request.limits else 0
-            self.settle(Settlement(request, second, request.tokens, second, places=places))
-
-
-def _redirected(client: Any, command: tuple[object, ...]) -> Any:
-    try:
-        return client.execute_command(*command)
-    except errors().ResponseError as error:
-        return error

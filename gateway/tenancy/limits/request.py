@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
     `refused` names the limit that takes longest, and `wait_ms` is when the request could pass, or
     NEVER. `quotas` are the limits that were asked, with the request where it was let in. `now_ms`
-    is when it was counted, by the counter's clock; what is settled names seconds of that clock.
+    is when it was counted, by the counter's clock.
     """
 
     refused: LimitName | None
@@ -47,16 +47,13 @@ class Decision(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """Of the tokens that `request` holds since the second `since`, `released` are held no more.
+    """Of the tokens that `request` holds, `released` are held no more.
 
-    `used` of them were used, and `kept` are held on; both count in the second `at`. `places` are
-    free again.
+    `used` of them were used by now, and `kept` are held on. `places` are free again.
     """
 
     request: LimitRequest
-    since: int = 0
     released: int = 0
-    at: int = 0
     used: int = 0
     kept: int = 0
     places: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -12,10 +11,8 @@ from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, Quota, RateLimited
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement
 
-# Tokens that an answer uses are booked in steps of so many, and what it still holds is moved to the
-# present before its minute has passed.
-_STEP = 256
-_MOVE_S = 15.0
+# Tokens that an answer uses are booked in steps of so many: a process that dies loses the rest.
+_STEP = 32
 
 
 class Counter(Protocol):
@@ -47,21 +44,11 @@ class Ledger(Protocol):
 
 
 class _Held(NamedTuple):
-    """Tokens reserved and not used yet, counted in the second `since` of the counter's clock.
-
-    `offset_ms` is that clock less `time.monotonic`.
-    """
+    """Tokens reserved and not used yet."""
 
     counter: Counter
     request: LimitRequest
-    since: int
     tokens: int
-    offset_ms: int
-
-    @property
-    def second(self) -> int:
-        """Now, by the counter's clock."""
-        return (_monotonic_ms() + self.offset_ms) // 1000
 
 
 class Reservation:
@@ -69,10 +56,9 @@ class Reservation:
 
     `quotas` are the tenant's limits, by name, with this request counted.
 
-    All that is used is counted in the second in which it was (booked some hundred tokens later at
-    most), and all that is reserved counts as long as it may still be used. So where answers stay
-    within what is reserved for them, no 60 seconds have more tokens than the limit, and no day or
-    month more than the budget.
+    All that is reserved counts as long as it may still be used, and what is used from when it is
+    booked, a few tokens later. So where answers stay within what is reserved for
+    them, no 60 seconds have more tokens than the limit, and no day or month more than the budget.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -82,7 +68,6 @@ class Reservation:
         self._places: list[Taken] = []
         self._held: list[_Held] = []
         self._booked = 0
-        self._booked_at = time.monotonic()
         self._kept = False
         self._closed = False
 
@@ -155,9 +140,11 @@ class Reservation:
 
         What was used counts now, and what is left is held from now on.
         """
-        late = time.monotonic() - self._booked_at > _MOVE_S
-        if self._held and (late or used - self._booked >= _STEP):
-            self._move(used)
+        if self._held and used - self._booked >= _STEP:
+            last, left = self._held[-1], max(0, self.left(used))
+            self._release(used - self._booked, kept=left)
+            self._held = [last._replace(tokens=left)]
+            self._booked = used
 
     def close(self, used: int) -> None:
         """The request has ended and used so many tokens in all. To be called once."""
@@ -171,43 +158,16 @@ class Reservation:
         self._release(max(0, used - self._booked), places=freed)
 
     def _hold(self, taken: Taken) -> None:
-        request, decision, counter = taken
-        offset_ms = decision.now_ms - _monotonic_ms()
-        since = decision.now_ms // 1000
-        self._held.append(_Held(counter, request, since, request.tokens, offset_ms))
-
-    def _move(self, used: int) -> None:
-        """Books what has been used, and moves what is held to the present."""
-        left = max(0, self.left(used))
-        last = self._held[-1]
-        self._release(used - self._booked, kept=left)
-        self._held = [last._replace(since=last.second, tokens=left)]
-        self._booked = used
-        self._booked_at = time.monotonic()
+        self._held.append(_Held(taken.counter, taken.request, taken.request.tokens))
 
     def _release(self, used: int = 0, kept: int = 0, places: int = 0) -> None:
         """Gives back all that is held. `used` tokens count now, `kept` are held on."""
         if used and self._tenant is not None:
             self._ledger.spend(self._tenant, used)
-        for counter, request, since, tokens, _ in reversed(self._held):
-            at = self._held[-1].second
-            counter.settle(
-                Settlement(
-                    request,
-                    since=since,
-                    released=tokens,
-                    at=at,
-                    used=used,
-                    kept=kept,
-                    places=places,
-                )
-            )
+        for counter, request, tokens in reversed(self._held):
+            counter.settle(Settlement(request, tokens, used, kept, places))
             used = kept = places = 0
         self._held = []
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def _of_tokens(tenant: Tenant, tokens: int) -> LimitRequest:

@@ -1,91 +1,116 @@
-"""What `script.lua` is given, and what it answers."""
+"""The arguments of `script.lua`, and its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import NamedTuple
 
-from gateway.config.limits import LIMITS, LimitName
+import orjson
+
+from gateway.config.limits import LIMITS, Counted, LimitName
 from gateway.errors import Quota
 from gateway.tenancy.limits.budgets import BudgetReport
-from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Settlement
+from gateway.tenancy.limits.request import NEVER, LimitRequest
 
 SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
+REQUESTS, TOKENS, PLACES = range(3)
+"""The units that limits count, by their place in the script's lists."""
+_UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "places": PLACES}
+UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _MAX_NUMBER = 2**53
-_DECISION = 4
-"""Numbers before those of the limits."""
+_DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 
-@dataclass(slots=True)
-class Own:
-    """What one gateway process has of a tenant's limits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One run of the script: what a gateway process says of one tenant and asks for it.
 
-    places: int = 0
-    held: int = 0
-    """Tokens of budgets that running requests have reserved."""
-    spent: int = 0
-    """Tokens of budgets that were used since the process began."""
-    known: int = 0
-    """Of those, how many Redis is known to have counted."""
-    budgets: Mapping[LimitName, int] = field(default_factory=dict)
-    changed: bool = False
-    """Since what there is was last told as a whole."""
-
-
-class Call(NamedTuple):
-    """One run of the script. `spent` is what it tells of its tenant's `budgets`."""
+    Attributes:
+        state: the script's fields that a lease knows.
+        limits: the tenant's limits, in the order of the script's list.
+        head: the request that waits, if any.
+        epoch: see `Lease`.
+        sent_at: when the state was read, in seconds of the lease's clock.
+    """
 
     tenant: str
-    key: str
-    operation: str
-    arguments: Sequence[object]
-    limits: int
-    """How many the answer tells of."""
+    state: Mapping[str, object]
+    limits: Mapping[LimitName, int]
     budgets: Mapping[LimitName, int]
+    used: Sequence[int]
     spent: int
+    keep: Sequence[int]
+    head: LimitRequest | None
+    epoch: int
+    sent_at: float
+
+    @property
+    def key(self) -> str:
+        return f"limits:{{{self.tenant}}}"
 
     def command(self, sha: str, gateway: str, lease_ms: int) -> tuple[object, ...]:
-        _, key, operation, arguments, _, budgets, _ = self
-        if not budgets:
-            return ("EVALSHA", sha, 1, key, operation, gateway, lease_ms, *arguments)
-        keys = (2, key, f"budgets:{{{self.tenant}}}")
-        return ("EVALSHA", sha, *keys, operation, gateway, lease_ms, *arguments)
+        head = self.head
+        asked = head.limits if head is not None else {}
+        limits = [
+            (LIMITS[name].code, limit, head.wanted(name) if head and name in asked else -1)
+            for name, limit in self.limits.items()
+        ]
+        state = {**self.state, "gateway": gateway, "lease_ms": lease_ms, "limits": limits}
+        keys = [self.key]
+        if self.budgets:
+            # One total for all budgets, so all of them are reported.
+            state["codes"] = "".join([LIMITS[name].code for name in self.budgets])
+            keys.append(f"budgets:{{{self.tenant}}}")
+        return ("EVALSHA", sha, len(keys), *keys, orjson.dumps(state))
 
 
-def take(request: LimitRequest, own: Own) -> Call:
-    arguments: list[object] = []
-    for name, limit in request.limits.items():
-        arguments += (LIMITS[name].code, limit, request.wanted(name))
-    return _call(request.tenant, "take", arguments, request.budgets, own, len(request.limits))
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The script's answer to a call.
+
+    Attributes:
+        refused: the limit that the waiting request must wait longest for; None if it fits.
+        wait_ms: until it may pass, or NEVER.
+        now_ms: the time of Redis' clock.
+        may_return: whether spare units of other gateways would let the request in.
+        granted: units that the gateway may use now, beside those that it keeps.
+        shares: units that a gateway may have spare at most.
+        quotas: the limits, with all that is granted counted as used.
+    """
+
+    refused: LimitName | None
+    wait_ms: int
+    now_ms: int
+    may_return: bool
+    granted: Sequence[int]
+    shares: Sequence[int]
+    quotas: Mapping[LimitName, Quota]
 
 
-def settle(settlement: Settlement, own: Own) -> Call:
-    request = settlement.request
-    arguments = [_codes(request.limits), *settlement[1:]]
-    return _call(request.tenant, "settle", arguments, request.budgets, own)
-
-
-def renew(tenant: str, own: Own) -> Call:
-    return _call(tenant, "renew", [own.places, own.held], own.budgets, own)
-
-
-def decision_of(request: LimitRequest, numbers: Sequence[int]) -> Decision:
-    """What the script says of a request."""
-    quotas: dict[str, Quota] = {}
-    place = _DECISION
-    for name, limit in request.limits.items():
-        used, held, reset_ms = numbers[place : place + 3]
+def grant_of(call: Call, numbers: Sequence[int]) -> Grant:
+    """Read an answer that `is_an_answer`."""
+    refused, wait_ms, now_ms, _, may_return = numbers[:_DECISION_NUMBERS]
+    units = numbers[_DECISION_NUMBERS:][:_UNIT_NUMBERS]
+    place = _DECISION_NUMBERS + _UNIT_NUMBERS
+    quotas: dict[LimitName, Quota] = {}
+    for name, limit in call.limits.items():
+        used, held, reset_ms = numbers[place : place + _LIMIT_NUMBERS]
         quotas[name] = Quota(limit, used, reset_ms, held)
-        place += 3
-    refused, wait_ms, now_ms, _ = numbers[:_DECISION]
-    name_of_it = list(request.limits)[refused - 1] if refused else None
-    return Decision(name_of_it, wait_ms, quotas, now_ms)
+        place += _LIMIT_NUMBERS
+    name_of_it = list(call.limits)[refused - 1] if refused else None
+    return Grant(name_of_it, wait_ms, now_ms, bool(may_return), units[::2], units[1::2], quotas)
+
+
+def unfit_fields(numbers: Sequence[int]) -> int:
+    """Return how many fields of the tenant's keys have an unknown form."""
+    return numbers[3]
 
 
 def reports_of(call: Call, numbers: Sequence[int]) -> Iterator[BudgetReport]:
-    """What the script says of each budget that a call tells of."""
+    """Yield what the script says of each budget that a call reports."""
+    if not call.budgets:
+        return
     counted, *told = numbers[-1 - 2 * len(call.budgets) :]
     for place, (name, limit) in enumerate(call.budgets.items()):
         used, reset_ms = told[2 * place :][:2]
@@ -95,8 +120,8 @@ def reports_of(call: Call, numbers: Sequence[int]) -> Iterator[BudgetReport]:
 
 
 def is_an_answer(call: Call, answer: object) -> bool:
-    """Whether it has the numbers that belong to the call, and none that make no sense."""
-    expected = _DECISION + 3 * call.limits if call.limits else 0
+    """Return True if the answer has the numbers that belong to the call, all in range."""
+    expected = _DECISION_NUMBERS + _UNIT_NUMBERS + _LIMIT_NUMBERS * len(call.limits)
     if call.budgets:
         expected += 1 + 2 * len(call.budgets)
     if not isinstance(answer, list) or len(answer) != expected:
@@ -104,24 +129,5 @@ def is_an_answer(call: Call, answer: object) -> bool:
     for number in answer:
         if type(number) is not int or not NEVER <= number <= _MAX_NUMBER:
             return False
-    return not call.limits or 0 <= answer[0] <= call.limits
-
-
-def _call(
-    tenant: str,
-    operation: str,
-    arguments: list[object],
-    budgets: Mapping[LimitName, int],
-    own: Own,
-    limits: int = 0,
-) -> Call:
-    if budgets:
-        # One total for all budgets, so all of them are told.
-        budgets = {**own.budgets, **budgets}
-        arguments += (_codes(budgets), own.spent, own.known)
-    key = f"limits:{{{tenant}}}"
-    return Call(tenant, key, operation, arguments, limits=limits, budgets=budgets, spent=own.spent)
-
-
-def _codes(limits: Mapping[LimitName, int]) -> str:
-    return "".join([LIMITS[name].code for name in limits])
+    refused: int = answer[0]
+    return 0 <= refused <= len(call.limits)

@@ -12,7 +12,7 @@ from gateway.errors import RateLimited
 from gateway.generation import ANYBODY, Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.accounting import Account, Accounting
-from gateway.tenancy.limits import limits, reservation
+from gateway.tenancy.limits import limits
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.usage_log import Usage
 
@@ -36,8 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (limits, reservation):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(limits, "time", clock)
     return clock
 
 

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.tenancy.limits import script
-from gateway.tenancy.limits.request import BUSY_WAIT_MS, NEVER, LimitRequest, Settlement
-from gateway.tenancy.limits.script import Call, Own, decision_of, reports_of
+from gateway.tenancy.limits.lease import Lease
+from gateway.tenancy.limits.request import (
+    BUSY_WAIT_MS,
+    NEVER,
+    Decision,
+    LimitRequest,
+    Settlement,
+    Spending,
+)
+from gateway.tenancy.limits.script import TOKENS, Call, Grant, grant_of, is_an_answer, reports_of
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
@@ -39,11 +46,7 @@ LIMIT = st.none() | st.integers(50, 250)
 
 
 class _Model:
-    """What is used counts in the day and month in which it was told, what is held for its lease.
-
-    A question that changes what is used or held renews the lease; one that changes neither, as of a
-    request that reserves nothing, writes nothing.
-    """
+    """What is used counts in the day and month in which it was told, what is held for its lease."""
 
     def __init__(self) -> None:
         self.used: list[tuple[datetime, int]] = []
@@ -87,49 +90,66 @@ def _ms(at: datetime) -> int:
 
 
 class _Gateway:
-    """What a gateway process knows: its running requests, and what it was answered."""
+    """A gateway process with its running requests."""
 
     def __init__(self, run: _Run, name: str) -> None:
-        self.run, self.name, self.own = run, name, Own()
-        self.told = 0  # by the last question
+        self.run, self.name = run, name
+        self.lease = Lease("t", lambda: _ms(run.now) / 1000 - 1e9)
         self.running: list[LimitRequest] = []
+        self.spent = 0
 
-    def calls(self, call: Call, lost: str) -> list[int] | None:
+    def calls(self, call: Call, lost: str) -> Grant | None:
         """What the script answers, if that comes back. The model is to be told in the same way."""
         if lost == "the question is lost":
+            self.lease.lose()
             return None
         answer = self.run.script(_ms(self.run.now), self.name, call, LEASE_MS)
-        assert script.is_an_answer(call, answer)
-        self.told = self.run.model.tell(self.name, self.run.now)
+        assert is_an_answer(call, answer)
+        self.run.model.tell(self.name, self.run.now)
         for report in reports_of(call, answer):
             assert report.used == self.run.model.used_of(report.name, self.run.now)
             assert report.reset_ms == _turns_in_ms(report.name, self.run.now)
+        grant = grant_of(call, answer)
+        held: Any = call.state["held"]
+        holds = held[TOKENS] + call.keep[TOKENS] + grant.granted[TOKENS]
+        self.run.model.hold(self.name, holds, self.run.now)
         if lost:
+            self.lease.lose()
             return None
-        self.own.known = max(self.own.known, call.spent)
-        return answer
+        self.lease.apply(call, grant)
+        return grant
 
     def take(self, wanted: int, lost: str) -> None:
-        model, now, limits = self.run.model, self.run.now, self.run.limits
-        asked = replace(self.run.asked, tokens=wanted)
-        answer = self.calls(script.take(asked, self.own), lost)
-        if lost == "the question is lost":
-            return
-        waits = [model.wait_ms(name, limit, wanted, now) for name, limit in limits.items()]
-        passes = not any(waits)
-        more = wanted if passes else 0
-        if more or self.told:
-            model.hold(self.name, model.holds(self.name, now) + more, now)
-        if answer is not None:
-            decision = decision_of(asked, answer)
-            assert decision.wait_ms == (NEVER if NEVER in waits else max(waits))
-            assert (decision.refused is None) == passes
-            held = sum([model.holds(name, now) for name in GATEWAYS])
-            for name, quota in decision.quotas.items():
-                assert (quota.used, quota.held) == (model.used_of(name, now), held)
-            if passes:
-                self.running.append(asked)
-                self.own.held += wanted
+        run = self.run
+        asked = replace(run.asked, tokens=wanted)
+        if (decision := self.lease.decide(asked)) is None:
+            call = self.lease.call(asked)
+            held: Any = call.state["held"]
+            if lost != "the question is lost":
+                # Whatever was spare, it has given up.
+                run.model.hold(self.name, held[TOKENS], run.now)
+                run.model.tell(self.name, run.now)
+            waits = [
+                run.model.wait_ms(n, limit, wanted, run.now) for n, limit in run.limits.items()
+            ]
+            grant = self.calls(call, lost)
+            if grant is None:
+                return
+            assert grant.wait_ms == (NEVER if NEVER in waits else max(waits))
+            assert (grant.refused is None) == (not any(waits))
+            if grant.refused is not None:
+                self.check(self.lease.refusal(asked, grant))
+                return
+            decision = self.lease.decide(asked)
+            assert decision is not None
+            self.check(decision)
+        self.running.append(asked)
+
+    def check(self, decision: Decision) -> None:
+        model, now = self.run.model, self.run.now
+        held = sum([model.holds(name, now) for name in GATEWAYS]) - self.lease._spare[TOKENS]
+        for name, quota in decision.quotas.items():
+            assert (quota.used, quota.held) == (model.used_of(name, now), held)
 
     def settle(self, used: int, lost: str) -> None:
         if not self.running:
@@ -139,19 +159,15 @@ class _Gateway:
         kept = (asked.tokens - used) // 2
         if kept:
             self.running.append(replace(asked, tokens=kept))
-        self.own.held += kept - asked.tokens
-        self.own.spent += used
+        self.spent += used
         self.run.model.untold[self.name] += used
-        held = self.run.model.holds(self.name, self.run.now)
-        self.calls(script.settle(Settlement(asked, 0, asked.tokens, 0, used, kept), self.own), lost)
-        if lost != "the question is lost":
-            self.run.model.hold(self.name, held - asked.tokens + kept, self.run.now)
+        self.lease.spend(Spending("t", asked.budgets, used))
+        self.lease.settle(Settlement(asked, asked.tokens, used, kept))
+        self.calls(self.lease.call(), lost)
 
     def renew(self, lost: str) -> None:
-        self.own.budgets = self.run.limits
-        self.calls(script.renew("t", self.own), lost)
-        if lost != "the question is lost":
-            self.run.model.hold(self.name, self.own.held, self.run.now)
+        self.lease.spend(Spending("t", self.run.asked.budgets, 0))
+        self.calls(self.lease.call(), lost)
 
 
 class _Run:
@@ -192,7 +208,7 @@ def test_budgets_are_counted_as_the_model_does(
                 gateway.renew(lost)
         run.renew_all()
         # Whatever was lost on the way, each token was counted once.
-        total = sum([gateway.own.spent for gateway in run.gateways.values()])
+        total = sum([gateway.spent for gateway in run.gateways.values()])
         assert sum([n for _, n in run.model.used]) == total
 
 
@@ -219,6 +235,12 @@ def test_no_budget_is_passed_where_leases_are_kept(
             assert run.model.used_of("tokens_per_month", run.now) <= 2 * limit
 
 
+def _lease(asked: LimitRequest, spent: int) -> Lease:
+    lease = Lease("t", lambda: 0.0)
+    lease.spend(Spending("t", asked.budgets, spent))
+    return lease
+
+
 def test_days_and_months_are_those_of_the_calendar(shared_redis: RedisServer) -> None:
     asked = limit_request("t", day=10, month=10, wanted=1)
     turn = datetime(2024, 1, 1, tzinfo=UTC)
@@ -227,10 +249,9 @@ def test_days_and_months_are_those_of_the_calendar(shared_redis: RedisServer) ->
         script_at = ScriptAt(client)
         while turn.year < 2100:
             for now in (turn - timedelta(milliseconds=1), turn, turn + timedelta(days=27)):
-                answer = script_at(_ms(now), "g", script.renew("t", Own(budgets=asked.limits)))
-                _, _, of_day, _, of_month = answer
-                assert of_day == _turns_in_ms("tokens_per_day", now), now
-                assert of_month == _turns_in_ms("tokens_per_month", now), now
+                call = _lease(asked, 0).call()
+                for report in reports_of(call, script_at(_ms(now), "g", call)):
+                    assert report.reset_ms == _turns_in_ms(report.name, now), now
             turn = (turn + timedelta(days=31)).replace(day=1)
 
 
@@ -239,18 +260,21 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisSe
     with shared_redis.client() as client:
         client.flushall()
         script_at = ScriptAt(client)
+        lease = _lease(asked, 0)
 
-        def used(spent: int) -> int:
-            own = Own(spent=spent, known=spent, budgets=asked.limits)
-            call = script.renew("t", own)
-            (report,) = reports_of(call, script_at(_ms(START), "g", call))
+        def used(more: int) -> int:
+            lease.spend(Spending("t", asked.limits, more))
+            call = lease.call()
+            answer = script_at(_ms(START), "g", call)
+            lease.apply(call, grant_of(call, answer))
+            (report,) = reports_of(call, answer)
             return report.used
 
         assert used(0) == 0
         kept: Any = client.dump("budgets:{t}")
         assert used(20) == 20
         client.restore("budgets:{t}", 0, kept, replace=True)
-        assert used(22) == 22
+        assert used(2) == 22
 
 
 def test_what_ended_is_dropped_and_nothing_expires(shared_redis: RedisServer) -> None:
@@ -261,7 +285,7 @@ def test_what_ended_is_dropped_and_nothing_expires(shared_redis: RedisServer) ->
         script_at = ScriptAt(client)
         for day in range(100):
             now = _ms(START + timedelta(days=day))
-            script_at(now, f"worker of day {day}", script.take(asked, Own(spent=5)), LEASE_MS)
+            script_at(now, f"worker of day {day}", _lease(asked, 5).call(asked), LEASE_MS)
         fields: Any = client.hgetall("budgets:{t}")
         kinds = Counter(name[:2] for name in fields)
         assert kinds == {b"d:": 1, b"m:": 1, b"h:": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,9 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.local import LocalLimits
-from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Settlement
-from gateway.tenancy.limits.script import Own, decision_of, settle, take
-from tests.support.limit_requests import ScriptAt, limit_request
+from gateway.tenancy.limits.request import BUSY_WAIT_MS, NEVER, Decision, LimitRequest, Settlement
+from tests.support.limit_requests import LeaseAt, ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
 MINUTE_MS = 60_000
@@ -31,7 +31,6 @@ LIMIT = st.none() | st.integers(1, 100)
 
 class _Running(NamedTuple):
     asked: LimitRequest
-    since: int
     used: int
 
 
@@ -40,7 +39,8 @@ class _Run:
 
     def __init__(self, requests: int | None, tokens: int | None, concurrent: int | None) -> None:
         self.limits = requests, tokens, concurrent
-        self.local = LocalLimits()
+        self.now = 1_700_000_000_000
+        self.local = LocalLimits(lambda: self.now)
         self.running: list[_Running] = []
         self.passed: list[tuple[int, int]] = []
         """Times in ms, and what was reserved then."""
@@ -56,19 +56,24 @@ class _Run:
             places=places,
         )
 
-    def take(self, now: int, asked: LimitRequest, used: int) -> Decision:
-        decision = self.local.take(asked, now)
+    def take(self, asked: LimitRequest, used: int) -> Decision:
+        decision = self.local.take(asked)
         if decision.refused is None:
-            self.passed.append((now, asked.tokens))
-            self.running.append(_Running(asked, now // 1000, used))
+            self.passed.append((self.now, asked.tokens))
+            self.running.append(_Running(asked, used))
         return decision
 
-    def settlement(self, now: int) -> Settlement:
-        """As it ends; of what it used, some may be held on: to a counter that is the same."""
-        asked, since, used = self.running.pop(0)
+    def settlement(self) -> Settlement:
+        """As it ends; of what it reserved, some may be held on by another that runs."""
+        asked, used = self.running.pop(0)
         places = 0 if self.limits[2] is None else asked.places
+        if self.limits[1] is None:
+            return Settlement(asked, places=places)
+        used = min(used, asked.tokens)
         kept = used // 3
-        return Settlement(asked, since, asked.tokens, now // 1000, used - kept, kept, places)
+        if kept:
+            self.running.append(_Running(replace(asked, tokens=kept, places=0), 0))
+        return Settlement(asked, asked.tokens, used - kept, kept, places)
 
 
 @given(LIMIT, LIMIT, LIMIT, STEPS)
@@ -76,12 +81,12 @@ class _Run:
 def test_no_minute_lets_more_pass_than_the_limit(
     requests: int | None, tokens: int | None, concurrent: int | None, steps: list[Any]
 ) -> None:
-    run, now = _Run(requests, tokens, concurrent), 7_000_000
+    run = _Run(requests, tokens, concurrent)
     for pause, wanted, used, _, places in steps:
-        now += pause
-        decision = run.take(now, run.ask(wanted, places), used)
+        run.now += pause
+        decision = run.take(run.ask(wanted, places), used)
         assert (decision.refused is None) == (decision.wait_ms == 0)
-        minute = [(at, n) for at, n in run.passed if at > now - MINUTE_MS]
+        minute = [(at, n) for at, n in run.passed if at > run.now - MINUTE_MS]
         assert requests is None or len(minute) <= requests
         assert tokens is None or sum(n for _, n in minute) <= tokens
         assert concurrent is None or sum(one.asked.places for one in run.running) <= concurrent
@@ -96,53 +101,59 @@ def test_the_wait_is_true_and_not_too_long(
     requests: int | None, tokens: int | None, steps: list[Any], wanted: int
 ) -> None:
     """After `wait_ms` the request passes; a millisecond before it does not."""
-    run, now = _Run(requests, tokens, None), 7_000_000
+    run = _Run(requests, tokens, None)
     for pause, reserved, used, settled, places in steps:
-        now += pause // 10
-        run.take(now, run.ask(reserved, places), used)
+        run.now += pause // 10
+        run.take(run.ask(reserved, places), used)
         if settled and run.running:
-            run.local.settle(run.settlement(now))
-    decision = run.local.take(run.ask(wanted), now)
+            run.local.settle(run.settlement())
+    while run.running:  # nobody knows when one ends
+        run.local.settle(run.settlement())
+    decision = run.local.take(run.ask(wanted))
     if decision.wait_ms == NEVER:
         assert tokens is not None
         assert wanted > tokens
     elif decision.wait_ms:
-        assert run.local.take(run.ask(wanted), now + decision.wait_ms - 1).refused is not None
-        assert run.local.take(run.ask(wanted), now + decision.wait_ms).refused is None
+        run.now += decision.wait_ms - 1
+        assert run.local.take(run.ask(wanted)).refused is not None
+        run.now += 1
+        assert run.local.take(run.ask(wanted)).refused is None
 
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None:
-    limits, now = LocalLimits(), 5_000
+    limits = LocalLimits(lambda: 5_000)
 
     def ask(wanted: int) -> Decision:
-        return limits.take(limit_request("t", tokens=50, wanted=wanted), now)
+        return limits.take(limit_request("t", tokens=50, wanted=wanted))
 
     ask(reserved)
-    limits.settle(Settlement(limit_request("t", tokens=50), 5, reserved, 5, used))
+    limits.settle(Settlement(limit_request("t", tokens=50), reserved, used))
     assert ask(50 - used).refused is None
     assert ask(1).refused == "tokens_per_minute"
 
 
 def test_what_is_used_later_counts_from_then() -> None:
     """Reserved in second 5 and used in second 60, it is in the way until second 121."""
-    limits = LocalLimits()
+    now_ms = [5_000]
+    limits = LocalLimits(lambda: now_ms[0])
     asked = limit_request("t", tokens=50, wanted=50)
-
-    def ask(now_ms: int) -> Decision:
-        return limits.take(asked, now_ms)
-
-    assert ask(5_000).refused is None
-    limits.settle(Settlement(asked, 5, 50, 60, 50))
-    assert ask(66_000).wait_ms == 121_000 - 66_000
-    assert ask(121_000).refused is None
+    assert limits.take(asked).refused is None
+    now_ms[0] = 59_000
+    assert limits.take(asked).wait_ms == BUSY_WAIT_MS
+    now_ms[0] = 60_000
+    limits.settle(Settlement(asked, 50, 50))
+    now_ms[0] = 66_000
+    assert limits.take(asked).wait_ms == 121_000 - 66_000
+    now_ms[0] = 121_000
+    assert limits.take(asked).refused is None
 
 
 def test_more_than_may_ever_be_at_once_is_not_to_be_tried_again() -> None:
-    limits = LocalLimits()
+    limits = LocalLimits(lambda: 0)
 
     def ask(places: int) -> Decision:
-        return limits.take(limit_request("t", concurrent=4, places=places), 0)
+        return limits.take(limit_request("t", concurrent=4, places=places))
 
     assert (ask(5).refused, ask(5).wait_ms) == ("concurrent_requests", NEVER)
     assert ask(3).refused is None
@@ -161,21 +172,26 @@ def test_redis_counts_as_python_does(
     concurrent: int | None,
     steps: list[Any],
 ) -> None:
-    run, now = _Run(requests, tokens, concurrent), 1_700_000_000_000
+    """One gateway that reports at once, whatever it has spare."""
+    run = _Run(requests, tokens, concurrent)
     with shared_redis.client() as client:
         client.flushall()
-        script = ScriptAt(client)
-        own = Own()
+        lease = LeaseAt(ScriptAt(client), "g", lambda: run.now)
         for pause, wanted, used, settled, places in steps:
-            now += pause
+            # Within a lease: what it holds of places would end with it.
+            for _ in range(pause // 10_000):
+                run.now += 10_000
+                lease.tell()
+            run.now += pause % 10_000
             if settled and run.running:
-                settlement = run.settlement(now)
+                settlement = run.settlement()
                 run.local.settle(settlement)
-                assert script(now, "g", settle(settlement, own)) == []
+                lease.lease.settle(settlement)
+                lease.tell()
             asked = run.ask(wanted, places)
-            answer = script(now, "g", take(asked, own))
-            assert answer[3] == 0
-            assert decision_of(asked, answer) == run.take(now, asked, used)
+            if asked.limits:
+                assert lease.take(asked) == run.take(asked, used)
+                lease.tell()
 
 
 @pytest.mark.parametrize(

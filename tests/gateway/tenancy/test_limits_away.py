@@ -44,7 +44,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(
             while trickles.is_set() and data:
                 writer.write(data[:1])
                 data = data[1:]
-                await asyncio.sleep(0.004)
+                await asyncio.sleep(0.05)
             writer.write(data)
         await sending
         writer.close()
@@ -156,9 +156,10 @@ def test_redis_away_costs_nobody_a_wait(
         until(lambda: metric(metrics, "gateway_limits_shared") == 1)
         answer = client.post("/v1/completions", json=body())
         assert answer.status_code == 200
-        # A stopped Redis has not forgotten the first request, and may have been told one more.
+        # A stopped Redis has not forgotten the first request. One that was killed may have been
+        # told of it before or after.
         left = int(answer.headers["x-ratelimit-remaining-requests"])
-        assert left == 2 if how == "killed" else left in (0, 1)
+        assert left in ((1, 2) if how == "killed" else (1,))
 
 
 def _tenant() -> Tenant:

@@ -1,0 +1,271 @@
+"""Runs the limits' script in Redis: a thread of its own, one pipeline at a time.
+
+Many calls share a round trip, and a busy event loop is never taken for a slow Redis. All of a
+tenant is at one server of a cluster; while a cluster lacks a part, no tenant is counted there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gateway.tenancy.limits import script
+from gateway.tenancy.limits.lease import LEASE_S, Lease
+from gateway.tenancy.limits.request import LimitRequest
+from gateway.tenancy.limits.script import Call
+from lora_store import redis_url
+from lora_store.connect import errors, load, server_of
+from lora_store.primary import Primary, code_of, describe, failures, is_unavailable
+from lora_store.redis_role import ROLE_CHECK_S
+from lora_store.refusals import Refusals
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 1.0
+_RETRY_S = 1.0
+_BATCH = 64
+_FLUSH_S = 2.0
+
+# Beside what makes a server unavailable: codes that say nothing of the key.
+_CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
+
+# Of no tenant: theirs do not begin with a dot.
+_PROBE = ".probe"
+
+Answer = tuple[Call, "list[int] | None"]
+"""A call and the script's numbers; None if Redis did nothing, or what it did is not known."""
+
+
+class ScriptCaller:
+    """Calls from an event loop, answers to it."""
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        *,
+        on_up: Callable[[bool], None],
+        on_refused: Callable[[], object],
+        on_answers: Callable[[Sequence[Answer]], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        """Connect nowhere yet.
+
+        Args:
+            url: in a form of `lora_store.redis_url`.
+            timeout_s: seconds of each read.
+            on_up: called from any thread, with True if Redis answers in time.
+            on_refused: called from the thread, for each tenant whose key holds what does not fit.
+            on_answers: called on the event loop.
+            on_connected: called on the event loop whenever there is a new connection.
+
+        Raises:
+            ValueError: the URL has another form.
+        """
+        self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
+        self._primary = Primary(
+            redis_url.parse(url), timeout_s, connect_timeout_s=self._connect_timeout_s
+        )
+        self._on_up = on_up
+        self._refusals = Refusals(on_refused)
+        self._on_answers = on_answers
+        self._on_connected = on_connected
+        self._gateway = uuid.uuid4().hex[:16]
+        self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_connected = False
+        self._is_late = False
+        self._why = ""
+        self._closing = threading.Event()
+        self._sha = ""
+        self.epoch = 0
+        """A number that changes when Redis is lost, and may have lost what it knew."""
+
+    @property
+    def up(self) -> bool:
+        """True while Redis answers in time. If one request had to give up, others do not wait."""
+        return self._is_connected and not self._is_late
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        started = asyncio.Event()
+        done = partial(self._post, started.set)
+        # No thread pool: this thread must not delay the interpreter's end.
+        self._thread = threading.Thread(target=self._work, args=(done,), name="limits", daemon=True)
+        self._thread.start()
+        # The first request should find Redis; but a name that does not resolve takes seconds.
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await started.wait()
+        except TimeoutError:
+            log.warning("Redis does not answer; limits are not shared yet")
+
+    async def close(self) -> None:
+        """Send what was submitted, within two seconds."""
+        self._closing.set()
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join, _FLUSH_S)
+
+    def submit(self, call: Call) -> bool:
+        """Return True if the call will be answered; False while Redis is away."""
+        with self._lock:
+            if self._is_connected:
+                self._inbox.put(call)
+            return self._is_connected
+
+    def set_late(self, is_late: bool) -> None:
+        """Take note that a request was not answered in time, or that answers come again."""
+        if is_late != self._is_late:
+            with self._lock:
+                was_up, self._is_late = self.up, is_late
+                if self.up != was_up:
+                    self._on_up(self.up)
+
+    def _post(self, callback: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            return  # the loop has ended, and everybody on it
+
+    # In the thread:
+
+    def _work(self, started: Callable[[], object]) -> None:
+        if not self._connect():
+            log.warning(
+                "Redis is away (%s); limits are counted as when_redis_is_away says", self._why
+            )
+        started()
+        ended = False
+        while not ended:
+            if self._is_connected:
+                ended = self._turn()
+            elif self._closing.wait(_RETRY_S):
+                break
+            elif self._connect():
+                log.info("Redis answers; limits are shared again")
+        self._primary.close()
+
+    def _turn(self) -> bool:
+        """Make one round trip. Return True if it was the last."""
+        batch, ended = self._next_batch()
+        try:
+            with self._primary.use() as client:
+                if batch:
+                    answers = self._run(client, batch)
+                    self._post(self._on_answers, [*zip(batch, answers, strict=True)])
+                elif not isinstance(client, load().RedisCluster):
+                    client.ping()  # a demotion is noticed though nobody asks for anything
+        except failures() as error:
+            log.warning("limits are not shared now: Redis fails: %s", describe(error))
+            self._lose(batch)
+        except Exception:  # this thread is what everybody waits for
+            log.exception("limits are not shared now")
+            self._lose(batch)
+        return ended
+
+    def _connect(self) -> bool:
+        """Return True if Redis can be used from now on."""
+        probe = LimitRequest(tenant=_PROBE, limits={"concurrent_requests": 10**9}, places=1)
+        try:
+            with self._primary.use() as client:
+                self._sha = client.script_load(script.SCRIPT)
+                # Without replicas or memory, say, it takes scripts and lets them write nothing.
+                self._run(client, [Lease(_PROBE, lambda: 0.0).call(probe)])
+        except failures() as error:
+            self._why = describe(error)
+            return False
+        with self._lock:
+            self._is_connected = True
+            self._on_up(self.up)
+        self._post(self._on_connected)
+        return True
+
+    def _next_batch(self) -> tuple[list[Call], bool]:
+        """Return all calls that wait, up to a limit, and whether they are the last."""
+        batch: list[Call] = []
+        try:
+            call = self._inbox.get(timeout=ROLE_CHECK_S)
+            while call is not None:
+                batch.append(call)
+                if len(batch) == _BATCH:
+                    return batch, False
+                call = self._inbox.get_nowait()
+        except queue.Empty:
+            return batch, False
+        return batch, True
+
+    def _run(self, client: Any, calls: Sequence[Call]) -> list[list[int] | None]:
+        """Return the script's answers, in one round trip; None, as if Redis had done nothing, for
+        a call that failed by its key or whose answer makes no sense.
+
+        Raises the first error that is not a key's.
+        """
+        results, lost = self._pipelined(client, calls), errors().NoScriptError
+        if any(isinstance(result, lost) for result in results):
+            # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
+            self._sha = client.script_load(script.SCRIPT)
+            again = [i for i, result in enumerate(results) if isinstance(result, lost)]
+            renewed = self._pipelined(client, [calls[i] for i in again])
+            for i, result in zip(again, renewed, strict=True):
+                results[i] = result
+        return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
+
+    def _answer(self, call: Call, result: Any) -> list[int] | None:
+        if isinstance(result, Exception):
+            of_the_key = type(result) in (errors().ResponseError, errors().TryAgainError)
+            of_the_server = is_unavailable(result) or code_of(result) in _CODES_OF_SERVER
+            if of_the_server or not of_the_key:
+                raise result
+            self._refusals.add(call.key, result)
+            return None
+        if not script.is_an_answer(call, result):
+            self._refusals.add(call.key, "the script answers nonsense")
+            return None
+        answer: list[int] = result
+        if unfit := script.unfit_fields(answer):
+            self._refusals.add(call.key, f"{unfit} fields of no known form")
+        return answer
+
+    def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
+        """By server, where there are several; a cluster client's own pipeline asks twice."""
+        lease_ms = int(LEASE_S * 1000)
+        commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
+        at_server: dict[Any, list[int]] = {}
+        for i, call in enumerate(calls):
+            at_server.setdefault(server_of(client, call.key), []).append(i)
+        results: list[Any] = [None] * len(calls)
+        for server, indices in at_server.items():
+            pipeline = server.pipeline(transaction=False)
+            for i in indices:
+                pipeline.execute_command(*commands[i])
+            answers = pipeline.execute(raise_on_error=False)
+            for i, answer in zip(indices, answers, strict=True):
+                # A key that has moved: nothing was done, and the cluster's client finds it.
+                moved = isinstance(answer, errors().AskError)
+                results[i] = _redirected(client, commands[i]) if moved else answer
+        return results
+
+    def _lose(self, batch: Sequence[Call]) -> None:
+        """Redis is away: nothing that it granted counts, and nobody waits for it."""
+        with self._lock:
+            self.epoch += 1
+            self._is_connected = False
+            waiting = [self._inbox.get() for _ in range(self._inbox.qsize())]
+            self._on_up(False)
+        if None in waiting:
+            self._inbox.put(None)
+        calls = [*batch, *(call for call in waiting if call is not None)]
+        self._post(self._on_answers, [(call, None) for call in calls])
+
+
+def _redirected(client: Any, command: tuple[object, ...]) -> Any:
+    try:
+        return client.execute_command(*command)
+    except errors().ResponseError as error:
+        return error

@@ -1,0 +1,64 @@
+"""How much of one unit a tenant's requests take at this process, as far as it helps to foresee."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+_RECENT_TICKS = 4
+_MIN_REQUESTS = 4
+"""Fewer in the recent ticks, or fewer that a block would serve, are not worth a block."""
+
+
+class _Tick(NamedTuple):
+    requests: int
+    units: int
+    rise: int
+
+
+class Demand:
+    """The units that requests took and gave back since the last ticks."""
+
+    __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
+
+    def __init__(self) -> None:
+        self._recent: deque[_Tick] = deque([_Tick(0, 0, 0)] * _RECENT_TICKS)
+        self._level = self._low = self._high = 0
+        self._requests = self._units = 0
+        """Sums over the recent ticks and the present one."""
+        self._tick = 0, 0
+        """The sums as the present tick began."""
+
+    def take(self, units: int) -> None:
+        self._requests += 1
+        self._units += units
+        self._level += units
+        if self._level > self._high:  # noqa: PLR1730 - max() is four times as slow
+            self._high = self._level
+
+    def give_back(self, units: int) -> None:
+        self._level -= units
+
+    def roll(self) -> None:
+        """Begin another tick."""
+        requests, units = self._tick
+        rise = self._high - self._low
+        self._recent.append(_Tick(self._requests - requests, self._units - units, rise))
+        oldest = self._recent.popleft()
+        self._requests -= oldest.requests
+        self._units -= oldest.units
+        self._tick = self._requests, self._units
+        self._low = self._high = self._level
+
+    @property
+    def floor(self) -> int:
+        """The units of a few requests: a smaller block is of no use."""
+        return _MIN_REQUESTS * max(1, -(-self._units // max(1, self._requests)))
+
+    @property
+    def wish(self) -> int:
+        """The units that the next tick may take beyond what is in use; 0 if requests are rare."""
+        if self._requests < _MIN_REQUESTS:
+            return 0
+        rise = max([self._high - self._low, *[tick.rise for tick in self._recent]])
+        return max(rise + rise // 4, self.floor)
