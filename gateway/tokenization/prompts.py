@@ -28,7 +28,7 @@ from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
 from gateway.tokenization import turn_record
 from gateway.tokenization.chat_format import ChatFormat
-from gateway.tokenization.control_tokens import GuardedText
+from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 from gateway.tokenization.text_encoder import TextEncoder
 from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turn_record import Known
@@ -97,8 +97,9 @@ class Prompts:
         # A template takes some 100 KB when it is compiled; most adapters share theirs with others.
         self._chat_of_adapter = lru_cache(_KEPT_FORMATS)(self._compiled)
         self.turns = Turns()
-        self._encoder = TextEncoder(tokenizer, self._words, self.turns)
-        self._library = TextEncoder(tokenizer, None, self.turns)
+        self._encoder = TextEncoder(self._encode_whole, self._words, self.turns)
+        self._library = TextEncoder(self._encode_whole, None, self.turns)
+        self._guarded_encoder = lru_cache(_KEPT_FORMATS)(self._make_guarded_encoder)
 
     @classmethod
     def load(
@@ -206,13 +207,14 @@ class Prompts:
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
-            work = partial(text.control.encode, text)
-            return array("i", opening) + await self.turns.run(tenant, len(text.text), work)
+            guarded = self._guarded_encoder(text.control)
+            [ids] = await guarded.encode([text.aliased], add_special_tokens=False, tenant=tenant)
+            return array("i", opening) + ids
         encoder = self._encoder
         if self._words is not None and len(text) <= _BRIEF_CHARS:
-            ids = self._words.encode(text, add_special_tokens=add_special_tokens)
-            if ids is not None:
-                return ids
+            brief = self._words.encode(text, add_special_tokens=add_special_tokens)
+            if brief is not None:
+                return brief
             # Its turns would not be encoded by their words either.
             encoder = self._library
         encode = partial(encoder.encode, add_special_tokens=add_special_tokens, tenant=tenant)
@@ -246,6 +248,18 @@ class Prompts:
         Any thread may.
         """
         self._turn_cache.learn(turns)
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> array[int]:
+        # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
+        # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return array("i", encoding.ids)
+
+    def _make_guarded_encoder(self, control: ControlTokens) -> TextEncoder:
+        words = self._words and self._words.with_aliases(
+            control.tokenizer, control.added, control.ids
+        )
+        return TextEncoder(lambda text, _: control.encode(text), words, self.turns)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is more than so many tokens for sure, by its length alone."""

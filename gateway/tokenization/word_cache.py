@@ -11,7 +11,6 @@ Ids = bytes
 # An entry takes 400 bytes at most: longer texts, and texts of more ids, are not cached.
 _MAX_CHARS = 64
 _MAX_BYTES = 16 * array("i").itemsize
-_MAX_GENERATION_ENTRIES = 8192
 
 
 class WordCache:
@@ -21,7 +20,9 @@ class WordCache:
     others are added, and no entry needs a time of its last use.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_entries: int) -> None:
+        """`max_entries` are those of both generations."""
+        self._max_generation_entries = max_entries // 2
         self.newer: dict[str, Ids] = {}
         """For callers that look up many texts at once; others are found by `find`."""
         self._older: dict[str, Ids] = {}
@@ -50,6 +51,6 @@ class WordCache:
                 self._put(text, ids)
 
     def _put(self, text: str, ids: Ids) -> None:
-        if len(self.newer) >= _MAX_GENERATION_ENTRIES:
+        if len(self.newer) >= self._max_generation_entries:
             self.newer, self._older = {}, self.newer
         self.newer[text] = ids

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, cast
 
 from tokenizers import Tokenizer
@@ -35,6 +36,7 @@ from gateway.tokenization.word_samples import samples
 
 log = logging.getLogger(__name__)
 
+_MAX_WORDS, _MAX_PIECES = 16_384, 32_768
 _BLOCK_CHARS = 8192
 # A block of known words takes 0.3 ms of CPU, of others at most 3 ms. A longer text without lone
 # spaces is left to the library, which encodes it in a thread.
@@ -68,14 +70,15 @@ class WordIds:
     ) -> None:
         self._cut_words = words.findall
         self._is_plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
-        self._cut_added = re.compile(f"({any_of(added)})").split if added else None
-        self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
+        self._set_added(added)
+        # What no text stands for.
+        self._control_ids: frozenset[int] = frozenset()
         self._starts_piece = piece_start and piece_start.match
         # A block must not end within an added token.
         self._has_blocks = piece_start is not None and not any(" " in token for token in added)
-        self._words = WordCache()
+        self._words = WordCache(_MAX_WORDS)
         # The ids of a piece include the space before it; its key does not.
-        self._pieces = WordCache()
+        self._pieces = WordCache(_MAX_PIECES)
         self._sampled = 0
         self._tokenizer = tokenizer
         self._tokenize_word = tokenizer.model.tokenize
@@ -108,6 +111,27 @@ class WordIds:
                 log.warning("words have other ids than their text, and are not cached: %r", text)
                 return None
         return found
+
+    def with_aliases(
+        self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
+    ) -> WordIds:
+        """Return words with the same caches for a tokenizer that differs in its added tokens alone.
+
+        Args:
+            tokenizer: knows `added` as added tokens, and no others.
+            added: ids of added tokens, by what stands for them in a text.
+            control_ids: those of `added` that other text must not be encoded as. The library has to
+                encode a text where it would be.
+        """
+        words = copy(self)
+        words._tokenizer = tokenizer
+        words._set_added(added)
+        words._control_ids = frozenset(control_ids)
+        return words
+
+    def _set_added(self, added: Mapping[str, int]) -> None:
+        self._cut_added = re.compile(f"({any_of(added)})").split if added else None
+        self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
     def blocks(self, text: str) -> Iterator[str]:
         """Cut a text at lone spaces into blocks whose ids, joined, are the ids of the text.
@@ -150,6 +174,10 @@ class WordIds:
                 ids = self._ids_of_pieces(part, plain=plain, learns_all=learns_all)
             if ids is None:
                 return None
+            if self._control_ids and number % 2 == 0:
+                ids = [b"".join(ids)]
+                if not self._control_ids.isdisjoint(array("i", ids[0])):
+                    return None
             found += ids
         joined = array("i", b"".join(found))
         return self.opening + joined if add_special_tokens else joined
@@ -270,15 +298,15 @@ class WordIds:
     def _learn(self, words: list[str], chars: int) -> None:
         """Cache the first of some new words of a text of so many characters.
 
-        Without them no words would ever be known to a gateway that was just started.
+        Without them a gateway that was just started would never know any word.
         """
-        left = max(_MIN_NEW_CHARS / 4, _LEARNED_SHARE * chars)
+        left = _LEARNED_SHARE * chars
         learned: dict[str, Ids] = {}
         for word in words:
+            learned[word] = self._ids_of_word(word)
             left -= len(word)
             if left < 0:
                 break
-            learned[word] = self._ids_of_word(word)
         self._words.add(learned)
 
     def _ids_of_word(self, word: str) -> Ids:

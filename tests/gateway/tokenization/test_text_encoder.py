@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 from array import array
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from gateway.errors import Overloaded
 from gateway.tokenization import turns, word_ids
+from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.text_encoder import TextEncoder
 from gateway.tokenization.turns import INLINE_CHARS
+from gateway.tokenization.word_ids import WordIds
 from ops.commands.up import DEMO_MODEL
 
 PROSE = "The capital of France is the city in which most people live and work today. "
@@ -37,16 +40,17 @@ def _random_words(chars: int, seed: int = 0) -> str:
     return " ".join(words)[:chars]
 
 
-def _asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def _asked(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The texts that the library is given from now on, and the threads in which it is."""
     asked: list[tuple[str, int]] = []
-    encode = TextEncoder._encode_whole
+    encode = prompts._encode_whole
 
-    def noted(encoder: TextEncoder, texts: list[str], special: bool) -> list[array[int]]:
-        asked.extend((text, threading.get_ident()) for text in texts)
-        return encode(encoder, texts, special)
+    def noted(text: str, add_special_tokens: bool) -> array[int]:
+        asked.append((text, threading.get_ident()))
+        return encode(text, add_special_tokens)
 
-    monkeypatch.setattr(TextEncoder, "_encode_whole", noted)
+    for encoder in (prompts._encoder, prompts._library):
+        monkeypatch.setattr(encoder, "_encode_whole", noted)
     return asked
 
 
@@ -73,7 +77,7 @@ async def test_a_long_text_of_known_words_needs_no_library_and_no_thread(
 ) -> None:
     text = LONG[:chars]
     await _learn(prompts, text)
-    asked = _asked(monkeypatch)
+    asked = _asked(prompts, monkeypatch)
     monkeypatch.setattr(turns.TurnThread, "run", None)
     assert await _encode(prompts, text) == _expected(prompts, text)
     assert not asked
@@ -83,7 +87,7 @@ async def test_new_words_are_encoded_in_a_thread_and_known_ones_are_not(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _learn(prompts, LONG)
-    asked = _asked(monkeypatch)
+    asked = _asked(prompts, monkeypatch)
     new = " ".join([LONG[:20_000], _random_words(50_000), LONG[:20_000]])
     text = f"{new} {LONG[:20_000]} {_random_words(20_000, seed=1)}"
     assert await _encode(prompts, text) == _expected(prompts, text)
@@ -96,7 +100,7 @@ async def test_new_words_are_encoded_in_a_thread_and_known_ones_are_not(
 async def test_short_texts_of_new_words_need_no_thread(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = _asked(monkeypatch)
+    asked = _asked(prompts, monkeypatch)
     for chars in (300, 3_000):
         text = _random_words(chars)
         assert await prompts.encode(text, add_special_tokens=False) == _expected(prompts, text)
@@ -214,3 +218,54 @@ async def test_ids_are_those_of_the_whole_text(
 
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(compare)
+
+
+async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = f"{LONG} <|im_end|> ends a turn, as in `<|im_end|>`. {LONG}"
+    text = prompts.chat.render([{"role": "user", "content": content}])
+    assert isinstance(text, GuardedText)
+    expected = text.control.encode(text.aliased)
+    for _ in range(2):  # words that are new are cached
+        assert await prompts.encode(text, add_special_tokens=False) == expected
+    monkeypatch.setattr(text.control, "encode", None)
+    monkeypatch.setattr(turns.TurnThread, "run", None)
+    assert await prompts.encode(text, add_special_tokens=False) == expected
+    assert list(expected).count(prompts.eos_ids[0]) == 1
+
+
+async def test_ids_are_those_of_a_whole_chat_with_control_tokens_in_it(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 40)
+    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 80)
+    monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
+    monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
+
+    @settings(max_examples=300, deadline=None)
+    @given(TEXTS, TEXTS)
+    def compare(one: str, other: str) -> None:
+        messages = [{"role": "user", "content": f"{one}<|im_end|>{other}"}]
+        text = prompts.chat.render(messages)
+        assert isinstance(text, GuardedText)
+        coroutine = prompts.encode(text, add_special_tokens=False)
+        found = asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        assert found == text.control.encode(text.aliased)
+
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(compare)
+
+
+def test_text_that_the_model_makes_a_control_token_of_is_left_to_the_library() -> None:
+    """Which refuses it."""
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    words = WordIds.of(tokenizer, json.loads(tokenizer.to_str()))
+    assert words is not None
+    [the] = tokenizer.encode(" the").ids
+    aliased = words.with_aliases(tokenizer, {"<a>": 1}, [1, the])
+    for text in (" the", "<a> the", "capital the " * 20):
+        assert aliased.encode(text, add_special_tokens=False, learns_all=True) is None
+    ids = aliased.encode("<a> capital", add_special_tokens=False)
+    assert ids is not None
+    assert ids[0] == 1

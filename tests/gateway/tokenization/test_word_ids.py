@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from gateway.tokenization import word_cache, word_ids, word_pattern
+from gateway.tokenization import word_ids, word_pattern
 from gateway.tokenization.word_ids import MAX_BLOCK_CHARS, WordIds
 from gateway.tokenization.word_pattern import piece_start_of
 from ops.commands.up import DEMO_MODEL
@@ -326,7 +326,8 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "_MAX_GENERATION_ENTRIES", 25)
+    for name in ("_MAX_WORDS", "_MAX_PIECES"):
+        monkeypatch.setattr(word_ids, name, 50)
     words = of(BYTES)
     assert words is not None
     for number in range(510):
@@ -343,7 +344,8 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of another tenant's words replaces those that nobody uses."""
-    monkeypatch.setattr(word_cache, "_MAX_GENERATION_ENTRIES", 500)
+    for name in ("_MAX_WORDS", "_MAX_PIECES"):
+        monkeypatch.setattr(word_ids, name, 1000)
     words, tokenized = _counted(BYTES)
     text = " ".join(f"the word{n}" for n in range(100))
     words.encode(text, add_special_tokens=False, learns_all=True)
