@@ -23,6 +23,7 @@ from bench.long_prompts import long_prompts
 from bench.machine import cores_for
 from bench.measure import Window, chat, encode, percentile, prompt, receive, window
 from bench.pace import BURST
+from bench.prompts import prompts
 from bench.protocols import protocols
 from bench.resident import resident
 from bench.servers import TRITON_TOKENS_PER_SECOND, Bench, Server
@@ -285,4 +286,5 @@ PARTS: dict[str, Part] = {
     "lora": lora.lora,
     "litellm": litellm.litellm,
     "peers": peers.peers,
+    "prompts": prompts,
 }

@@ -30,6 +30,7 @@ TITLES = {
     "lora": "Adapters",
     "litellm": "Beside LiteLLM",
     "peers": "Beside compiled gateways, window by window in turn",
+    "prompts": "Prompts by their length and their words, beside SMG, window by window in turn",
 }
 
 

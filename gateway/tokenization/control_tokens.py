@@ -75,7 +75,8 @@ class ControlTokens:
             if (token.special or (token.content.strip() and token.content in template))
             and token.content not in harmless
         }
-        self._ids = control.keys()
+        self.ids = frozenset(control)
+        """The ids of control tokens."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_DRAWN))
         # A token that is in another one comes after that.
         self._control = [
@@ -104,19 +105,22 @@ class ControlTokens:
         # A token that is looked for in normalized text may be written in other characters.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
         self._always = normalizes and any(token.normalized for token in control.values())
-        self._tokenizer = Tokenizer(tokenizer.model)
+        self.tokenizer = Tokenizer(tokenizer.model)
+        """Encodes an aliased text; ids of added tokens are its own."""
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(tokenizer, part)) is not None:
-                setattr(self._tokenizer, part, value)
+                setattr(self.tokenizer, part, value)
         alias = {each.token: each.alias for each in self._control}
         known = {
             token_id: _called(alias[token.content], token) if token_id in control else token
             for token_id, token in added.items()
         }
-        self._tokenizer.add_tokens(list(known.values()))
+        self.tokenizer.add_tokens(list(known.values()))
+        self.added = {token.content: token_id for token_id, token in known.items()}
+        """The ids of all added tokens, by what stands for them in an aliased text."""
         self._real = {
-            self._tokenizer.token_to_id(token.content): token_id
-            for token_id, token in known.items()
+            self.tokenizer.token_to_id(content): token_id
+            for content, token_id in self.added.items()
         }
 
     def written_in(self, values: Any) -> bool:
@@ -149,12 +153,15 @@ class ControlTokens:
         """Of a text that was rendered with hidden values."""
         return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)), self)
 
-    def encode(self, guarded: GuardedText) -> array[int]:
-        """Token ids. Raises InvalidRequest where the tokenizer's model itself, and not its search
-        for added tokens, makes a control token of text."""
-        [encoding] = self._tokenizer.encode_batch_fast([guarded.aliased], add_special_tokens=False)
+    def encode(self, aliased: str) -> array[int]:
+        """Return the token ids of an aliased text, or of a part of one.
+
+        Raises InvalidRequest where the tokenizer's model itself, and not its search for added
+        tokens, makes a control token of text.
+        """
+        [encoding] = self.tokenizer.encode_batch_fast([aliased], add_special_tokens=False)
         ids = encoding.ids
-        if not self._ids.isdisjoint(set(ids) - self._real.keys()):
+        if not self.ids.isdisjoint(set(ids) - self._real.keys()):
             raise InvalidRequest(
                 "messages: hold a control token, which this model's tokenizer cannot take as text.",
                 param="messages",

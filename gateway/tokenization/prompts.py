@@ -28,7 +28,8 @@ from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
 from gateway.tokenization import turn_record
 from gateway.tokenization.chat_format import ChatFormat
-from gateway.tokenization.control_tokens import GuardedText
+from gateway.tokenization.control_tokens import ControlTokens, GuardedText
+from gateway.tokenization.text_encoder import TextEncoder
 from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turn_record import Known
 from gateway.tokenization.turns import Turns
@@ -37,8 +38,8 @@ from gateway.tokenization.word_ids import WordIds
 
 # Tokens.
 _RUN_UP = 64
-# Characters of all that is encoded at once. Python's `re` holds the GIL, as the library does not.
-_SHORT, _BRIEF = 4096, 512
+# Characters of a text whose turns are not looked for: that takes as long as encoding it.
+_BRIEF_CHARS = 512
 _KEPT_FORMATS = 256
 _NO_IDS: frozenset[int] = frozenset()
 
@@ -96,6 +97,9 @@ class Prompts:
         # A template takes some 100 KB when it is compiled; most adapters share theirs with others.
         self._chat_of_adapter = lru_cache(_KEPT_FORMATS)(self._compiled)
         self.turns = Turns()
+        self._encoder = TextEncoder(self._encode_whole, self._words, self.turns)
+        self._library = TextEncoder(self._encode_whole, None, self.turns)
+        self._guarded_encoder = lru_cache(_KEPT_FORMATS)(self._make_guarded_encoder)
 
     @classmethod
     def load(
@@ -197,24 +201,23 @@ class Prompts:
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
     ) -> array[int]:
-        """Token ids of `text`, int32; longer text waits for its tenant's turn, off the event loop.
+        """Token ids of `text`, int32; longer text waits for its tenant's turn.
 
         Raises Overloaded when too much text waits already.
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
-            work = partial(text.control.encode, text)
-            return array("i", opening) + await self.turns.run(tenant, len(text.text), work)
-        if self._words is not None and len(text) <= _BRIEF:
-            # To look for its turns would take as long again.
+            guarded = self._guarded_encoder(text.control)
+            [ids] = await guarded.encode([text.aliased], add_special_tokens=False, tenant=tenant)
+            return array("i", opening) + ids
+        encoder = self._encoder
+        if self._words is not None and len(text) <= _BRIEF_CHARS:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
-
-        async def encode(texts: list[str]) -> list[array[int]]:
-            work = partial(self._encode, texts, add_special_tokens=add_special_tokens)
-            return await self.turns.run(tenant, sum(map(len, texts)), work)
-
+            # Its turns would not be encoded by their words either.
+            encoder = self._library
+        encode = partial(encoder.encode, add_special_tokens=add_special_tokens, tenant=tenant)
         if not add_special_tokens:
             return await self._turn_cache.encode(text, encode)
         [ids] = await encode([text])
@@ -246,22 +249,17 @@ class Prompts:
         """
         self._turn_cache.learn(turns)
 
-    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[array[int]]:
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> array[int]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
         # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
-        found = []
-        words = self._words if sum(map(len, texts)) <= _SHORT else None
-        for text in texts:
-            if words is not None:
-                ids = words.encode(text, add_special_tokens=add_special_tokens)
-                if ids is not None:
-                    found.append(ids)
-                    continue
-            [encoding] = self.tokenizer.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-            found.append(array("i", encoding.ids))
-        return found
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return array("i", encoding.ids)
+
+    def _make_guarded_encoder(self, control: ControlTokens) -> TextEncoder:
+        words = self._words and self._words.with_aliases(
+            control.tokenizer, control.added, control.ids
+        )
+        return TextEncoder(lambda text, _: control.encode(text), words, self.turns)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is more than so many tokens for sure, by its length alone."""

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from gateway.errors import InternalError, Overloaded
 from gateway.memory import trim
+from gateway.tokenization.loop_turns import LoopTurns
 
 T = TypeVar("T")
 
@@ -33,9 +34,10 @@ _WAITING, _WAITING_OF_ONE = 32 * 2**20, 16 * 2**20
 
 
 class Turns:
-    """The threads. Belongs to one event loop."""
+    """The threads, and steps on the event loop itself. Belongs to one event loop."""
 
     def __init__(self) -> None:
+        self.steps = LoopTurns()
         self.short = TurnThread("short-text", _WAITING, _WAITING_OF_ONE)
         # What one long text took, a hundred bytes for each character, would stay with the process.
         self.long = TurnThread("long-text", after=trim)

@@ -48,7 +48,8 @@ def _byte_alphabet() -> dict[str, int]:
     return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""The byte that each printable character of a byte-level vocabulary stands for."""
 
 
 class Vocabulary:
@@ -73,7 +74,7 @@ class Vocabulary:
         token = self.tokenizer.id_to_token(token_id) or ""
         if self._byte_level:
             # Byte-level vocabularies write each byte as one printable character.
-            known = [_BYTE_OF.get(char) for char in token]
+            known = [BYTE_OF.get(char) for char in token]
             return token.encode() if None in known else bytes(b for b in known if b is not None)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])

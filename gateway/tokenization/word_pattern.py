@@ -7,6 +7,7 @@ library is asked about each of its characters.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
@@ -24,9 +25,8 @@ _SYNTAX = re.compile(
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Is in no text that is cut here: stands where a class has no character of the alphabet, and
-# between words. (The library takes a list of words, too; it loads numpy, 20 MiB, to look at it.)
-NONE = "\ue000"
+# Stands where a class has no character of the alphabet.
+_NO_CHARACTER = "\ue000"
 
 # Of words: what begins one and may be a space, and steps that are none, ...
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
@@ -77,7 +77,7 @@ def translated(pattern: str) -> re.Pattern[str] | None:
             return None
         at = step.end()
         if step["chars"]:
-            chars = char_class(_members(step["chars"]) or NONE)
+            chars = char_class(_members(step["chars"]) or _NO_CHARACTER)
             found += chars if within else f"[{chars}]"
         else:
             found += step[0]
@@ -99,18 +99,23 @@ def _members(chars: str) -> str:
     return "".join(char for char in ALPHABET if not others(char))
 
 
-def char_class(chars: str) -> str:
+def char_class(chars: Iterable[str]) -> str:
     return "".join(f"\\u{ord(char):04x}" for char in chars)
 
 
-def piece_of(pattern: str) -> re.Pattern[str] | None:
-    """What texts may be made of by single spaces such that a word begins at each of these.
+def piece_start_of(pattern: str) -> re.Pattern[str] | None:
+    """Return what a word may begin with behind a lone space such that it begins at that space.
 
-    None where that is not sure. No word of the others holds a space but as its first character or
-    beside white space.
+    A space is lone if there is no other white space beside it. Return None where the expression may
+    have words that hold such a space within.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:
         return None
-    numbers = _members(r"\p{N}") if found["number"] else NONE
-    return re.compile(rf"(?![{char_class(numbers)}])\S(?:(?s:.)*\S)?")
+    if not found["number"]:
+        return re.compile(r"\S")
+    numbers = _members(r"\p{N}")
+    # Other scripts have numbers, too.
+    return re.compile(
+        f"[{char_class(c for c in ALPHABET if c not in numbers and not c.isspace())}]"
+    )

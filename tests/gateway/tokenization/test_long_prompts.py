@@ -36,7 +36,7 @@ def _text(prompts: Prompts, kind: str) -> Any:
 async def test_ids_of_a_long_prompt(prompts: Prompts, kind: str, special: bool) -> None:
     text = _text(prompts, kind)
     written = text if isinstance(text, str) else text.aliased
-    tokenizer = prompts.tokenizer if isinstance(text, str) else text.control._tokenizer
+    tokenizer = prompts.tokenizer if isinstance(text, str) else text.control.tokenizer
     expected = tokenizer.encode(written, add_special_tokens=False).ids
     if special:
         expected = prompts.tokenizer.encode("").ids + expected

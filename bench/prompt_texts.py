@@ -1,0 +1,93 @@
+"""Texts of prompts: of the project's pages, of their words in new orders, and of random words."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+
+from bench.machine import ROOT
+from bench.measure import encode
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# Of words that no page has, in a new passage.
+_NEW_SHARE = 0.03
+_CALIBRATION_CHARS = 60_000
+
+
+@cache
+def pages() -> tuple[str, str]:
+    """Return the text of every second page of the project, and that of the others."""
+    files = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
+
+
+def passages(text: str, tokens: int) -> list[str]:
+    """Cut a text into passages of about so many tokens, none of which overlap."""
+    size = round(tokens * _chars_per_token(text))
+    return [text[start : start + size] for start in range(0, len(text) - size + 1, size)]
+
+
+def page_passage(draw: random.Random, tokens: int) -> str:
+    """Return some passage of the first half of the pages."""
+    text, _ = pages()
+    # A passage may be longer than the half is.
+    size = round(tokens * _chars_per_token(text))
+    start = draw.randrange(len(text))
+    return (text[start:] + text * (1 + size // len(text)))[:size].lstrip()
+
+
+def new_passage(draw: random.Random, tokens: int) -> str:
+    """Return sentences of the pages' words in a new order, with some words that no page has.
+
+    Word n of the pages, by its frequency there, comes with a probability of 1 / n.
+    """
+    words, weights = _vocabulary()
+    size = round(tokens * _chars_per_token(_sentences(random.Random(0), words, weights, 10_000)))
+    return _sentences(draw, words, weights, size)
+
+
+def random_words(draw: random.Random, chars: int) -> str:
+    words = (_word(draw) for _ in range(chars // 4 + 1))
+    return " ".join(words)[:chars]
+
+
+def _sentences(draw: random.Random, words: list[str], weights: list[float], chars: int) -> str:
+    drawn = draw.choices(words, cum_weights=weights, k=chars // 4 + 1)
+    written = []
+    for place, known in enumerate(drawn):
+        word = known if draw.random() >= _NEW_SHARE else _word(draw)
+        match place % 14:
+            case 0:
+                word = word.capitalize()
+            case 6:
+                word += ","
+            case 13:
+                word += ".\n\n" if place % 70 == 69 else "."
+        written.append(word)
+    return " ".join(written).replace("\n ", "\n")[:chars]
+
+
+@cache
+def _vocabulary() -> tuple[list[str], list[float]]:
+    """The words of all pages, the most frequent first, and their cumulated weights."""
+    counts: dict[str, int] = {}
+    for word in re.findall(r"[A-Za-z]+", "".join(pages())):
+        counts[word.lower()] = counts.get(word.lower(), 0) + 1
+    words = sorted(counts, key=lambda word: -counts[word])
+    weights, total = [], 0.0
+    for rank in range(1, len(words) + 1):
+        total += 1 / rank
+        weights.append(total)
+    return words, weights
+
+
+@cache
+def _chars_per_token(text: str) -> float:
+    text = text[:_CALIBRATION_CHARS]
+    return len(text) / len(encode(text))
+
+
+def _word(draw: random.Random) -> str:
+    return "".join(draw.choices(_LETTERS, k=draw.randint(3, 9)))

@@ -1,0 +1,42 @@
+"""Short steps of work on the event loop: one in each of its turns, tenants in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+
+
+class LoopTurns:
+    """The order of steps. Belongs to one event loop.
+
+    A text of many blocks takes a step for each. So ten texts at once hold up everybody's tokens no
+    longer than one does, and a short text waits for one block of each other tenant.
+    """
+
+    def __init__(self) -> None:
+        # The tenant whose last step is longest ago comes first.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._is_taken = False
+
+    async def take(self, tenant: str) -> None:
+        """Return in a turn of the loop in which no other step is done."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._give_next, loop)
+            return
+        turn = loop.create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        await turn
+
+    def _give_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            tenant, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[tenant] = turns
+            if not turn.done():  # a request that was cancelled
+                turn.set_result(None)
+                loop.call_soon(self._give_next, loop)
+                return
+        self._is_taken = False

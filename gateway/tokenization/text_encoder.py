@@ -1,0 +1,80 @@
+"""Texts to token ids: by their words on the event loop, else by the library, off it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from gateway.tokenization.turns import INLINE_CHARS, Turns
+from gateway.tokenization.word_ids import WordIds
+
+# CPU that a text takes besides that of its characters, in characters.
+_CHARS_OF_A_TEXT = 128
+
+
+class TextEncoder:
+    """Encodes texts. `words` None leaves all of them to the library.
+
+    `encode_whole` has the library encode a text, and may run in a thread.
+    """
+
+    def __init__(
+        self, encode_whole: Callable[[str, bool], array[int]], words: WordIds | None, turns: Turns
+    ) -> None:
+        self._encode_whole = encode_whole
+        self._words = words
+        self._turns = turns
+
+    async def encode(
+        self, texts: list[str], *, add_special_tokens: bool, tenant: str
+    ) -> list[array[int]]:
+        """Return the ids of each text, int32.
+
+        A long text is encoded in blocks, one in a turn of the event loop. To find its words takes a
+        tenth of the CPU of the library, but holds Python's lock, so a thread would not help. The
+        library releases the lock: what is left to it waits for its tenant's turn in a thread.
+        Raises Overloaded when too much text waits there already.
+        """
+        words = self._words
+        if words is None:
+            return await self._ask_library(texts, add_special_tokens, tenant)
+        found: list[list[array[int]]] = []
+        # Blocks that are left to the library, neighbours together, and where their ids go.
+        rest: list[tuple[array[int], list[str]]] = []
+        chars_left = INLINE_CHARS
+        for text in texts:
+            parts = [words.opening] if add_special_tokens else []
+            has_gap = False
+            for block in words.blocks(text):
+                chars_left -= len(block) + _CHARS_OF_A_TEXT
+                if chars_left < 0:
+                    await self._turns.steps.take(tenant)
+                    chars_left = max(0, INLINE_CHARS - len(block))
+                ids = words.encode(block, add_special_tokens=False)
+                if ids is not None:
+                    parts.append(ids)
+                elif has_gap:
+                    rest[-1][1].append(block)
+                else:
+                    parts.append(array("i"))
+                    rest.append((parts[-1], [block]))
+                has_gap = ids is None
+            found.append(parts)
+        if rest:
+            left = ["".join(blocks) for _, blocks in rest]
+            encoded = await self._ask_library(left, False, tenant)
+            for (gap, _), ids in zip(rest, encoded, strict=True):
+                gap.extend(ids)
+        return [_join(parts) for parts in found]
+
+    async def _ask_library(
+        self, texts: list[str], add_special_tokens: bool, tenant: str
+    ) -> list[array[int]]:
+        def work() -> list[array[int]]:
+            return [self._encode_whole(text, add_special_tokens) for text in texts]
+
+        return await self._turns.run(tenant, sum(map(len, texts)), work)
+
+
+def _join(parts: list[array[int]]) -> array[int]:
+    return parts[0] if len(parts) == 1 else array("i", b"".join(parts))
