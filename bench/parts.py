@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench import direct, litellm, lora, peers
+from bench import direct, litellm, lora, overload, peers
 from bench.cancel import cancel
 from bench.instructions import instructions
 from bench.llmapi import llmapi
@@ -284,4 +284,5 @@ PARTS: dict[str, Part] = {
     "lora": lora.lora,
     "litellm": litellm.litellm,
     "peers": peers.peers,
+    "overload": overload.overload,
 }

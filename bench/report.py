@@ -29,6 +29,7 @@ TITLES = {
     "lora": "Adapters",
     "litellm": "Beside LiteLLM",
     "peers": "Beside compiled gateways, window by window in turn",
+    "overload": "More requests than can be served",
 }
 
 
