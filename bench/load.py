@@ -14,11 +14,11 @@ import itertools
 import random
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from typing import cast
+from typing import TypeVar, cast
 
 import uvloop
 
@@ -31,6 +31,8 @@ NUMBER = b"@@@@@@@@"
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _END_OF_HEADERS = b"\r\n\r\n"
 _CONNECT_TIMEOUT_S = 30.0
+
+L, R = TypeVar("L"), TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +74,11 @@ class Seen:
     errors: list[str] = field(default_factory=list)
 
 
-def request(port: int, path: str, body: bytes) -> bytes:
+def request(port: int, path: str, body: bytes, key: str = "unused") -> bytes:
     """A POST of JSON as it goes over the line."""
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer unused\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode() + body
 
 
@@ -201,19 +203,23 @@ class Clients:
 
     def __init__(self, cores: Iterable[int]) -> None:
         cores = tuple(cores)
-        self._count = len(cores)
+        self.count = len(cores)
         # One more, for a load beside the load.
         self._pool = ProcessPoolExecutor(
-            self._count + 1, mp_context=get_context("spawn"), initializer=pin, initargs=(cores,)
+            self.count + 1, mp_context=get_context("spawn"), initializer=pin, initargs=(cores,)
         )
-        for started in [self._pool.submit(time.sleep, 0.2) for _ in range(self._count + 1)]:
+        for started in [self._pool.submit(time.sleep, 0.2) for _ in range(self.count + 1)]:
             started.result()
 
     def start(self, load: Load) -> list[Future[Seen]]:
         """Divides the streams among the processes, at most one process per 32 of them."""
-        count = min(self._count, -(-load.streams // 32))
+        count = min(self.count, -(-load.streams // 32))
         shares = [load.streams // count + (n < load.streams % count) for n in range(count)]
         return [self._pool.submit(run, replace(load, streams=share)) for share in shares]
+
+    def submit(self, work: Callable[[L], R], load: L) -> Future[R]:
+        """Runs `work` in one of the processes."""
+        return self._pool.submit(work, load)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench import beside, direct, litellm, lora, peers
+from bench import beside, direct, litellm, lora, overload, peers
 from bench.cancel import cancel
 from bench.instructions import instructions
 from bench.llmapi import llmapi
@@ -287,4 +287,5 @@ PARTS: dict[str, Part] = {
     "litellm": litellm.litellm,
     "peers": peers.peers,
     "prompts": prompts,
+    "overload": overload.overload,
 }

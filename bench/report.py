@@ -31,6 +31,7 @@ TITLES = {
     "litellm": "Beside LiteLLM",
     "peers": "Beside compiled gateways, window by window in turn",
     "prompts": "Prompts by their length and their words, beside SMG, window by window in turn",
+    "overload": "More requests than can be served",
 }
 
 

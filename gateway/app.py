@@ -27,6 +27,7 @@ from gateway.api import (
     web,
 )
 from gateway.api.anthropic import endpoints as anthropic
+from gateway.api.busy import BusyDoor
 from gateway.api.console import actions as console_actions
 from gateway.api.console import following as console_following
 from gateway.api.console import internal as console_internal
@@ -47,6 +48,7 @@ from gateway.http.connections import Connections
 from gateway.http.errors import TooManyConnections
 from gateway.http.exchange import NO_ROOM
 from gateway.http.workers import Worker
+from gateway.scheduling.start_queue import StartQueue
 from gateway.service_setup import load_prompts, running_service
 
 _RATES = ("limit", "remaining", "reset")
@@ -73,6 +75,9 @@ ROUTES: Sequence[APIRoute] = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)
 ]
 
+_BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
+"""What work on prompts is asked of."""
+
 
 @cache
 def _document() -> bytes:
@@ -91,7 +96,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         workers = None if worker is None else worker.folder
         async with (
-            running_service(settings, prompts, workers) as api.state.service,
+            running_service(settings, prompts, workers, api.state.starts) as api.state.service,
             poll_conditions(api.state.service, lambda: api.state.connections.problem),
             Background(api.state.service) as api.state.background,
         ):
@@ -111,10 +116,23 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     api.state.unkept = Unkept()
     api.state.admin_port = None  # the server says which, once it listens there
     api.state.connections = Connections(settings.max_connections)  # the server says which
+    api.state.starts = StartQueue()  # likewise
     api.state.worker = worker
     api.state.openapi = _document
     api.routes.extend(ROUTES)
     return api
+
+
+def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
+    """Make what says which requests wait while the event loop is busy."""
+    paths = [
+        route.path
+        for module in _BUSY_MODULES
+        for route in module.router.routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    ]
+    exposed = ", ".join(EXPOSED_HEADERS)
+    return BusyDoor(paths, settings.cors_origins, exposed, lambda: api.state.service)
 
 
 def compose(api: FastAPI, settings: Settings) -> ASGIApp:

@@ -87,6 +87,7 @@ def _find_store_conditions(service: Service, connections: str) -> Iterator[_Cond
     yield _Condition("keys", WARNING, _one("" if keys is None else keys.problem))
     yield _Condition("keys_on_disk", ERROR, _one("" if keys is None else keys.disk_problem))
     yield _Condition("connections", WARNING, _one(connections))
+    yield _Condition("busy", WARNING, _one(service.starts.problem))
     current = service.configuration.current
     yield _Condition("keys_latch", ERROR, _one(service.configuration.problem()))
     yield _Condition("no_keys", WARNING, _one(open_to_others(service.settings, current)))

@@ -119,9 +119,9 @@ class SwitchedOff(GatewayError):
         self.setting = setting
 
 
-NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late"]
+NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
 """Too many waited, or it waited for as long as any may; its turn could not have come in time for
-its first token, or did not."""
+its first token, or did not; the gateway's own core had too much to do."""
 
 
 class Quota(NamedTuple):

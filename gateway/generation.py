@@ -157,7 +157,8 @@ class Caller:
     """Whose request it is: what decides about its turn and its time.
 
     `timeout_s` is what it may take, where the client wants less than the gateway allows, and
-    `first_token_within` in how many seconds its first token is wanted, or else no turn. Where it
+    `first_token_within` in how many seconds its first token is wanted, or else no turn. Without
+    that, a turn that is expected after more than `max_expected_wait_s` is none. Where it
     is `billed`, cached tokens are counted although the answer may not tell of them. One that is
     `apart` is told nothing of what others' prompts have left in the engine's cache, and not sent
     there to meet them. `guides` says what becomes of its guides.
@@ -167,6 +168,7 @@ class Caller:
     priority: int = 0
     timeout_s: float | None = None
     first_token_within: float | None = None
+    max_expected_wait_s: float | None = None
     billed: bool = False
     apart: bool = False
     guides: Policy = "checked"

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from gateway.api.failures import answer
-from gateway.app import compose, create_api
+from gateway.app import compose, create_api, make_door
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
@@ -16,6 +16,7 @@ from gateway.http.tls import load_server_context
 from gateway.http.workers import Worker, Workers, refuse
 from gateway.memory import trim
 from gateway.observability.logs import configure_logging
+from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
 from gateway.service_setup import check_configuration, tracer_class
 from lora_store import connect
@@ -31,6 +32,7 @@ class Gateway:
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
         self.asgi = compose(self.api, settings)
+        self.door = make_door(self.api, settings)
         self.answer = answer
 
     @property
@@ -41,8 +43,9 @@ class Gateway:
     def listening(self, admin_port: int) -> None:
         self.api.state.admin_port = admin_port
 
-    def watch(self, connections: Connections) -> None:
+    def watch(self, connections: Connections, starts: StartQueue) -> None:
         self.api.state.connections = connections
+        self.api.state.starts = starts
 
     @property
     def failed(self) -> bool:

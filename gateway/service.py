@@ -27,6 +27,7 @@ from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
+from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.access import Access
 from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
@@ -51,6 +52,8 @@ class Service:
     overrides: FollowedOverrides
     """What admins say of replicas, beside the configuration."""
     admission: Admission
+    starts: StartQueue
+    """Where requests wait for the event loop of this process, before anything is done for them."""
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
     histories: Admission

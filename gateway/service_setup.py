@@ -30,6 +30,7 @@ from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
+from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
 from gateway.tenancy.accounting import Accounting
@@ -83,13 +84,17 @@ def check_configuration(settings: Settings, workers: Path | None = None) -> None
 
 @asynccontextmanager
 async def running_service(
-    settings: Settings, prompts: Prompts, workers: Path | None = None
+    settings: Settings,
+    prompts: Prompts,
+    workers: Path | None = None,
+    starts: StartQueue | None = None,
 ) -> AsyncIterator[Service]:
     """A service that is at work while the context is open. Raises ConfigurationError.
 
     `prompts`, of `load_prompts`, are closed at its end. `workers` is the folder that all workers of
-    a gateway share.
+    a gateway share. `starts` is where requests wait for the event loop.
     """
+    starts = starts or StartQueue()
     metrics = Metrics()
     mapped = MappedModels()
     configuration = configuration_file(settings, workers, mapped.check)
@@ -100,7 +105,6 @@ async def running_service(
     access = Access(settings, unknown_models)
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
-    created = int(os.stat(settings.tokenizer_dir).st_mtime)
     make_tracer = tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
@@ -132,7 +136,7 @@ async def running_service(
             metrics.export_declared(declared)
             metrics.export_conversations(conversations.stats)
             admission = _admission(settings, configuration, replicas)
-            metrics.export_load(admission, replicas)
+            metrics.export_load(admission, starts, replicas)
             metrics.keeps_words.set(prompts.keeps_words)
             service = Service(
                 settings=settings,
@@ -140,6 +144,7 @@ async def running_service(
                 replicas=replicas,
                 overrides=overrides,
                 admission=admission,
+                starts=starts,
                 bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
                 histories=_bytes(
                     _LARGEST_BODIES * settings.max_body_bytes, settings, configuration
@@ -161,14 +166,14 @@ async def running_service(
                 metrics=metrics,
                 monitor=Monitor(
                     lambda: sum([each.engine.residency.loads for each in replicas]),
-                    lambda: admission.waiting,
+                    lambda: admission.waiting + starts.waiting,
                 ),
                 configuration=configuration,
                 access=access,
                 keys=keys,
                 accounting=accounting,
                 conversations=conversations,
-                created=created,
+                created=int(os.stat(settings.tokenizer_dir).st_mtime),
                 tracer=tracer,
             )
             # One look before the port opens: with Triton up, the first request is served.

@@ -44,9 +44,9 @@ ALLOWED: dict[str, str] = {
     # (`pipeline`) takes it as an argument and stands above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
     "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.service gateway.http"
-    " gateway.config gateway.observability gateway.memory lora_store",
+    " gateway.config gateway.scheduling gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service_setup gateway.conditions gateway.http"
-    " gateway.config",
+    " gateway.config gateway.scheduling",
     # What of a service's state is wrong.
     "gateway.conditions": "gateway.service gateway.replica_setup gateway.tenancy",
     # Makes it and ends it, so that whoever only uses it does not know of what it is made.
@@ -89,7 +89,7 @@ ALLOWED: dict[str, str] = {
     "gateway.conversations": "gateway.errors lora_store",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
-    "gateway.http": "gateway.config gateway.errors certificates",
+    "gateway.http": "gateway.config gateway.scheduling gateway.errors certificates",
     "gateway.config": "gateway.scheduling gateway.sources gateway.parsers gateway.troubles"
     " lora_store adapters guides",
     # Where adapters come from; the one room that asks other machines for files.

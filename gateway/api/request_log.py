@@ -136,7 +136,11 @@ def may_be_an_id(text: str) -> bool:
     return _SANE_ID.fullmatch(text.encode()) is not None
 
 
-def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
+def choose_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return the id of a request with these headers: its client's own, or a new one."""
     given = headers.get(b"x-request-id", b"")
-    own_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
-    return RequestContext(own_id, trace_parent(headers))
+    return given.decode("ascii") if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
+    return RequestContext(choose_id(headers), trace_parent(headers))

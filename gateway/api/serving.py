@@ -210,11 +210,13 @@ async def _prepare(
     timeout_s = timeout_of(request, service.settings.request_timeout)
     await reservation.take_more(places - 1)
     chat = service.prompts.chat_of(route.chat_template)
+    first_token_within = tenant.first_token_within if tenant else None
     caller = Caller(
         tenant=tenant.name if tenant else "",
         priority=tenant.priority if tenant else 0,
         timeout_s=timeout_s,
-        first_token_within=tenant.first_token_within if tenant else None,
+        first_token_within=first_token_within,
+        max_expected_wait_s=service.settings.max_expected_wait if not first_token_within else None,
         billed=tenant is not None or service.settings.usage_log is not None,
         apart=tenant is not None and not service.settings.tenants_trust_each_other,
         guides=tenant.guides if tenant else "checked",

@@ -105,10 +105,17 @@ class Settings(BaseSettings):
         description="Seconds that a request may wait for its turn; it then gets 503. With "
         "GATEWAY_KEEP_ALIVE added, less than what proxies wait for a first byte.",
     )
+    max_expected_wait: Seconds = Field(
+        10.0,
+        description="Seconds in which the turn of a request that has to wait must be expected; "
+        "else it gets 503 at once. One that waits keeps its turn when that is later than expected, "
+        "until GATEWAY_QUEUE_TIMEOUT. Tenants with `first_token_within` have that instead, and "
+        "responses in the background GATEWAY_QUEUE_TIMEOUT.",
+    )
     refuse_early: bool = Field(
         True,
         description="Whether a request that has to wait gets 503 as soon as its first token cannot "
-        "be expected in time: before its deadline, its turn within GATEWAY_QUEUE_TIMEOUT, and "
+        "be expected in time: before its deadline, its turn within GATEWAY_MAX_EXPECTED_WAIT, and "
         "within `first_token_within` of its tenant. Off, it waits in vain.",
     )
     tenant_share: float = Field(

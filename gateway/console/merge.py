@@ -27,7 +27,7 @@ def merged(parts: Sequence[Part], now: float) -> Facts:
     """The state. The first part is a whole one; it is used up."""
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
-    for name in ("waiting", "in_flight", "places"):
+    for name in ("waiting", "waiting_to_begin", "in_flight", "places"):
         state[name] = sum([part[name] for part in parts])
     for other in others:
         _join(first["replicas"], other["replicas"], _join_replica)

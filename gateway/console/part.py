@@ -39,6 +39,7 @@ class Parts:
             "worker": self._worker,
             "replicas": replicas(service),
             "waiting": service.admission.waiting,
+            "waiting_to_begin": service.starts.waiting,
             "in_flight": service.admission.in_flight,
             "places": service.admission.places,
             "adapters": await self._adapters.of(service, rates, whole=whole),

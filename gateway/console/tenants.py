@@ -41,6 +41,7 @@ class TenantFacts:
             running[name] += 1
             places[name] += watched.batch.places
         waiting = service.admission.waiting_by_tenant
+        waiting_to_begin = service.starts.waiting_by_tenant
         issued: dict[str, list[KeyRecord]] = {}
         if whole and service.keys is not None:
             issued = await self._issued(service)
@@ -49,7 +50,7 @@ class TenantFacts:
             name = tenant.name
             facts: Facts = {
                 "running": running[name],
-                "waiting": waiting.get(name, 0),
+                "waiting": waiting.get(name, 0) + waiting_to_begin.get(name, 0),
                 "requests_per_minute": requests.get(name, 0.0),
                 "tokens_per_minute": tokens.get(name, 0.0),
             }

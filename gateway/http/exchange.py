@@ -199,6 +199,11 @@ class Exchange:
         else:
             self.end(body)
 
+    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a complete answer without an application. Raises RuntimeError as `send`."""
+        self._begin(status, headers)
+        self.end(body)
+
     def write(self, body: bytes) -> None:
         """A piece of the body, behind the head. Raises RuntimeError as `send`."""
         if not self.disconnected:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Any, NoReturn
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import httptools
 from uvicorn.config import Config
@@ -29,9 +29,32 @@ from gateway.http.errors import (
 from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange, OldExchange
 from gateway.http.head import check_head, framing
 from gateway.http.parser import RequestParser
+from gateway.scheduling.start_queue import StartQueue, work_of
 
 Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Gives the status, headers and body of what a connection answers itself."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Door(Protocol):
+    """What an application says of requests that find the event loop busy."""
+
+    def may_wait(self, scope: dict[str, Any]) -> bool:
+        """Return False for a request that is answered always, whatever else goes on."""
+
+    def name_tenant(self, scope: dict[str, Any]) -> str:
+        """Return whose request it is, by its key alone; empty for a stranger's."""
+
+    def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
+        """Count a request that would wait for too long, and return its answer."""
+
+
+class RefusalAnswer(NamedTuple):
+    status: int
+    headers: Headers
+    body: bytes
+
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request's URL and headers, or of what a chunked body has beside itself."""
@@ -90,6 +113,7 @@ class HttpProtocol(asyncio.Protocol):
         "_app",
         "_app_state",
         "_client",
+        "_door",
         "_error",
         "_exchange",
         "_headers",
@@ -104,6 +128,7 @@ class HttpProtocol(asyncio.Protocol):
         "_refused",
         "_scheme",
         "_server",
+        "_starts",
         "_state",
         "_stuck",
         "_unsent",
@@ -130,10 +155,13 @@ class HttpProtocol(asyncio.Protocol):
         limits: ConnectionLimits,
         connections: Connections,
         answer: Answer,
+        starts: StartQueue | None = None,
+        door: Door | None = None,
     ) -> None:
         """What uvicorn gives, and `connections`, which are all of this process.
 
-        `answer` gives the status, headers and body of what this connection answers itself.
+        `answer` gives the status, headers and body of what this connection answers itself. With
+        `starts`, requests that `door` lets wait begin when it is their turn there.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -143,6 +171,8 @@ class HttpProtocol(asyncio.Protocol):
         self._limits = limits
         self._all = connections
         self._answer_to = answer
+        self._starts = starts
+        self._door = door
         self.address: str | None = None
         """The client's IP address; None on a socket that has none."""
         self._client: tuple[str, int] | None = None
@@ -324,10 +354,34 @@ class HttpProtocol(asyncio.Protocol):
         scope = self._scope(method, version, exchange, headers)
         self._exchange = exchange
         self._enter(Phase.BODY)
+        if self._starts is None or self._door is None or not self._door.may_wait(scope):
+            self._begin(exchange, scope)
+        else:
+            self._begin_in_turn(self._starts, self._door, exchange, scope)
+
+    def _begin_in_turn(
+        self, starts: StartQueue, door: Door, exchange: Exchange, scope: dict[str, Any]
+    ) -> None:
+        """Begin with a request, queue it, or refuse it."""
+        length = exchange.fields.get(b"content-length", b"")
+        work = work_of(int(length) if length.isdigit() else None)
+        if starts.try_begin(work):
+            self._begin(exchange, scope)
+            return
+        tenant = door.name_tenant(scope)
+        wait_s = starts.wait(tenant, work, partial(self._begin, exchange, scope))
+        if wait_s is not None:
+            exchange.answer(*door.refuse(scope, tenant, wait_s))
+
+    def _begin(self, exchange: Exchange, scope: dict[str, Any]) -> bool:
+        """Have the application answer; return False if the client has left."""
+        if exchange.disconnected:
+            return False
         # With one name for all: the loop's own method makes each a number that nobody reads.
         task = asyncio.Task(exchange.run(self._app, scope), loop=self._loop, name="request")
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
+        return True
 
     def _scope(
         self, method: str, version: str, exchange: Exchange, headers: list[tuple[bytes, bytes]]

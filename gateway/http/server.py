@@ -22,9 +22,10 @@ from uvicorn.server import ServerState
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
-from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
+from gateway.http.protocol import Answer, ConnectionLimits, Door, HttpProtocol
 from gateway.http.tls import load_server_context
 from gateway.http.workers import AT_ONCE, Worker
+from gateway.scheduling.start_queue import StartQueue
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,12 @@ class Application(Protocol):
     def failed(self) -> bool:
         """Whether it cannot go on; asked ten times a second."""
 
-    def watch(self, connections: Connections) -> None:
-        """Take note of all connections of this process."""
+    @property
+    def door(self) -> Door:
+        """For requests that find the event loop busy."""
+
+    def watch(self, connections: Connections, starts: StartQueue) -> None:
+        """Take note of all connections of this process, and of the requests that wait for it."""
 
     def drain(self) -> bool:
         """The server will end: no new requests should be sent here. False if it never began."""
@@ -82,10 +87,11 @@ class Server(uvicorn.Server):
         self._serves_with = None if self._tls is None else self._tls.value
         self._listeners: list[socket.socket] = []
         self._renewal_fails = False
-        self._make_protocol = _protocol(application, settings, self._connections)
+        starts = StartQueue()
+        self._make_protocol = _protocol(application, settings, self._connections, starts)
         super().__init__(_config(application, settings, self._make_protocol))
         self.application = application
-        application.watch(self._connections)
+        application.watch(self._connections, starts)
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
         self._worker = worker
@@ -250,7 +256,9 @@ def bind(settings: Settings) -> list[socket.socket]:
     return bound
 
 
-def _protocol(application: Application, settings: Settings, connections: Connections) -> Any:
+def _protocol(
+    application: Application, settings: Settings, connections: Connections, starts: StartQueue
+) -> Any:
     limits = ConnectionLimits(
         head=settings.header_timeout,
         body=settings.body_timeout,
@@ -263,6 +271,8 @@ def _protocol(application: Application, settings: Settings, connections: Connect
         limits=limits,
         connections=connections,
         answer=application.answer,
+        starts=starts,
+        door=application.door,
     )
 
 

@@ -22,6 +22,7 @@ from gateway.metrics.scraped import (
 from gateway.metrics.tallies import Histograms, Level, Tallies, Tally, Times
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
+from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import Stopping
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
@@ -180,7 +181,8 @@ class Metrics:
             "gateway_queue_refusals_total",
             "Requests refused with 503 as they did not get their turn, by tenant and cause: "
             "queue_full, queue_timeout, expected_wait (at once), too_late (for its first token, "
-            "when its turn had not come).",
+            "when its turn had not come), core_busy (at once, for the gateway's own core; the "
+            "tenant is empty for keys that are unknown).",
             ["tenant", "cause"],
             registry=self.registry,
         )
@@ -277,9 +279,11 @@ class Metrics:
         """Adds the counts of the store of conversations, read at scrape time."""
         self.registry.register(ConversationsCollector(stats))
 
-    def export_load(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+    def export_load(
+        self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
+    ) -> None:
         """Adds who waits, and the state of each replica, read at scrape time."""
-        self.registry.register(LoadCollector(admission, replicas))
+        self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
         """Adds where tenants stand with their budgets, read at scrape time."""

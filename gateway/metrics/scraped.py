@@ -16,6 +16,7 @@ from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import Stats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
+from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import Standings
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
@@ -147,8 +148,11 @@ class BudgetCollector(Collector):
 
 
 class LoadCollector(Collector):
-    def __init__(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+    def __init__(
+        self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
+    ) -> None:
         self._admission = admission
+        self._starts = starts
         self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
@@ -159,6 +163,11 @@ class LoadCollector(Collector):
             "gateway_requests_waiting",
             "Requests that wait for their turn.",
             self._admission.waiting,
+        )
+        yield GaugeMetricFamily(
+            "gateway_requests_waiting_to_begin",
+            "Requests that wait for the gateway's own core, before anything is done for them.",
+            self._starts.waiting,
         )
         ready = GaugeMetricFamily(
             "gateway_replica_ready", "1 while the replica serves the model.", labels=["replica"]

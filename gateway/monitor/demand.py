@@ -48,8 +48,8 @@ class Demand:
     def __post_init__(self) -> None:
         self.step()
 
-    def refuse(self, tenant: str, why: str, *, mistake: bool = False) -> None:
-        self.refused.setdefault(tenant, Counter())[why] += 1
+    def refuse(self, tenant: str, why: str, *, mistake: bool = False, times: int = 1) -> None:
+        self.refused.setdefault(tenant, Counter())[why] += times
         now, last = round(time.time(), 2), self.refusals.get(tenant)
         if mistake and last is not None and not last.mistake and now - last.at < LATELY_S:
             return

@@ -70,6 +70,17 @@ class Monitor:
             self.history.first_tokens.add(ended.ttft_s)
         self.requests.end(ended)
 
+    def count_busy(self, tenant: str, why: str, refused: int) -> None:
+        """Count requests that were refused before anything was done for them.
+
+        `tenant` is empty for strangers'.
+        """
+        self.history.totals.requests += refused
+        self.history.totals.errors += refused
+        if tenant:
+            self.demand.requests[tenant] += refused
+            self.demand.refuse(tenant, why, times=refused)
+
     def stops_of(self, context: RequestContext) -> Stops:
         """Of a request that leaves a generation for the first time."""
         whose = {

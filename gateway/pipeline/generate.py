@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -88,6 +89,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
         cost=cost,
         wait_s=max(batch.deadline - now, 0),
         first_token_s=max(batch.first_token_by - now, 0) if service.settings.refuse_early else None,
+        max_expected_s=batch.caller.max_expected_wait_s,
         goes_on=index > 0,
         lane=lane,
     )
@@ -98,7 +100,8 @@ def _wants_it_sooner(service: Service, batch: Batch) -> bool:
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
-    return caller.timeout_s < service.settings.queue_timeout
+    others_wait_s = caller.max_expected_wait_s or math.inf
+    return caller.timeout_s < min(others_wait_s, service.settings.queue_timeout)
 
 
 async def _several(

@@ -94,6 +94,7 @@ class Admission:
         cost: int = 1,
         wait_s: float | None = None,
         first_token_s: float | None = None,
+        max_expected_s: float | None = None,
         goes_on: bool = False,
         lane: Lane = None,
     ) -> Permit:
@@ -102,7 +103,8 @@ class Admission:
         Entering raises Overloaded at once when the queue is full, and later when no place came
         free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
         With `first_token_s` it is Overloaded as soon as its turn cannot be expected in time for a
-        first token after so many seconds. Nobody is refused who need not wait.
+        first token after so many seconds, and at once when its turn is not expected within
+        `max_expected_s`. Nobody is refused who need not wait.
 
         The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
         waits there for as long as `wait_s` allows, whoever else waits. Each such request has one of
@@ -117,6 +119,7 @@ class Admission:
             cost,
             wait_s=limit,
             first_token_s=first_token_s,
+            max_expected_s=max_expected_s,
             goes_on=goes_on,
             lane=lane,
         )
@@ -138,6 +141,7 @@ class Admission:
         wait_s: float | None,
         first_token_s: float | None,
         *,
+        max_expected_s: float | None,
         goes_on: bool,
         lane: Lane,
     ) -> None:
@@ -158,7 +162,7 @@ class Admission:
             try:
                 if first_token_s is not None:
                     turn_s = _least(max(0.0, first_token_s - queue.pace.first_token_s), wait_s)
-                    self._look_ahead(queue, cost, lane, turn_s)
+                    self._look_ahead(queue, cost, lane, _least(turn_s, max_expected_s))
                 self._shed(queue)
             except Overloaded:
                 self._tidy(tenant, queue)
@@ -353,6 +357,7 @@ class Permit:
         *,
         wait_s: float | None,
         first_token_s: float | None,
+        max_expected_s: float | None,
         goes_on: bool,
         lane: Lane,
     ) -> None:
@@ -362,12 +367,14 @@ class Permit:
         self._cost = cost
         self._wait_s = wait_s
         self._first_token_s = first_token_s
+        self._max_expected_s = max_expected_s
         self._goes_on = goes_on
         self._lane = lane
 
     async def __aenter__(self) -> Permit:
         await self._admission.enter(
             *(self._tenant, self._priority, self._cost, self._wait_s, self._first_token_s),
+            max_expected_s=self._max_expected_s,
             goes_on=self._goes_on,
             lane=self._lane,
         )

@@ -127,6 +127,21 @@ class Access:
                 refusals.append(error)
         raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
 
+    def find_tenant_name(self, credentials: Sequence[str]) -> str:
+        """Return whose request it seems to be; empty for a stranger's.
+
+        Nobody is let in by that: a key may have expired, or be revoked.
+        """
+        tenants, _, issued = self._keys
+        if tenants is None:
+            return ""
+        for given in [key_hash(key) for key in _keys_in(credentials) if len(key) <= _MAX_KEY]:
+            if (tenant := tenants.get(given)) is not None:
+                return tenant.name
+            if issued is not None and (found := issued.get(given)) is not None:
+                return found[0].name
+        return ""
+
     def _tenant_of(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
         tenant = tenants.get(given)
         if tenant is None:
@@ -222,11 +237,7 @@ def _is_one_of(given: str, keys: Iterable[str]) -> bool:
 
 def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]:
     """Return the hashes of the keys that a request presents. Raises InvalidKey without any."""
-    keys = []
-    for credential in credentials:
-        scheme, _, key = credential.partition(" ")
-        if scheme.lower() == "bearer" and (key := key.strip()):
-            keys.append(key)
+    keys = _keys_in(credentials)
     if not keys:
         found = f"You didn't provide an {wanted}"
         if any(credential.strip() for credential in credentials):
@@ -238,6 +249,15 @@ def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]
     if not hashes:
         raise InvalidKey(f"Incorrect {wanted} provided.")
     return hashes
+
+
+def _keys_in(credentials: Sequence[str]) -> list[str]:
+    keys = []
+    for credential in credentials:
+        scheme, _, key = credential.partition(" ")
+        if scheme.lower() == "bearer" and (key := key.strip()):
+            keys.append(key)
+    return keys
 
 
 class KeysLatch:

@@ -135,6 +135,7 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
             "replica_in_flight": 8,
             "adapter_wait": _PATIENCE_S,
             "queue_timeout": _PATIENCE_S,
+            "max_expected_wait": _PATIENCE_S,
             "request_timeout": _PATIENCE_S,
         }
         try:

@@ -155,6 +155,7 @@ class _Application:
     """The least application that a server needs."""
 
     failed = False
+    door = None
 
     async def asgi(self, scope: object, receive: object, send: object) -> None:
         """Nobody asks."""
@@ -162,7 +163,7 @@ class _Application:
     def answer(self, *_: object) -> None:
         """Nobody asks."""
 
-    def watch(self, connections: object) -> None:
+    def watch(self, connections: object, starts: object) -> None:
         pass
 
     def listening(self, admin_port: int) -> None:

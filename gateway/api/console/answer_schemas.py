@@ -151,7 +151,10 @@ class State(_Facts):
         dict[str, TroubleState], Field(description="What is wrong and still holds.")
     ]
     replicas: dict[str, ReplicaState]
-    waiting: Count
+    waiting: Annotated[Count, Field(description="Requests that wait for a place of an engine.")]
+    waiting_to_begin: Annotated[
+        Count, Field(description="Requests that wait for the gateway's own core.")
+    ]
     in_flight: Count
     places: Count
     adapters: dict[str, AdapterState]

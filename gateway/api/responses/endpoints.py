@@ -112,7 +112,9 @@ async def input_tokens(request: Request) -> Response:
 async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:
     background: Background = request.app.state.background
     # Nobody waits for its first token.
-    ready.batch.caller = replace(ready.batch.caller, first_token_within=None)
+    ready.batch.caller = replace(
+        ready.batch.caller, first_token_within=None, max_expected_wait_s=None
+    )
     response_id = await background.begin(context_of(request.scope), ready, keeping)
     headers = headers_of(ready)
     if ready.stream:

@@ -23,12 +23,14 @@ const CHARTS = [
 
 const TILES = [
   ["under way", "requests", (state) => [state.in_flight ?? 0, state.places && `of ${figure(state.places)} places`]],
-  ["waiting", "requests", (state) => [state.waiting ?? 0, "for a place"]],
+  ["waiting", "requests", (state) => [(state.waiting ?? 0) + (state.waiting_to_begin ?? 0), waitingFor(state)]],
   ["replicas ready", "replicas", (state) => readyOf(Object.values(state.replicas ?? {}))],
   ["adapters", "adapters", (state) => [Object.keys(state.adapters ?? {}).length, heldOf(state)]],
   ["tenants", "tenants", (state) => [Object.keys(state.tenants ?? {}).length, refusedOf(state)]],
 ];
 
+const waitingFor = (state) =>
+  state.waiting_to_begin ? `${figure(state.waiting_to_begin)} of them for this gateway's own cores` : "for a place";
 const readyOf = (all) => [all.filter((it) => it.state === "ready" && !it.drain).length, `of ${figure(all.length)}`];
 
 function refusedOf(state) {

@@ -77,6 +77,7 @@ const REFUSALS = {
   queue_timeout: "no place came free in time",
   expected_wait: "no place would have come free in time",
   too_late: "the first token would have come too late",
+  core_busy: "the gateway's own cores were busy",
 };
 
 const plain = (name) => name.replaceAll("_", " ");

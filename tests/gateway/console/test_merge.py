@@ -24,7 +24,7 @@ def _part(refusal: dict[str, Any]) -> Part:
     }
     empty = ("troubles", "replicas", "adapters", "requests", "ended")
     nothing: dict[str, Any] = {key: {} for key in empty}
-    counts = dict.fromkeys(("waiting", "in_flight", "places"), 0)
+    counts = dict.fromkeys(("waiting", "waiting_to_begin", "in_flight", "places"), 0)
     part: Part = {"gateway": {}, "tenants": {"acme": tenant}, "history": {}, **nothing, **counts}
     return part
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.config.settings import Settings
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -138,11 +139,37 @@ async def test_each_protocol_says_it_in_its_words(tmp_path: Path) -> None:
         await asyncio.gather(*asked)
 
 
-async def test_in_the_background_nobody_waits_for_a_first_token(tmp_path: Path) -> None:
-    async with case(tmp_path) as it:
-        await it.learn("flood")
-        asked, _ = await it.flood("flood")
-        headers = {"authorization": f"Bearer {KEYS['flood']}"}
+async def test_by_default_too_long_a_wait_is_refused_at_once_and_a_late_turn_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with case(tmp_path, max_expected_wait=WITHIN_S, queue_timeout=600) as it:
+        await it.learn("any")
+        asked, refused = await it.flood("any")
+        assert 0 < len(refused) < FLOOD - PLACES
+        assert it.refused("any", "expected_wait") == len(refused)
+        assert all(int(answer.headers["retry-after"]) >= WITHIN_S for answer in refused)
+        # It takes much longer than was expected, and those that wait keep their turns.
+        it.clock.leap(60)
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+        assert sum(task.done() for task in asked) == len(refused)
+        it.go_on()
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers].count(200) == FLOOD - len(refused)
+        assert it.refused("any", "queue_timeout") + it.refused("any", "too_late") == 0
+
+
+def test_the_default_wait_is_one_that_people_accept() -> None:
+    fields = Settings.model_fields
+    assert fields["max_expected_wait"].default <= 10 < fields["queue_timeout"].default
+
+
+@pytest.mark.parametrize("name", ["flood", "any"])
+async def test_in_the_background_nobody_waits_for_a_first_token(tmp_path: Path, name: str) -> None:
+    async with case(tmp_path, max_expected_wait=WITHIN_S) as it:
+        await it.learn(name)
+        asked, _ = await it.flood(name)
+        headers = {"authorization": f"Bearer {KEYS[name]}"}
         body = {"model": "m", "input": "x", "max_output_tokens": 40, "background": True}
         begun = await it.client.post("/v1/responses", json=body, headers=headers)
         url, status = f"/v1/responses/{begun.json()['id']}", begun.json()["status"]

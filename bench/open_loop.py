@@ -1,0 +1,289 @@
+"""An open loop: requests are sent at random moments, whatever becomes of those before.
+
+A request takes an idle connection of its process, the one used last, or opens another: so do the
+pools of client libraries. What a process does for a request is as little as in `load`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from array import array
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import uvloop
+
+from bench.load import LETTER, Clients, request
+
+USEFUL_WITHIN_S = 1.0
+"""Tokens of a stream whose first token came later are of no use to its client."""
+
+_END_OF_CHUNKS = b"\r\n0\r\n\r\n"
+_END_OF_HEADERS = b"\r\n\r\n"
+_REFUSED = (429, 503)
+TAIL_S = 1.5
+"""Seconds behind the window, for what is sent at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """One tenant's requests: `per_s` of them at random moments.
+
+    `before` says that they are sent before the window begins, and none in it.
+    """
+
+    name: str
+    body: bytes
+    per_s: float
+    before: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenLoad:
+    """What the processes do. Times are of the monotonic clock, which processes share.
+
+    Requests are sent from the call until `end`; those sent between `begin` and `end` are counted.
+    """
+
+    port: int
+    path: str
+    tenants: tuple[Tenant, ...]
+    begin: float
+    end: float
+    tail_s: float = TAIL_S
+
+
+@dataclass
+class Outcome:
+    """What became of one tenant's requests. Times in seconds.
+
+    `tokens` are all that came in the window, `useful` those on streams that began in time. `first`
+    is from sending to the first token; `refused` from sending to a status of 429 or 503.
+    """
+
+    asked: int = 0
+    finished: int = 0
+    unfinished: int = 0
+    tokens: int = 0
+    useful: int = 0
+    first: array[float] = field(default_factory=lambda: array("d"))
+    refused: array[float] = field(default_factory=lambda: array("d"))
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        self.asked += other.asked
+        self.finished += other.finished
+        self.unfinished += other.unfinished
+        self.tokens += other.tokens
+        self.useful += other.useful
+        self.first.extend(other.first)
+        self.refused.extend(other.refused)
+        self.errors.extend(other.errors)
+
+
+Outcomes = dict[str, Outcome]
+"""By tenant."""
+
+
+class _Request:
+    __slots__ = ("counted", "first", "outcome", "sent", "status")
+
+    def __init__(self, outcome: Outcome, sent: float, *, counted: bool) -> None:
+        self.outcome = outcome
+        self.sent = sent
+        self.counted = counted
+        self.status = 0
+        self.first = 0.0
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of a process' pool: a request at a time."""
+
+    def __init__(self, load: OpenLoad, pool: list[_Connection]) -> None:
+        self._load = load
+        self._pool = pool
+        self._asked: _Request | None = None
+        self._to_send = b""
+        self._head = b""
+        self._in_head = True
+        self._tail = b""
+        self._left: int | None = None
+        self._closes = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._to_send)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        asked, self._asked = self._asked, None
+        with contextlib.suppress(ValueError):
+            self._pool.remove(self)
+        if asked is not None and asked.counted:
+            asked.outcome.unfinished += 1
+            if len(asked.outcome.errors) < 3:
+                asked.outcome.errors.append(f"connection lost: {exc}")
+
+    def ask(self, asked: _Request, data: bytes) -> None:
+        self._asked = asked
+        self._in_head, self._head, self._tail = True, b"", b""
+        if self._transport is None:
+            self._to_send = data
+        else:
+            self._transport.write(data)
+
+    def give_up(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.counted:
+            asked.outcome.unfinished += 1
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        asked = self._asked
+        if asked is None:
+            return
+        if self._in_head:
+            self._head += data
+            head, separator, data = self._head.partition(_END_OF_HEADERS)
+            if not separator:
+                return
+            self._in_head = False
+            self._read_head(asked, head)
+        if count := data.count(LETTER):
+            self._tokens(asked, count)
+        if self._left is None:
+            self._tail = (self._tail + data)[-7:] if len(data) < 7 else data[-7:]
+            done = self._tail == _END_OF_CHUNKS
+        else:
+            self._left -= len(data)
+            done = self._left <= 0
+        if done:
+            self._end(asked)
+
+    def _read_head(self, asked: _Request, head: bytes) -> None:
+        self._left = None
+        asked.status = int(head[9:12])
+        lines = head.lower().split(b"\r\n")
+        self._closes = b"connection: close" in lines
+        for line in lines:
+            if line.startswith(b"content-length:"):
+                self._left = int(line[15:])
+        if asked.status in _REFUSED and asked.counted:
+            asked.outcome.refused.append(time.monotonic() - asked.sent)
+        elif asked.status != 200 and len(asked.outcome.errors) < 3:
+            asked.outcome.errors.append(self._head[:300].decode(errors="replace"))
+
+    def _tokens(self, asked: _Request, count: int) -> None:
+        now = time.monotonic()
+        outcome = asked.outcome
+        if not asked.first:
+            asked.first = now
+            if asked.counted:
+                outcome.first.append(now - asked.sent)
+        if self._load.begin <= now < self._load.end:
+            outcome.tokens += count
+            if asked.first - asked.sent <= USEFUL_WITHIN_S:
+                outcome.useful += count
+
+    def _end(self, asked: _Request) -> None:
+        self._asked = None
+        if asked.counted and asked.status == 200:
+            asked.outcome.finished += 1
+        if self._closes and self._transport is not None:
+            self._transport.abort()
+        else:
+            self._pool.append(self)
+
+
+class _Client:
+    """One process' share of a load."""
+
+    def __init__(self, load: OpenLoad) -> None:
+        self._load = load
+        self._pool: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self.outcomes: Outcomes = {tenant.name: Outcome() for tenant in load.tenants}
+
+    async def run(self) -> Outcomes:
+        load = self._load
+        async with asyncio.TaskGroup() as tasks:
+            for tenant in load.tenants:
+                tasks.create_task(self._arrivals(tenant))
+        await asyncio.sleep(load.tail_s)
+        for connection in self._all:
+            connection.give_up()
+        return self.outcomes
+
+    async def _arrivals(self, tenant: Tenant) -> None:
+        load, chance = self._load, random.Random()
+        outcome = self.outcomes[tenant.name]
+        data = request(load.port, load.path, tenant.body, tenant.name)
+        end = load.begin if tenant.before else load.end
+        moment = time.monotonic()
+        while (moment := moment + chance.expovariate(tenant.per_s)) < end:
+            if (wait_s := moment - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            sent = time.monotonic()
+            counted = load.begin <= sent or tenant.before
+            outcome.asked += counted
+            self._send(_Request(outcome, sent, counted=counted), data)
+
+    def _send(self, asked: _Request, data: bytes) -> None:
+        if self._pool:
+            self._pool.pop().ask(asked, data)
+            return
+        connection = _Connection(self._load, self._pool)
+        connection.ask(asked, data)
+        self._all.add(connection)
+        task = asyncio.create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: _Connection) -> None:
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, "127.0.0.1", self._load.port
+            )
+        except OSError as error:
+            connection.connection_lost(error)
+
+
+async def _run(load: OpenLoad) -> tuple[Outcomes, float]:
+    before, began = time.process_time(), time.monotonic()
+    outcomes = await _Client(load).run()
+    busy = (time.process_time() - before) / max(time.monotonic() - began, 1e-3)
+    return outcomes, busy
+
+
+def run(load: OpenLoad) -> tuple[Outcomes, float]:
+    """Runs a share of the load in this process; also the part of a core that this took."""
+    return uvloop.run(_run(load))
+
+
+def start(clients: Clients, load: OpenLoad) -> list[Future[tuple[Outcomes, float]]]:
+    """Divides the load among all client processes."""
+    count = clients.count
+    share = replace(
+        load,
+        tenants=tuple(replace(each, per_s=each.per_s / count) for each in load.tenants),
+    )
+    return [clients.submit(run, share) for _ in range(count)]
+
+
+def total(futures: Iterable[Future[tuple[Outcomes, float]]]) -> tuple[Outcomes, float]:
+    """Waits for all shares and adds them up; with the part of a core that the busiest took."""
+    whole: Outcomes = {}
+    busiest = 0.0
+    for future in futures:
+        outcomes, busy = future.result()
+        busiest = max(busiest, busy)
+        for name, outcome in outcomes.items():
+            whole.setdefault(name, Outcome()).add(outcome)
+    return whole, busiest

@@ -1,0 +1,105 @@
+"""Requests that find the event loop busy: which of them may wait, and how the rest is refused.
+
+A refusal must cost much less than an answer: nothing here reads a body or writes a line of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from typing import Any
+
+from gateway.api import failures
+from gateway.api.anthropic import errors as anthropic
+from gateway.api.auth import credentials_of
+from gateway.api.envelopes import is_anthropic
+from gateway.api.request_log import choose_id
+from gateway.errors import NoTurn, Overloaded
+from gateway.http.exchange import EXCHANGE, NO_ROOM, Exchange
+from gateway.http.protocol import Headers, RefusalAnswer
+from gateway.service import Service
+
+_CAUSE: NoTurn = "core_busy"
+_COUNT_INTERVAL_S = 0.1
+
+
+class BusyDoor:
+    """Implements `http.protocol.Door` for one process."""
+
+    def __init__(
+        self,
+        paths: Collection[str],
+        origins: Collection[str],
+        exposed: str,
+        service: Callable[[], Service],
+    ) -> None:
+        """POSTs to `paths` may wait. Pages of `origins` may read the headers `exposed`."""
+        self._paths = frozenset(paths)
+        self._origins = frozenset(origins)
+        self._exposed = exposed.encode()
+        self._service = service
+        self._refused = Counter[tuple[str, str]]()
+
+    def may_wait(self, scope: dict[str, Any]) -> bool:
+        return (
+            scope["path"] in self._paths
+            and scope["method"] == "POST"
+            and NO_ROOM not in scope["extensions"]
+        )
+
+    def name_tenant(self, scope: dict[str, Any]) -> str:
+        return self._service().access.find_tenant_name(credentials_of(scope))
+
+    def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
+        path = scope["path"]
+        exchange: Exchange = scope["extensions"][EXCHANGE]
+        self._note(path, tenant)
+        status, headers, body = _answer(
+            max(1, math.ceil(wait_s)), is_anthropic=is_anthropic(path, exchange.fields)
+        )
+        own_id = choose_id(exchange.fields).encode("ascii")
+        more = [(b"x-request-id", own_id), *self._cors(exchange)]
+        return RefusalAnswer(status, [*headers, *more], body)
+
+    def _note(self, path: str, tenant: str) -> None:
+        if not self._refused:
+            asyncio.get_running_loop().call_later(_COUNT_INTERVAL_S, self.count)
+        self._refused[path, tenant] += 1
+
+    def count(self) -> None:
+        """Add the refusals since the last call to the metrics: one by one, they would take a
+        third of the time of a refusal."""
+        service = self._service()
+        for (path, tenant), refused in self._refused.items():
+            service.metrics.requests.labels(path, "503").inc(refused)
+            service.metrics.no_turn.labels(tenant, _CAUSE).inc(refused)
+            service.monitor.count_busy(tenant, _CAUSE, refused)
+        self._refused.clear()
+
+    def _cors(self, exchange: Exchange) -> Headers:
+        """Return what lets a browser's page read the answer, where pages may call."""
+        origin = exchange.fields.get(b"origin")
+        if origin is None or not self._origins:
+            return ()
+        headers = [(b"access-control-expose-headers", self._exposed), (b"vary", b"Origin")]
+        if "*" in self._origins:
+            headers.append((b"access-control-allow-origin", b"*"))
+        elif origin.decode("latin-1") in self._origins:
+            headers.append((b"access-control-allow-origin", origin))
+        return headers
+
+
+@lru_cache(maxsize=256)
+def _answer(wait_s: int, *, is_anthropic: bool) -> tuple[int, Headers, bytes]:
+    error = Overloaded(
+        f"Too many requests wait for this gateway to begin with them; try again in {wait_s} s.",
+        wait_s,
+        _CAUSE,
+    )
+    envelope = anthropic.envelope if is_anthropic else failures.envelope
+    status, headers, body = failures.answer(error, envelope)
+    headers |= {"content-type": "application/json", "content-length": str(len(body))}
+    return status, [(name.encode(), value.encode()) for name, value in headers.items()], body

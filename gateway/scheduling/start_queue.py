@@ -1,0 +1,199 @@
+"""Bounds how many requests the event loop begins with in one turn; the rest waits, by tenant.
+
+Each request that begins takes the loop's time at once, and again for each of its tokens. Without a
+bound, a loop that is late begins with all that came meanwhile, is later still, and serves nobody in
+time. With it a turn stays short whatever comes, and what must wait waits where its length is known:
+a request whose wait would be too long is refused while that is still cheap, before its body is read
+or its key is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+MAX_TURN_WORK = 16
+"""Units of work that one turn of the loop begins with. Some 10 ms, so that a turn of a saturated
+loop, tokens included, takes 20 to 40 ms (`python -m bench --only overload`)."""
+BYTES_PER_UNIT = 4096
+"""Bytes of a body that are a unit of work more."""
+MAX_REQUEST_WORK = 17
+"""Of one request: what is larger is read in a thread."""
+MAX_WAIT_S = 0.75
+"""The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
+BURST_S = 0.5
+"""A queue that has been there for less is a burst."""
+MAX_BURST_WAIT_S = 2.0
+"""The same in a burst, which ends by itself."""
+MAX_WAITING = 512
+"""Requests that may wait; beyond them, one of each tenant."""
+
+# A turn counts for no more: a pause of the process says nothing of its pace.
+_MAX_TURN_S = 0.25
+# The pace that is assumed of a loop whose queue has just begun.
+_ASSUMED_WORK_PER_S = 1000.0
+_ASSUMED_S = 0.1
+# Twice that is remembered of the pace.
+_MEMORY_S = 1.0
+
+_BUSY = (
+    "THE GATEWAY'S OWN CORE IS BUSY: requests get 503 before anything is done for them; start "
+    "another gateway, or raise GATEWAY_WORKERS, one for each core"
+)
+_LASTS_S = 60.0
+
+Begin = Callable[[], bool]
+"""Begins with a request; returns False if its client has left."""
+
+
+def work_of(length: int | None) -> int:
+    """Return the units of work of a request whose body has `length` bytes, None if unknown."""
+    if length is None:
+        return MAX_REQUEST_WORK
+    return min(MAX_REQUEST_WORK, 1 + length // BYTES_PER_UNIT)
+
+
+@dataclass(slots=True)
+class _TenantQueue:
+    """The waiting requests of one tenant, and their work together."""
+
+    requests: deque[tuple[int, Begin]] = field(default_factory=deque)
+    work: int = 0
+
+
+class StartQueue:
+    """The queue of one process. Belongs to one event loop.
+
+    Tenants are served in turn, each with as much work as the others. An idle loop begins with a
+    request at once, and nothing here takes time while nobody waits.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        call_soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`call_soon` runs a callback in the event loop's next turn."""
+        self._clock = clock
+        self._call_soon = call_soon
+        self._queues: dict[str, _TenantQueue] = {}
+        self._order: list[tuple[int, int, str]] = []
+        """A heap of the tenants that wait, by the work that each has been served."""
+        self._served = 0
+        self._numbers = count()
+        self._waiting = 0
+        self._work = 0
+        self._turn_work = 0
+        self._has_turn = False
+        self._age_s = self._measured = 0.0
+        self._done, self._took_s = 0.0, 0.0
+        self._refused_at = -math.inf
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return self._waiting
+
+    @property
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """The tenants that have requests here, with their number."""
+        return {tenant: len(queue.requests) for tenant, queue in self._queues.items()}
+
+    @property
+    def problem(self) -> str:
+        """A text while requests are refused, and for a minute after; else empty."""
+        return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
+
+    def try_begin(self, work: int) -> bool:
+        """Return True if the caller may begin with a request now, which is then counted."""
+        if self._waiting or self._turn_work >= MAX_TURN_WORK:
+            return False
+        self._count(work)
+        return True
+
+    def wait(self, tenant: str, work: int, begin: Begin) -> float | None:
+        """Queue a request; `begin` is called when it is its turn.
+
+        Return the expected wait in seconds, and queue nothing, if that is too long.
+        """
+        queue = self._queues.get(tenant)
+        if not self._waiting:
+            self._start_measuring()
+        if queue is not None and self._is_too_much(queue, work):
+            self._refused_at = self._clock()
+            return self._expected_s(queue.work + work)
+        if queue is None:
+            queue = self._queues[tenant] = _TenantQueue()
+            heappush(self._order, (self._served, next(self._numbers), tenant))
+        queue.requests.append((work, begin))
+        queue.work += work
+        self._waiting += 1
+        self._work += work
+        self._plan_turn()
+        return None
+
+    def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
+        """Return True if a tenant that waits already must not have one more request here."""
+        most_s = MAX_BURST_WAIT_S if self._age_s < BURST_S else MAX_WAIT_S
+        return self._waiting >= MAX_WAITING or self._expected_s(queue.work + work) > most_s
+
+    def _expected_s(self, own: int) -> float:
+        """Return in how many seconds a tenant has been served so much work.
+
+        Others are served as much meanwhile, as far as they have it.
+        """
+        ahead = min(self._work + own, own * len(self._queues))
+        return ahead * self._took_s / self._done
+
+    def _start_measuring(self) -> None:
+        self._age_s, self._measured = 0.0, self._clock()
+        self._done, self._took_s = _ASSUMED_WORK_PER_S * _ASSUMED_S, _ASSUMED_S
+
+    def _count(self, work: int) -> None:
+        self._turn_work += work
+        self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            call_soon = self._call_soon or asyncio.get_running_loop().call_soon
+            call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """A new turn of the loop: begin with as much as it may."""
+        self._has_turn = False
+        self._turn_work = 0
+        if not self._waiting:
+            return
+        now = self._clock()
+        turn_s = min(now - self._measured, _MAX_TURN_S)
+        self._measured = now
+        self._age_s += turn_s
+        self._took_s += turn_s
+        while self._waiting and self._turn_work < MAX_TURN_WORK:
+            self._begin_next()
+        self._done += self._turn_work
+        if self._took_s > 2 * _MEMORY_S:
+            self._done, self._took_s = self._done / 2, self._took_s / 2
+        self._plan_turn()
+
+    def _begin_next(self) -> None:
+        served, _, tenant = heappop(self._order)
+        self._served = served
+        queue = self._queues[tenant]
+        work, begin = queue.requests.popleft()
+        queue.work -= work
+        self._waiting -= 1
+        self._work -= work
+        if queue.requests:
+            heappush(self._order, (served + work, next(self._numbers), tenant))
+        else:
+            del self._queues[tenant]
+        if begin():
+            self._turn_work += work

@@ -1,0 +1,240 @@
+"""Requests before a busy event loop: in turn, and refused early only above its capacity."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.scheduling.start_queue import (
+    BYTES_PER_UNIT,
+    MAX_REQUEST_WORK,
+    MAX_TURN_WORK,
+    MAX_WAIT_S,
+    MAX_WAITING,
+    StartQueue,
+    work_of,
+)
+
+LONG_TURN_S = 0.04
+SETTLE_S = 4
+
+
+class Loop:
+    """An event loop whose turns take as long as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.begun: list[str] = []
+        self.refused: list[tuple[str, float]] = []
+        self.waited: list[float] = []
+        self._planned: list[Callable[[], None]] = []
+        self.queue = StartQueue(lambda: self.now, self._planned.append)
+
+    def ask(self, tenant: str = "a", work: int = 1) -> None:
+        if self.queue.try_begin(work):
+            self.begun.append(tenant)
+            return
+        asked = self.now
+
+        def begin() -> bool:
+            self.begun.append(tenant)
+            self.waited.append(self.now - asked)
+            return True
+
+        wait_s = self.queue.wait(tenant, work, begin)
+        if wait_s is not None:
+            self.refused.append((tenant, wait_s))
+
+    def turn(self, seconds: float) -> int:
+        """The turn ends, and another one begins. Returns how many requests began in it."""
+        self.now += seconds
+        before = len(self.begun)
+        planned, self._planned[:] = list(self._planned), []
+        for callback in planned:
+            callback()
+        return len(self.begun) - before
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+def test_an_idle_loop_begins_at_once(loop: Loop) -> None:
+    for _ in range(1000):
+        loop.ask()
+        loop.turn(0.0001)
+    assert loop.begun == ["a"] * 1000
+    assert not loop.waited
+
+
+@pytest.mark.parametrize("streams", [1, 64, 200, 512])
+@pytest.mark.parametrize("turn_s", [0.002, 0.02])
+def test_a_burst_is_served_whole(loop: Loop, streams: int, turn_s: float) -> None:
+    for _ in range(streams):
+        loop.ask()
+    while loop.queue.waiting:
+        loop.turn(turn_s)
+    assert len(loop.begun) == streams
+    assert not loop.refused
+
+
+def test_a_burst_of_large_prompts_is_served_whole_though_it_takes_long(loop: Loop) -> None:
+    for _ in range(200):
+        loop.ask(work=9)
+    while loop.queue.waiting:
+        loop.turn(0.02)
+    assert max(loop.waited) > MAX_WAIT_S
+    assert not loop.refused
+
+
+def test_a_closed_loop_is_never_refused(loop: Loop) -> None:
+    """Hundreds of streams keep the loop busy: each asks again 0.3 s after it began."""
+    due = [0.0] * 400
+    for _ in range(1000):
+        before = len(loop.begun)
+        for _ in range(sum(at <= loop.now for at in due)):
+            loop.ask()
+        due = [at for at in due if at > loop.now]
+        loop.turn(0.005 + 0.0015 * MAX_TURN_WORK)
+        due += [loop.now + 0.3] * (len(loop.begun) - before)
+    assert not loop.refused
+    assert len(loop.begun) > 15_000
+    assert loop.waited
+
+
+def test_one_long_turn_refuses_nobody(loop: Loop) -> None:
+    for _ in range(200):
+        loop.ask()
+    loop.turn(1.5)
+    for _ in range(100):
+        loop.ask()
+        loop.turn(0.005)
+    assert not loop.refused
+
+
+def _flood(
+    loop: Loop, seconds: float, per_s: dict[str, float], *, work: int = 1, turn_s: float = 0.04
+) -> Counter[str]:
+    """Returns how many of each tenant were asked."""
+    chance, asked, credit = random.Random(1), Counter[str](), dict.fromkeys(per_s, 0.0)
+    end = loop.now + seconds
+    while loop.now < end:
+        for name, rate in per_s.items():
+            credit[name] += rate * turn_s * chance.uniform(0.5, 1.5)
+            while credit[name] >= 1:
+                credit[name] -= 1
+                asked[name] += 1
+                loop.ask(name, work)
+        loop.turn(turn_s)
+    return asked
+
+
+@pytest.mark.parametrize("times", [3, 10])
+@pytest.mark.parametrize("work", [1, 3])
+def test_a_flood_is_refused_early_and_what_is_served_has_not_waited_long(
+    loop: Loop, times: int, work: int
+) -> None:
+    carried = MAX_TURN_WORK / LONG_TURN_S / work
+    _flood(loop, SETTLE_S, {"a": times * carried}, work=work)
+    for each in (loop.begun, loop.refused, loop.waited):
+        each.clear()
+    asked = _flood(loop, 10, {"a": times * carried}, work=work)
+    assert len(loop.begun) >= 0.95 * 10 * carried
+    # All that was asked has begun, was refused, or waits for no longer than any.
+    assert asked["a"] - len(loop.begun) - len(loop.refused) <= 1.5 * carried * MAX_WAIT_S
+    assert max(loop.waited) <= 1.2 * MAX_WAIT_S
+    assert all(0.9 * MAX_WAIT_S <= wait_s <= 1.5 * MAX_WAIT_S for _, wait_s in loop.refused)
+
+
+def test_tenants_have_equal_parts_and_who_asks_little_does_not_wait(loop: Loop) -> None:
+    carried = MAX_TURN_WORK / LONG_TURN_S
+    rates = {"a": 10 * carried, "b": carried, "little": 0.1 * carried}
+    _flood(loop, SETTLE_S, rates)
+    for each in (loop.begun, loop.refused):
+        each.clear()
+    _flood(loop, 10, rates)
+    served = Counter(loop.begun)
+    assert served["a"] == pytest.approx(served["b"], rel=0.05)
+    assert served["little"] == pytest.approx(0.1 * carried * 10, rel=0.05)
+    assert "little" not in {tenant for tenant, _ in loop.refused}
+
+
+def test_large_bodies_of_one_tenant_do_not_take_anothers_part(loop: Loop) -> None:
+    order: list[str] = []
+    while loop.queue.try_begin(1):
+        pass
+    for tenant, work in (("large", 16), ("small", 1)):
+        for _ in range(64):
+            loop.queue.wait(tenant, work, lambda tenant=tenant: order.append(tenant) or True)
+    while "small" in loop.queue.waiting_by_tenant:
+        loop.turn(0.01)
+    assert order.count("small") == 64
+    assert order.count("large") <= 5
+
+
+def test_it_recovers_at_once_when_the_flood_is_over(loop: Loop) -> None:
+    _flood(loop, 10, {"a": 10_000})
+    assert loop.refused
+    assert loop.queue.problem
+    while loop.queue.waiting:
+        loop.turn(0.04)
+    loop.refused.clear()
+    loop.turn(61)
+    assert not loop.queue.problem
+    for _ in range(200):
+        loop.ask()
+    while loop.queue.waiting:
+        loop.turn(0.02)
+    assert not loop.refused
+
+
+def test_clients_that_leave_take_no_turn(loop: Loop) -> None:
+    while loop.queue.try_begin(1):
+        pass
+    for _ in range(100):
+        loop.queue.wait("a", 1, lambda: False)
+    loop.ask()
+    assert loop.turn(0.01) == 1
+    assert not loop.queue.waiting
+
+
+def test_work_of_bodies() -> None:
+    assert work_of(0) == work_of(BYTES_PER_UNIT - 1) == 1
+    assert work_of(BYTES_PER_UNIT) == 2
+    assert work_of(2**40) == work_of(None) == MAX_REQUEST_WORK
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.sampled_from("abc"), st.integers(1, MAX_REQUEST_WORK)),
+            st.tuples(st.just("turn"), st.floats(0, 3), st.just(0)),
+        ),
+        max_size=300,
+    )
+)
+def test_whatever_comes(steps: list[tuple[str, object, int]]) -> None:
+    loop, asked = Loop(), 0
+    for what, value, work in steps:
+        if what == "ask":
+            asked += 1
+            loop.ask(str(value), work)
+        else:
+            before = loop.queue.waiting
+            began = loop.turn(float(str(value)))
+            # A turn begins with something, and with no more than it may.
+            assert bool(began) is bool(before)
+            assert began <= MAX_TURN_WORK
+        assert loop.queue.waiting == sum(loop.queue.waiting_by_tenant.values())
+        assert asked == len(loop.begun) + len(loop.refused) + loop.queue.waiting
+        assert loop.queue.waiting <= MAX_WAITING + 3
+    while loop.queue.waiting:
+        assert loop.turn(0.01)
+    # What is left is nothing.
+    assert loop.queue.try_begin(1) or loop.turn(0.01) == 0
