@@ -5,19 +5,20 @@ The bound here is half of that, as other machines are slower.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import running, save_tokenizer
 from tests.support.slow_bodies import MAX_BODY_BYTES, Asked, find_slowest, loop_gateway
 
 _MAX_TURN_S = 0.010
 _RUNS = 5
-# Bodies that a search draws. More of them find more.
-_SEARCH_BODIES = int(os.environ.get("GATEWAY_SLOW_BODIES", "150"))
+# Bodies that a search draws. `python -m tests.support.slow_bodies` draws more.
+_SEARCH_BODIES = 150
 
 _SAID = [{"role": "user", "content": "Hi"}]
 _ANSWER = {
@@ -88,3 +89,21 @@ async def test_no_turn_is_long_for_the_worst_bodies_that_a_search_finds(tmp_path
             if turn.seconds > _MAX_TURN_S:
                 again = await gateway.shortest(asked, _RUNS, _MAX_TURN_S)
                 assert again.seconds <= _MAX_TURN_S, f"{again}: {asked}"
+
+
+@pytest.mark.parametrize(("parameters", "status"), [(1024, 404), (1025, 400)])
+async def test_a_url_of_more_parameters_is_refused(
+    tmp_path: Path, parameters: int, status: int
+) -> None:
+    save_tokenizer(tmp_path)
+    async with (
+        serving(FakeTriton(tokens=[60], fault=None, step=0)) as endpoint,
+        running(tmp_path, endpoint) as (client, _, _),
+    ):
+        query = "&".join(["a=1"] * parameters)
+        answer = await client.get(f"/v1/responses/resp_1?{query}")
+        assert answer.status_code == status, answer.text
+        # Where a body says all, nobody reads them.
+        body = {"model": "m", "prompt": "Hi", "max_tokens": 1}
+        answer = await client.post(f"/v1/completions?{query}", json=body)
+        assert answer.status_code == 200, answer.text

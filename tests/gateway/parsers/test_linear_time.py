@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.support.slow_texts import LONG_CHARS, Cost, Text, find_slowest, message_forms, read_time
 
-# CPU seconds of the search for each form. Longer searches find more.
-_SEARCH_S = float(os.environ.get("GATEWAY_SLOW_TEXTS_S", "0.8"))
+# CPU seconds of the search for each form. `python -m tests.support.slow_texts` searches longer.
+_SEARCH_S = 0.8
 _MAX_GROWTH = 5
 """How much longer four times the text may take."""
 _MAX_CHAR_S = 15e-6
