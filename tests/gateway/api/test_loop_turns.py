@@ -20,7 +20,12 @@ _RUNS = 5
 # Bodies that a search draws. `python -m tests.support.slow_bodies` draws more.
 _SEARCH_BODIES = 150
 
-_SAID = [{"role": "user", "content": "Hi"}]
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+_SAID = _said("Hi")
 _ANSWER = {
     "type": "object",
     "properties": {"b": {"type": "string"}},
@@ -60,6 +65,8 @@ HANDMADE = {
     "tools beside a format": _chat(60, {"anyOf": [[]] * 320}, response_format=_FORMAT),
     "forced tools": _chat(8, {"anyOf": [[]] * 2600}, tool_choice="required"),
     "forced tools of deep schemas": _chat(6, _nested(30), tool_choice="required"),
+    "beginnings of control tokens": _chat(0, None, messages=_said("</think>" + "<" * 65_000)),
+    "control tokens": _chat(0, None, messages=_said("<|im_end|>" * 6500)),
     "members of a query": Asked("/v1/responses/resp_1?" + "&".join(["include=a"] * 6000)),
     "empty members of a query": Asked("/v1/models?" + "a&" * 30_000),
     "inputs": Asked("/v1/embeddings", orjson.dumps({"model": "words", "input": ["a"] * 2048})),
