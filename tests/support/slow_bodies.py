@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
+from tokenizers import Tokenizer
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
@@ -33,7 +34,7 @@ _TEMPLATE = """\
 {% endfor %}</tools>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
+{{ (message.content or "") | replace("</think>", "") }}
 {%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
 {%- for call in message.tool_calls %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
@@ -92,7 +93,7 @@ class LoopGateway:
 @asynccontextmanager
 async def loop_gateway(folder: Path, *, max_seq_len: int = 200_000) -> AsyncIterator[LoopGateway]:
     """Yield a gateway that has answered a request of each protocol, with the collector off."""
-    save_tokenizer(folder)
+    _save_tokenizer(folder)
     settings = {"eos_token": "!", "chat_template": _TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = folder / "gateway.yaml"
@@ -115,6 +116,15 @@ async def loop_gateway(folder: Path, *, max_seq_len: int = 200_000) -> AsyncIter
             await gateway.longest_turn(Asked(path, orjson.dumps(body)))
         with _measured(gateway.turn):
             yield gateway
+
+
+def _save_tokenizer(folder: Path) -> None:
+    """Save a tokenizer with control tokens."""
+    save_tokenizer(folder)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(file)
 
 
 @contextmanager
@@ -213,7 +223,9 @@ def _many(make: Fill, overhead: int, most: int = 10**6) -> Fill:
 
 
 def _text(draw: random.Random, size: int) -> str:
-    return (draw.choice(("a", "a ", "\\", "é", "<|im_end|>", '{"a":', "!")) * size)[:size]
+    return (
+        draw.choice(("a", "a ", "\\", "é", "<|im_end|>", "</think><<<<<<<<", '{"a":', "!")) * size
+    )[:size]
 
 
 def _arguments(draw: random.Random, size: int) -> str:

@@ -5,21 +5,27 @@ The bound here is half of that, as other machines are slower.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import running, save_tokenizer
 from tests.support.slow_bodies import MAX_BODY_BYTES, Asked, find_slowest, loop_gateway
 
 _MAX_TURN_S = 0.010
 _RUNS = 5
-# Bodies that a search draws. More of them find more.
-_SEARCH_BODIES = int(os.environ.get("GATEWAY_SLOW_BODIES", "150"))
+# Bodies that a search draws. `python -m tests.support.slow_bodies` draws more.
+_SEARCH_BODIES = 150
 
-_SAID = [{"role": "user", "content": "Hi"}]
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+_SAID = _said("Hi")
 _ANSWER = {
     "type": "object",
     "properties": {"b": {"type": "string"}},
@@ -59,6 +65,8 @@ HANDMADE = {
     "tools beside a format": _chat(60, {"anyOf": [[]] * 320}, response_format=_FORMAT),
     "forced tools": _chat(8, {"anyOf": [[]] * 2600}, tool_choice="required"),
     "forced tools of deep schemas": _chat(6, _nested(30), tool_choice="required"),
+    "beginnings of control tokens": _chat(0, None, messages=_said("</think>" + "<" * 65_000)),
+    "control tokens": _chat(0, None, messages=_said("<|im_end|>" * 6500)),
     "members of a query": Asked("/v1/responses/resp_1?" + "&".join(["include=a"] * 6000)),
     "empty members of a query": Asked("/v1/models?" + "a&" * 30_000),
     "inputs": Asked("/v1/embeddings", orjson.dumps({"model": "words", "input": ["a"] * 2048})),
@@ -88,3 +96,21 @@ async def test_no_turn_is_long_for_the_worst_bodies_that_a_search_finds(tmp_path
             if turn.seconds > _MAX_TURN_S:
                 again = await gateway.shortest(asked, _RUNS, _MAX_TURN_S)
                 assert again.seconds <= _MAX_TURN_S, f"{again}: {asked}"
+
+
+@pytest.mark.parametrize(("parameters", "status"), [(1024, 404), (1025, 400)])
+async def test_a_url_of_more_parameters_is_refused(
+    tmp_path: Path, parameters: int, status: int
+) -> None:
+    save_tokenizer(tmp_path)
+    async with (
+        serving(FakeTriton(tokens=[60], fault=None, step=0)) as endpoint,
+        running(tmp_path, endpoint) as (client, _, _),
+    ):
+        query = "&".join(["a=1"] * parameters)
+        answer = await client.get(f"/v1/responses/resp_1?{query}")
+        assert answer.status_code == status, answer.text
+        # Where a body says all, nobody reads them.
+        body = {"model": "m", "prompt": "Hi", "max_tokens": 1}
+        answer = await client.post(f"/v1/completions?{query}", json=body)
+        assert answer.status_code == 200, answer.text

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.support.slow_texts import LONG_CHARS, Cost, Text, find_slowest, message_forms, read_time
 
-# CPU seconds of the search for each form. Longer searches find more.
-_SEARCH_S = float(os.environ.get("GATEWAY_SLOW_TEXTS_S", "0.8"))
+# CPU seconds of the search for each form. `python -m tests.support.slow_texts` searches longer.
+_SEARCH_S = 0.8
 _MAX_GROWTH = 5
 """How much longer four times the text may take."""
 _MAX_CHAR_S = 15e-6
 _RUNS = 4
+
+_MAX_DEPTH_COST = 3
+"""How much longer a string may take within brackets."""
 
 # What searches have found in earlier releases.
 _QUOTES_IN_A_VALUE = Text(((("[f(a=x",), 0), (("x'",), 1)))
@@ -46,3 +47,12 @@ def test_the_slowest_text_that_a_search_finds_takes_linear_time(name: str) -> No
 @pytest.mark.parametrize("text", [_QUOTES_IN_A_VALUE, _QUOTES_AFTER_BRACKETS, _DECIMALS])
 def test_quotes_and_numbers_in_python_like_calls_take_linear_time(text: Text, chars: int) -> None:
     _check("pythonic", text, chars)
+
+
+def test_a_character_costs_the_same_however_deep_its_value_is() -> None:
+    flat, deep = "a" * LONG_CHARS, "[" * 31 + '"' + "a" * LONG_CHARS
+    seconds = [
+        min(read_time(message_forms()["pythonic"], text, LONG_CHARS) for _ in range(_RUNS))
+        for text in (f'[f(a="{flat}', f"[f(a={deep}")
+    ]
+    assert seconds[1] <= _MAX_DEPTH_COST * seconds[0]
