@@ -44,6 +44,7 @@ class Load:
     port: int
     path: str
     body: bytes
+    key: str = "unused"
     streams: int
     ramp_s: float
     begin: float
@@ -69,11 +70,11 @@ class Seen:
     errors: list[str] = field(default_factory=list)
 
 
-def request(port: int, path: str, body: bytes) -> bytes:
+def request(port: int, path: str, body: bytes, key: str = "unused") -> bytes:
     """A POST of JSON as it goes over the line."""
     return (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer unused\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode() + body
 
 
@@ -85,7 +86,7 @@ class _Stream(asyncio.Protocol):
         self._numbers = numbers
         self._seen = seen
         self._before, self._number, self._after = request(
-            load.port, load.path, load.body
+            load.port, load.path, load.body, load.key
         ).partition(NUMBER)
         self._head = b""
         self._in_head = True
