@@ -72,9 +72,11 @@ def _row(bench: Bench, workers: int) -> dict[str, Any]:
     free: list[_Round] = []
     limited: list[_Round] = []
     with _gateway(bench, workers) as (server, client):
+        pair = [(_FREE, free), (_LIMITED, limited)]
         for _ in range(_QUICK_ROUNDS if bench.quick else _ROUNDS):
-            free.append(_round(bench, replace(server, key=_FREE), client, workers))
-            limited.append(_round(bench, replace(server, key=_LIMITED), client, workers))
+            for key, rounds in pair:
+                rounds.append(_round(bench, replace(server, key=key), client, workers))
+            pair.reverse()
         passed = _passed_of_one_more(server)
     pairs = [*zip(free, limited, strict=True)]
     background_s = statistics.median([one.redis_s for one in free])
@@ -106,13 +108,17 @@ def _row(bench: Bench, workers: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def _gateway(bench: Bench, workers: int) -> Iterator[tuple[Server, Any]]:
     name = f"limits-{workers}"
-    with bench.upstream() as triton, bench.redis() as url:
+    with (
+        bench.upstream() as triton,
+        bench.redis() as url,
+        contextlib.closing(redis.Redis.from_url(url)) as client,
+    ):
+        client.flushall()  # of the gateway before
         settings = {
             "GATEWAY_REDIS_URL": url,
             "GATEWAY_CONFIG": str(_config(bench.folder)),
         }
-        gateway = bench.gateway(triton, workers=workers, name=name, settings=settings)
-        with gateway as server, contextlib.closing(redis.Redis.from_url(url)) as client:
+        with bench.gateway(triton, workers=workers, name=name, settings=settings) as server:
             yield server, client
 
 
