@@ -48,6 +48,7 @@ class Load:
     port: int
     path: str
     body: bytes
+    key: str = "unused"
     streams: int
     ramp_s: float
     begin: float
@@ -90,7 +91,7 @@ class _Stream(asyncio.Protocol):
         self._numbers = numbers
         self._seen = seen
         self._before, self._number, self._after = request(
-            load.port, load.path, load.body
+            load.port, load.path, load.body, load.key
         ).partition(NUMBER)
         self._head = b""
         self._in_head = True

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
@@ -118,12 +118,14 @@ def window(
     settle_s: float = 0.7,
     ramp_s: float | None = None,
     watched: bool = False,
+    on_edge: Callable[[], object] = lambda: None,
 ) -> Window:
     """Loads the server with `streams` closed loops and looks for `seconds`.
 
     They begin one after the other within `ramp_s`, unless told as quickly as may be.
 
     Only `watched` is the canary there too: its 200 requests a second are CPU that is no token's.
+    `on_edge` is called as the window begins and as it ends.
 
     Raises Unmeasured when any stream failed: figures of a server that refuses mean nothing.
     """
@@ -135,6 +137,7 @@ def window(
         port=server.port,
         path=server.path,
         body=server.body(body),
+        key=server.key,
         streams=streams,
         ramp_s=ramp_s,
         begin=begin,
@@ -145,9 +148,11 @@ def window(
     with canary(server, begin) if watched else nobody as latencies:
         shares = bench.clients.start(load)
         wait_until(begin)
+        on_edge()
         before, started = server.cpu_s(), time.monotonic()
         wait_until(load.end)
         cpu_s, took = server.cpu_s() - before, time.monotonic() - started
+        on_edge()
     seen = total(shares)
     if seen.errors:
         raise Unmeasured(f"{server.name}, {streams} streams: {seen.errors[0]}")

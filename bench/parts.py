@@ -17,6 +17,7 @@ import psutil
 from bench import beside, direct, litellm, lora, overload, peers
 from bench.cancel import cancel
 from bench.instructions import instructions
+from bench.limits import limits
 from bench.llmapi import llmapi
 from bench.load import NUMBER, Clients, Load, total
 from bench.long_prompts import long_prompts
@@ -283,6 +284,7 @@ PARTS: dict[str, Part] = {
     "long": long_prompts,
     "cancel": cancel,
     "workers": workers,
+    "limits": limits,
     "lora": lora.lora,
     "litellm": litellm.litellm,
     "peers": peers.peers,

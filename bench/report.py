@@ -27,6 +27,7 @@ TITLES = {
     "long": "Long prompts, one after the other, alone and beside 100 streams of 50 tokens/s",
     "cancel": "From the client's leaving to Triton, 100 other streams running",
     "workers": "Workers on one port",
+    "limits": "Limits counted in Redis, window by window in turn with requests without limits",
     "lora": "Adapters",
     "litellm": "Beside LiteLLM",
     "peers": "Beside compiled gateways, window by window in turn",
@@ -182,6 +183,17 @@ def _reached(results: Results) -> list[dict[str, Any]]:
         "litellm",
         lambda rows: ratio(rows, "added first token p50 ms", "LiteLLM"),
     )
+    for what, target, column in (
+        (
+            "requests/s with limits and the most workers, of those without",
+            ">= 0.85",
+            "of those without",
+        ),
+        ("CPU of a request with limits, of one without", "<= 1.15", "of that without"),
+        ("Redis us/request", "<= 25", "Redis us/request"),
+        ("passed of 61 with 60 a minute", "60", "passed of 61"),
+    ):
+        add(what, target, "limits", lambda rows, column=column: rows[-1][column])
     add(
         "tokens/s with the most workers, of one's",
         ">= 7 of 8",

@@ -40,7 +40,8 @@ class Unmeasured(Exception):
 class Server:
     """A process that answers chats. `port` listens on 127.0.0.1.
 
-    `script` is the parameter that it passes on unchanged, and so the upstream's script.
+    `script` is the parameter that it passes on unchanged, and so the upstream's script; `key` is
+    the API key of those who ask.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Server:
     path: str = CHAT
     live: str = "/health/live"
     script: str = "seed"
+    key: str = "unused"
 
     def body(self, chat: bytes) -> bytes:
         """The body of a chat as this server is asked for it."""
@@ -166,12 +168,13 @@ class Bench:
         with contextlib.ExitStack() as stack:
             if workers > 1:
                 env["GATEWAY_WORKERS"] = str(workers)
-                env["GATEWAY_REDIS_URL"] = stack.enter_context(self._redis())
+                if "GATEWAY_REDIS_URL" not in env:
+                    env["GATEWAY_REDIS_URL"] = stack.enter_context(self.redis())
             gateway = self.running(name, command, ready, self.cores.gateway, **env)
             yield Server(name, stack.enter_context(gateway).pid, port)
 
     @contextlib.contextmanager
-    def _redis(self) -> Iterator[str]:
+    def redis(self) -> Iterator[str]:
         """What several workers need; yields its URL."""
         port = self.claims.take_free()
         child = redis_child(port, self.folder / "redis", self.folder / "redis.log")

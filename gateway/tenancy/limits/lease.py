@@ -7,7 +7,8 @@ by the second, that is the second in which its use is reported: a later one, nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from gateway.config.limits import LIMITS, LimitName
 from gateway.errors import Quota
@@ -28,6 +29,16 @@ _REPORT_S = 1.0
 """How late Redis hears of a request that its tenant's later ones have not told of."""
 _MAX_REFUSED_S = 1.0
 """How long a refusal stands without another look: somebody may empty Redis."""
+
+
+@cache
+def _kinds(names: tuple[LimitName, ...]) -> Sequence[tuple[LimitName, int, bool]]:
+    """Return each limit with its unit, and whether it is a budget."""
+    return [(name, UNITS[name], LIMITS[name].budget) for name in names]
+
+
+def _units(request: LimitRequest) -> tuple[int, int, int]:
+    return request.requests, request.tokens, request.places
 
 
 class Lease:
@@ -58,6 +69,8 @@ class Lease:
         self._number = 0
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
+        self._known_budgets: Mapping[LimitName, int] | None = None
+        """Those of the last spending, which are among them."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
@@ -66,54 +79,51 @@ class Lease:
         self._quotas: Mapping[LimitName, Quota] = {}
         self._refusal: tuple[LimitRequest, Decision] | None = None
         self._offset_ms = 0
+        self._is_calm = False
         self._changed = False
         self._due_at = 0.0
         self._called_at = 0.0
 
     def decide(self, request: LimitRequest) -> Decision | None:
         """Admit or refuse a request by what is known here; None if Redis must be asked."""
-        wanted: dict[int, int] = {}
-        for name, limit in request.limits.items():
-            unit = UNITS[name]
-            units = wanted[unit] = request.wanted(name)
-            known = self._quotas.get(name)
-            if known is None or known.limit != limit or units > self._spare[unit]:
+        limits, units, spare, known = request.limits, _units(request), self._spare, self._quotas
+        kinds = _kinds(tuple(limits))
+        for name, unit, _ in kinds:
+            quota = known.get(name)
+            if quota is None or units[unit] > spare[unit] or quota.limit != limits[name]:
                 return self._refused_again(request) if self._refusal else None
         now = self._clock()
         if not self._is_covered(now):
             return None
-        for unit, units in wanted.items():
-            self._spare[unit] -= units
-            self._demands[unit].take(units)
+        for unit in {unit for _, unit, _ in kinds}:
+            spare[unit] -= units[unit]
+            self._demands[unit].take(units[unit])
             if unit == REQUESTS:
-                self._used[unit] += units
-                self._change(now + _REPORT_S)
+                self._used[unit] += units[unit]
             else:
-                self._held[unit] += units
-                self._change(now + _RENEW_S)
+                self._held[unit] += units[unit]
+        self._change(now + _REPORT_S)
         now_ms = round(now * 1000) + self._offset_ms
         reset_ms = (now_ms // 1000 + WINDOW_S + 1) * 1000 - now_ms
         age_ms = int((now - self._called_at) * 1000)
         quotas: dict[str, Quota] = {}
-        for name in request.limits:
-            limit, used, reset_of_it, held = self._quotas[name]
-            spare = self._spare[UNITS[name]]
-            if LIMITS[name].budget:
-                quotas[name] = Quota(limit, used, max(0, reset_of_it - age_ms), held - spare)
+        for name, unit, is_budget in kinds:
+            limit, used, reset_of_it, held = known[name]
+            if is_budget:
+                quotas[name] = Quota(limit, used, max(0, reset_of_it - age_ms), held - spare[unit])
             else:
-                quotas[name] = Quota(limit, used - spare, reset_ms if reset_of_it else 0)
+                quotas[name] = Quota(limit, used - spare[unit], reset_ms if reset_of_it else 0)
         return Decision(None, 0, quotas, now_ms)
 
     def refusal(self, request: LimitRequest, grant: Grant) -> Decision:
         """Return the refusal that a call was answered with, and remember one that stands."""
         quotas: dict[str, Quota] = {}
-        for name in request.limits:
-            limit, used, reset_ms, held = grant.quotas[name]
-            spare = self._spare[UNITS[name]]
-            if LIMITS[name].budget:
-                quotas[name] = Quota(limit, used, reset_ms, held - spare)
+        for name, unit, is_budget in _kinds(tuple(request.limits)):
+            quota, spare = grant.quotas[name], self._spare[unit]
+            if is_budget:
+                quotas[name] = quota._replace(held=quota.held - spare)
             else:
-                quotas[name] = Quota(limit, used - spare, reset_ms)
+                quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
         # Nobody gives requests back: without spare ones, there is no room before then.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
@@ -142,10 +152,11 @@ class Lease:
             freed[TOKENS] = max(0, released - kept - used)
         self._held[PLACES] -= places
         now = self._clock()
-        is_covered = self._is_covered(now)
+        # Near a limit, or beyond a lowered one, it is Redis that gives them to others.
+        may_reuse = self._is_covered(now) and self._is_calm
         for unit in (TOKENS, PLACES):
             self._demands[unit].give_back(freed[unit])
-            if is_covered:
+            if may_reuse:
                 self._spare[unit] += freed[unit]
         if not any(freed):
             self._change(now + _RENEW_S)
@@ -155,8 +166,10 @@ class Lease:
             self.is_urgent = True
 
     def spend(self, spending: Spending) -> None:
-        # Never fewer: what began before a budget was added must not leave that one out.
-        self._budgets = {**self._budgets, **spending.budgets}
+        if spending.budgets is not self._known_budgets:
+            # Never fewer: what began before a budget was added must not leave that one out.
+            self._budgets = {**self._budgets, **spending.budgets}
+            self._known_budgets = spending.budgets
         self._spent += spending.tokens
         self._change(self._clock() + _RENEW_S)
 
@@ -165,13 +178,10 @@ class Lease:
         self._due_at = min(self._due_at, due_at) if self._changed else due_at
         self._changed = True
 
-    @property
-    def _is_calm(self) -> bool:
-        """True while each limit has so much room that nobody waits for what is given back."""
-        for unit in {UNITS[name] for name in self._limits}:
-            if self._shares[unit] < self._demands[unit].floor:
-                return False
-        return True
+    def _look_for_room(self) -> None:
+        """Note whether each limit has so much room that nobody waits for what is given back."""
+        units = {UNITS[name] for name in self._limits}
+        self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
         """Return True while Redis counts what is spare here; otherwise forget it."""
@@ -197,6 +207,7 @@ class Lease:
         """Take note that TICK_S has passed. Return True if a call is due."""
         for demand in self._demands:
             demand.roll()
+        self._look_for_room()
         now = self._clock()
         if any(self._spare) or (self._changed and now >= self._due_at):
             return True
@@ -238,8 +249,9 @@ class Lease:
         self._called_at = now
         further = [0, 0, 0]
         for request in queued:
-            for unit, units in {UNITS[n]: request.wanted(n) for n in request.limits}.items():
-                further[unit] += units
+            units = _units(request)
+            for unit in {unit for _, unit, _ in _kinds(tuple(request.limits))}:
+                further[unit] += units[unit]
         state: dict[str, object] = {
             "call": self._number,
             "used": self._used,
@@ -285,3 +297,4 @@ class Lease:
         self._epoch, self._valid_until = call.epoch, call.sent_at + LEASE_S
         for unit, units in enumerate(grant.granted):
             self._spare[unit] += units
+        self._look_for_room()

@@ -103,8 +103,8 @@ class Limits:
             known = self._told[request.tenant] = {}
         now = time.monotonic()
         for name in request.limits:
-            if (quota := decision.quotas.get(name)) is not None:
-                known[name] = quota, now
+            if name in decision.quotas:
+                known[name] = decision.quotas[name], now
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counted when Redis is back, where it is away."""

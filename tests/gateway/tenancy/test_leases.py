@@ -12,7 +12,7 @@ from redis import Redis
 
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement
-from tests.support.limit_requests import PATIENT_S, limit_request
+from tests.support.limit_requests import PATIENT_S, LeaseAt, ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
 WORKERS = 8
@@ -188,3 +188,41 @@ async def test_a_smaller_limit_holds_at_once(redis_server: RedisServer) -> None:
         small = limit_request("t", requests=101)
         assert (await _take(limits, small)).refused is None
         assert (await _take(limits, small)).refused == "requests_per_minute"
+
+
+def test_a_question_that_arrives_late_takes_nothing_away(shared_redis: RedisServer) -> None:
+    """It was given up and says less than the next one, which has overtaken it."""
+    now_ms = 1_700_000_000_000
+    few, many = (limit_request("t", concurrent=100, places=places) for places in (1, 90))
+    with shared_redis.client() as client:
+        client.flushall()
+        script = ScriptAt(client)
+        one, two = (LeaseAt(script, name, lambda: now_ms) for name in ("one", "two"))
+        late = one.lease.call(few)
+        one.lease.lose()
+        assert one.take(many).refused is None
+        assert script(now_ms, "one", late) == []
+        assert two.take(limit_request("t", concurrent=100, places=11)).refused is not None
+        assert two.take(limit_request("t", concurrent=100, places=10)).refused is None
+
+
+def test_the_lease_of_one_that_died_counts_as_used_at_its_end(shared_redis: RedisServer) -> None:
+    """What it admitted in its last moments was never reported."""
+    now_ms = [1_700_000_000_000]
+    ask = limit_request("t", requests=640)
+    with shared_redis.client() as client:
+        client.flushall()
+        script = ScriptAt(client)
+        dies, lives = (LeaseAt(script, name, lambda: now_ms[0]) for name in ("dies", "lives"))
+        passed = 0
+        while dies.take(ask).refused is None and passed < 100:
+            passed += 1
+        assert passed == 100
+        now_ms[0] += 15_001
+        rest = 0
+        while lives.take(ask).refused is None:
+            rest += 1
+        # The rest of its last block counts, too: nobody knows that it was not used.
+        assert 560 < passed + rest < 640
+        now_ms[0] += 62_000
+        assert lives.take(ask).refused is None

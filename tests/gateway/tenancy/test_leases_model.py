@@ -25,10 +25,11 @@ LEASE_MS = int(LEASE_S * 1000)
 FOR_EVER_MS = 2 * (WINDOW_MS + LEASE_MS)
 PAUSES_MS = (0, 0, 0, 1, 250, 250, 250, 999, 5_000, 20_000, 45_000, 61_000)
 ACTS = (
-    *["ask"] * 6,
-    *["execute", "answer", "end"] * 4,
-    *["tick"] * 3,
-    *["late answer", "lose the question", "lose the answer", "a lost question arrives", "die"],
+    *["serve"] * 6,
+    *["ask"] * 3,
+    *["execute", "answer", "end", "tick"] * 2,
+    *["late answer", "lose the question", "lose the answer", "a lost question arrives"] * 2,
+    *["die"] * 2,
 )
 STEPS = st.lists(
     st.tuples(
@@ -39,18 +40,18 @@ STEPS = st.lists(
         st.integers(0, 6),
         st.sampled_from(PAUSES_MS),
     ),
-    min_size=30,
-    max_size=120,
+    min_size=20,
+    max_size=60,
 )
-LIMIT = st.none() | st.integers(1, 60) | st.integers(61, 2000)
+LIMIT = st.none() | st.integers(1, 60) | st.integers(61, 600)
 
 
 @dataclass(eq=False)
 class _Running:
     request: LimitRequest
     gateway: _Gateway
-    is_unknown: bool = False
-    """Its gateway has not reached Redis for so long that nothing of it counts any more."""
+    is_lost: bool = False
+    """Its gateway did not reach Redis within its lease: what it holds may be given to others."""
 
 
 class _World:
@@ -68,20 +69,18 @@ class _World:
         self.gateways = [_Gateway(self, f"g{n}") for n in range(GATEWAYS)]
         self.born = GATEWAYS
         self.lost: list[tuple[str, Call]] = []
-        self.faults = 0
+        self.lost_arrived = self.faults = 0
 
     def check(self) -> None:
         most = self.limits.limits
         for one in self.running:
-            one.is_unknown |= one.gateway.heard + LEASE_MS + WINDOW_MS <= self.now
+            one.is_lost |= one.gateway.heard + LEASE_MS <= self.now
         recent = [at for at in self.admitted if at > self.now - WINDOW_MS]
         assert len(recent) <= most.get("requests_per_minute", 10**9)
         used = sum([n for at, n in self.used if at > self.now - WINDOW_MS])
-        held = sum([one.request.tokens for one in self.running if not one.is_unknown])
+        held = sum([one.request.tokens for one in self.running if not one.is_lost])
         assert used + held <= most.get("tokens_per_minute", 10**9)
-        # What runs at a gateway that has not reached Redis for so long is counted no more.
-        known = [one for one in self.running if one.gateway.heard + LEASE_MS >= self.now]
-        places = sum([one.request.places for one in known])
+        places = sum([one.request.places for one in self.running if not one.is_lost])
         assert places <= most.get("concurrent_requests", 10**9)
         # A lease that ended counts as used, though it may not have been.
         self.faults += any(one.heard + LEASE_MS <= self.now for one in self.gateways)
@@ -115,6 +114,14 @@ class _Gateway:
                 if self.call is None:
                     self.call = self.lease.call(request, [request] * 3)
                 return
+
+    def serve(self, count: int, tokens: int) -> None:
+        """Requests one after the other, each answered at once."""
+        self.answer()
+        for _ in range(count):
+            self.ask(1, tokens)
+            self.execute()
+            self.answer()
 
     def admits(self, request: LimitRequest) -> bool:
         decision = self.lease.decide(request)
@@ -156,7 +163,7 @@ class _Gateway:
             world.running.remove(one)
             request = one.request
             used = min(used, request.tokens)
-            if not one.is_unknown:
+            if not one.is_lost:
                 world.used.append((world.now, used))
             units = {name: request.wanted(name) for name in request.limits}
             tokens = request.tokens if "tokens_per_minute" in units or request.budgets else 0
@@ -208,6 +215,8 @@ def _play(world: _World, step: tuple[str, int, int, int, int, int]) -> None:
     gateway = world.gateways[number]
     if act == "ask":
         gateway.ask(count, tokens)
+    elif act == "serve":
+        gateway.serve(count, tokens)
     elif act == "execute":
         gateway.execute()
     elif act == "answer":
@@ -228,6 +237,7 @@ def _play(world: _World, step: tuple[str, int, int, int, int, int]) -> None:
     elif act == "a lost question arrives" and world.lost:
         name, call = world.lost.pop(0)
         world.script(world.now, name, call)
+        world.lost_arrived += 1
     elif act.startswith("lose"):
         gateway.lose(question=act == "lose the question")
     world.now += pause
@@ -237,7 +247,7 @@ def _play(world: _World, step: tuple[str, int, int, int, int, int]) -> None:
 @given(LIMIT, LIMIT, LIMIT, st.none() | st.integers(1, 4000), STEPS)
 @settings(
     deadline=None,
-    max_examples=150,
+    max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_minute_has_more_than_the_limit_whatever_is_lost(
@@ -267,7 +277,8 @@ def test_no_minute_has_more_than_the_limit_whatever_is_lost(
 def _check_returned(world: _World, client: Any, every: list[_Gateway]) -> None:
     """Nothing is counted that nobody has, and each token of a budget once."""
     alive = [b"g:" + one.name.encode() for one in world.gateways]
-    assert not [name for name in client.hgetall("limits:{t}") if name in alive]
+    # A question that arrives when all is over counts until its lease ends.
+    assert world.lost_arrived or not [n for n in client.hgetall("limits:{t}") if n in alive]
     if world.limits.budgets:
         fields: Any = client.hgetall("budgets:{t}")
         used = sum([int(value) for name, value in fields.items() if name[:1] == b"d"])
