@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.errors import Overloaded
-from gateway.tokenization import turns, word_ids
+from gateway.tokenization import lone_spaces, turns, word_ids
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import INLINE_CHARS
@@ -101,10 +101,13 @@ async def test_short_texts_of_new_words_need_no_thread(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = _asked(prompts, monkeypatch)
+    seen = _LoopTurns(prompts, monkeypatch)
     for chars in (300, 3_000):
         text = _random_words(chars)
         assert await prompts.encode(text, add_special_tokens=False) == _expected(prompts, text)
         assert asked.pop() == (text, threading.get_ident())
+        # Its words are looked for once.
+        assert seen.blocks.popitem()[1] == [text]
     assert not asked
 
 
@@ -202,8 +205,8 @@ TEXTS = st.lists(st.sampled_from([*WORDS, *OTHERS]) | st.text(max_size=6)).map("
 async def test_ids_are_those_of_the_whole_text(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 20)
-    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 40)
+    monkeypatch.setattr(lone_spaces, "BLOCK_CHARS", 20)
+    monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 40)
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 16)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
@@ -238,8 +241,8 @@ async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
 async def test_ids_are_those_of_a_whole_chat_with_control_tokens_in_it(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 40)
-    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 80)
+    monkeypatch.setattr(lone_spaces, "BLOCK_CHARS", 40)
+    monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 80)
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
 
