@@ -24,7 +24,7 @@ class LoneSpaces:
         """`piece_start` is what has to stand behind such a space."""
         self._starts_piece = piece_start.match
 
-    def blocks(self, text: str) -> Iterator[str]:
+    def cut_blocks(self, text: str) -> Iterator[str]:
         """Cut a text into blocks whose ids, joined, are the ids of the text.
 
         A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut.
@@ -37,7 +37,7 @@ class LoneSpaces:
         if start < len(text):
             yield text[start:]
 
-    def spans(
+    def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
         """Return which pieces are not between two lone spaces, and which are.

@@ -45,7 +45,7 @@ class TextEncoder:
         for text in texts:
             parts = [words.opening] if add_special_tokens else []
             has_gap = False
-            for block in words.blocks(text):
+            for block in words.cut_blocks(text):
                 chars_left -= len(block) + _CHARS_OF_A_TEXT
                 if chars_left < 0:
                     await self._turns.steps.take(tenant)

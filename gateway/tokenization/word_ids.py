@@ -34,7 +34,7 @@ from gateway.tokenization.word_pattern import (
     piece_start_of,
     translated,
 )
-from gateway.tokenization.word_samples import samples
+from gateway.tokenization.word_samples import make_samples
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class WordIds:
             return None
         found = cls(tokenizer, words, piece_start_of(pattern), added)
         # The opening is the same for all texts: every second sample is encoded with it.
-        for number, text in enumerate(samples(list(added), _MIN_PIECES_CHARS)):
+        for number, text in enumerate(make_samples(list(added), _MIN_PIECES_CHARS)):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special, learns_all=True)
             expected = tokenizer.encode(text, add_special_tokens=special).ids
@@ -109,7 +109,7 @@ class WordIds:
                 return None
         return found
 
-    def with_aliases(
+    def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
         """Return words with the same caches for a tokenizer that differs in its added tokens alone.
@@ -130,11 +130,11 @@ class WordIds:
         self._cut_added = re.compile(f"({any_of(added)})").split if added else None
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
-    def blocks(self, text: str) -> Iterable[str]:
+    def cut_blocks(self, text: str) -> Iterable[str]:
         """Cut a text into blocks whose ids, joined, are the ids of the text."""
         if self._lone_spaces is None or not self._has_blocks:
             return [text]
-        return self._lone_spaces.blocks(text)
+        return self._lone_spaces.cut_blocks(text)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, learns_all: bool = False
@@ -193,7 +193,7 @@ class WordIds:
         if not missing:
             return cast("list[Ids]", found)
         assert self._lone_spaces is not None
-        spans, indices = self._lone_spaces.spans(pieces, missing)
+        spans, indices = self._lone_spaces.find_spans(pieces, missing)
         known, new = self._pieces.find([pieces[index] for index in indices])
         texts = [f" {piece}" for piece in new]
         texts += [" " * (first > 0) + " ".join(pieces[first : last + 1]) for first, last in spans]
@@ -293,7 +293,7 @@ class WordIds:
 
 
 def _indices_of_none(found: list[Ids | None]) -> list[int]:
-    """Return them sooner than a look at each does: there are few, or none."""
+    """Return where None is. It is in few places, so a look at each would take longer."""
     indices: list[int] = []
     with suppress(ValueError):
         while True:

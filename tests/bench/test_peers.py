@@ -56,3 +56,32 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
         ]
         assert "stop" in name or all(map(math.isfinite, known)), name
     assert rows["stopped of 20 left before the first token"]["gateway"] == 20
+
+
+@pytest.mark.slow
+def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench", "--quick", "--rounds", "1", "--only", "prompts"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    results = json.loads((tmp_path / "results.json").read_text())
+    missing = [note for note in results["notes"] if "could not be installed" in note]
+    if missing:
+        pytest.skip(missing[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = results["parts"]["prompts"]
+    assert {row["prompts of"] for row in rows} == {
+        "the project's pages",
+        "new passages",
+        "random words",
+        "pages not seen before",
+    }
+    for row in rows:
+        assert all(math.isfinite(value) for name, value in row.items() if "ms" in name), row
+    # Of CPU, as other processes take time, too.
+    cpu_ms = {row["each"]: row["gateway: CPU ms"] for row in rows[:6]}
+    assert cpu_ms["250 tokens"] < cpu_ms["32,000 tokens"]

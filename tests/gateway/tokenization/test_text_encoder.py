@@ -63,7 +63,7 @@ async def _encode(prompts: Prompts, text: str, tenant: str = "") -> array[int]:
 async def _learn(prompts: Prompts, text: str) -> None:
     """Until the library is needed no more."""
     assert prompts._words is not None
-    for block in prompts._words.blocks(text):
+    for block in prompts._words.cut_blocks(text):
         prompts._words.encode(block, add_special_tokens=False, learns_all=True)
 
 
@@ -266,7 +266,7 @@ def test_text_that_the_model_makes_a_control_token_of_is_left_to_the_library() -
     words = WordIds.of(tokenizer, json.loads(tokenizer.to_str()))
     assert words is not None
     [the] = tokenizer.encode(" the").ids
-    aliased = words.with_aliases(tokenizer, {"<a>": 1}, [1, the])
+    aliased = words.build_aliased(tokenizer, {"<a>": 1}, [1, the])
     for text in (" the", "<a> the", "capital the " * 20):
         assert aliased.encode(text, add_special_tokens=False, learns_all=True) is None
     ids = aliased.encode("<a> capital", add_special_tokens=False)

@@ -128,7 +128,7 @@ def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.Monkey
     def compare(text: str) -> None:
         assert words is not None
         found: list[int] = []
-        blocks = list(words.blocks(text))
+        blocks = list(words.cut_blocks(text))
         assert "".join(blocks) == text
         for block in blocks:
             ids = words.encode(block, add_special_tokens=False)
@@ -323,7 +323,7 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
     assert words is not None
     words.encode("'t", add_special_tokens=False)
     for text in ("x" * 10**6, "\u4e2d" * 10**6, "'t" * 10**5):
-        assert list(words.blocks(text)) == [text]
+        assert list(words.cut_blocks(text)) == [text]
         assert words.encode(text, add_special_tokens=False) is None
 
 
