@@ -23,13 +23,13 @@ def pages() -> tuple[str, str]:
     return "\n\n".join(texts[::2]), "\n\n".join(texts[1::2])
 
 
-def passages(text: str, tokens: int) -> list[str]:
+def cut_passages(text: str, tokens: int) -> list[str]:
     """Cut a text into passages of about so many tokens, none of which overlap."""
     size = round(tokens * _chars_per_token(text))
     return [text[start : start + size] for start in range(0, len(text) - size + 1, size)]
 
 
-def page_passage(draw: random.Random, tokens: int) -> str:
+def draw_page_passage(draw: random.Random, tokens: int) -> str:
     """Return some passage of the first half of the pages."""
     text, _ = pages()
     # A passage may be longer than the half is.
@@ -38,7 +38,7 @@ def page_passage(draw: random.Random, tokens: int) -> str:
     return (text[start:] + text * (1 + size // len(text)))[:size].lstrip()
 
 
-def new_passage(draw: random.Random, tokens: int) -> str:
+def draw_new_passage(draw: random.Random, tokens: int) -> str:
     """Return sentences of the pages' words in a new order, with some words that no page has.
 
     Word n of the pages, by its frequency there, comes with a probability of 1 / n.
@@ -48,7 +48,7 @@ def new_passage(draw: random.Random, tokens: int) -> str:
     return _sentences(draw, words, weights, size)
 
 
-def random_words(draw: random.Random, chars: int) -> str:
+def draw_random_words(draw: random.Random, chars: int) -> str:
     words = (_word(draw) for _ in range(chars // 4 + 1))
     return " ".join(words)[:chars]
 

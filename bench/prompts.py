@@ -23,14 +23,20 @@ from bench.load import LETTER, request
 from bench.measure import encode, percentile
 from bench.pace import BURST
 from bench.peer import Peer, Straight
-from bench.prompt_texts import new_passage, page_passage, pages, passages, random_words
+from bench.prompt_texts import (
+    cut_passages,
+    draw_new_passage,
+    draw_page_passage,
+    draw_random_words,
+    pages,
+)
 from bench.servers import Bench, Server, Unmeasured, on_cores
 from bench.smg import smg
 from ops.local_stack.ports import LOCALHOST
 
 _TOKENS = (250, 850, 1000, 2000, 8000, 32_000)
-# Passages that are sent once, by their tokens: half of the project's pages in all.
-_UNSEEN = {1000: 6, 2000: 5, 8000: 4, 32_000: 2}
+# Passages that are sent once, by their tokens, as far as half of the pages goes.
+_UNSEEN = {1000: 12, 2000: 5, 8000: 4, 32_000: 2}
 _RANDOM_CHARS = (300, 3000)
 _ROUNDS, _QUICK_ROUNDS = 7, 3
 # Tokens and prompts of a window.
@@ -120,7 +126,7 @@ def prompts(bench: Bench) -> list[Row]:
     """
     rounds = bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)
     draw = random.Random(time.time_ns())
-    make_page, make_new = partial(page_passage, draw), partial(new_passage, draw)
+    make_page, make_new = partial(draw_page_passage, draw), partial(draw_new_passage, draw)
     with _both(bench) as (peers, clients):
         names = [client.server.name for client in clients]
         _warm_up(clients, make_page)
@@ -133,7 +139,7 @@ def prompts(bench: Bench) -> list[Row]:
             for size in _TOKENS
         ]
         cases += [
-            (_Case("random words", f"{size:,} chars"), size, partial(random_words, draw, size))
+            (_Case("random words", f"{size:,} chars"), size, partial(draw_random_words, draw, size))
             for size in _RANDOM_CHARS
         ]
         for n in range(rounds):
@@ -177,7 +183,7 @@ def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
     _, text = pages()
     cases = []
     for tokens, count in _UNSEEN.items():
-        texts = passages(text, tokens)[:count]
+        texts = cut_passages(text, tokens)[:count]
         text = text[sum(map(len, texts)) :]
         cases.append(_Case("pages not seen before", f"{tokens:,} tokens"))
         for each in texts:
@@ -188,7 +194,7 @@ def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
 def _straight_s(each: Peer) -> float:
     """Return the seconds to a first token that a server's upstream takes by itself."""
     assert each.straight is not None
-    ids = encode(page_passage(random.Random(0), _STRAIGHT_TOKENS))
+    ids = encode(draw_page_passage(random.Random(0), _STRAIGHT_TOKENS))
     return percentile(each.straight.first_tokens(ids), 50)
 
 

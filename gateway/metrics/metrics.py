@@ -77,7 +77,7 @@ class Metrics:
         )
         self.keeps_words = Gauge(
             "gateway_tokenizer_keeps_words",
-            "1 where the ids of short prompts come from those of their words, 0 where the "
+            "1 where the ids of prompts come from those of their words, 0 where the "
             "tokenizer is of another kind, or was found to differ.",
             registry=self.registry,
         )

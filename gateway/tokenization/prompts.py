@@ -256,7 +256,7 @@ class Prompts:
         return array("i", encoding.ids)
 
     def _make_guarded_encoder(self, control: ControlTokens) -> TextEncoder:
-        words = self._words and self._words.with_aliases(
+        words = self._words and self._words.build_aliased(
             control.tokenizer, control.added, control.ids
         )
         return TextEncoder(lambda text, _: control.encode(text), words, self.turns)

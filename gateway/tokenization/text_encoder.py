@@ -43,9 +43,9 @@ class TextEncoder:
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:
-            parts = [words.opening] if add_special_tokens else []
+            parts = [words.opening[:]] if add_special_tokens else []
             has_gap = False
-            for block in words.blocks(text):
+            for block in words.cut_blocks(text):
                 chars_left -= len(block) + _CHARS_OF_A_TEXT
                 if chars_left < 0:
                     await self._turns.steps.take(tenant)

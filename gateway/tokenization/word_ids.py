@@ -16,13 +16,15 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from gateway.tokenization.control_tokens import any_of
+from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS, LoneSpaces
 from gateway.tokenization.vocabulary import BYTE_OF
 from gateway.tokenization.word_cache import Ids, WordCache
 from gateway.tokenization.word_pattern import (
@@ -32,24 +34,19 @@ from gateway.tokenization.word_pattern import (
     piece_start_of,
     translated,
 )
-from gateway.tokenization.word_samples import samples
+from gateway.tokenization.word_samples import make_samples
 
 log = logging.getLogger(__name__)
 
 _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
-_BLOCK_CHARS = 8192
-# A block of known words takes 0.3 ms of CPU, of others at most 3 ms. A longer text without lone
-# spaces is left to the library, which encodes it in a thread.
-MAX_BLOCK_CHARS = 12_288
 # Finding the pieces of a shorter text takes more CPU than cutting it into words.
 _MIN_PIECES_CHARS = 100
-# To cache a new word takes twice the CPU that the library takes for it. So a text with a larger
-# share of them is left to the library, and only a few of them are cached.
+# To look for new words and to cache them takes up to twice the CPU that the library takes. So a
+# text with a larger share of them is left to the library, and only a few of them are cached.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
 _SAMPLE_PIECES = 32
-_MAX_EDGE_SEARCHES = 64
 # Added tokens and the texts between them, each of which takes 3 us besides its words.
 _MAX_PARTS = 512
 # An added token that is longer makes an expression that is nested too deeply.
@@ -73,9 +70,9 @@ class WordIds:
         self._set_added(added)
         # What no text stands for.
         self._control_ids: frozenset[int] = frozenset()
-        self._starts_piece = piece_start and piece_start.match
+        self._lone_spaces = None if piece_start is None else LoneSpaces(piece_start)
         # A block must not end within an added token.
-        self._has_blocks = piece_start is not None and not any(" " in token for token in added)
+        self._has_blocks = not any(" " in token for token in added)
         self._words = WordCache(_MAX_WORDS)
         # The ids of a piece include the space before it; its key does not.
         self._pieces = WordCache(_MAX_PIECES)
@@ -103,7 +100,7 @@ class WordIds:
             return None
         found = cls(tokenizer, words, piece_start_of(pattern), added)
         # The opening is the same for all texts: every second sample is encoded with it.
-        for number, text in enumerate(samples(list(added), _MIN_PIECES_CHARS)):
+        for number, text in enumerate(make_samples(list(added), _MIN_PIECES_CHARS)):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special, learns_all=True)
             expected = tokenizer.encode(text, add_special_tokens=special).ids
@@ -112,7 +109,7 @@ class WordIds:
                 return None
         return found
 
-    def with_aliases(
+    def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
         """Return words with the same caches for a tokenizer that differs in its added tokens alone.
@@ -133,18 +130,11 @@ class WordIds:
         self._cut_added = re.compile(f"({any_of(added)})").split if added else None
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
-    def blocks(self, text: str) -> Iterator[str]:
-        """Cut a text at lone spaces into blocks whose ids, joined, are the ids of the text.
-
-        A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut.
-        """
-        start = 0
-        while len(text) - start > MAX_BLOCK_CHARS:
-            end = self._block_end(text, start, start + _BLOCK_CHARS)
-            yield text[start:end]
-            start = end
-        if start < len(text):
-            yield text[start:]
+    def cut_blocks(self, text: str) -> Iterable[str]:
+        """Cut a text into blocks whose ids, joined, are the ids of the text."""
+        if self._lone_spaces is None or not self._has_blocks:
+            return [text]
+        return self._lone_spaces.cut_blocks(text)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, learns_all: bool = False
@@ -167,40 +157,26 @@ class WordIds:
             if not part:
                 continue
             if number % 2:
-                ids = [self._added[part]]
-            elif self._starts_piece is None or len(part) < _MIN_PIECES_CHARS:
-                ids = self._ids_of([part], len(part), plain=plain, learns_all=learns_all)
+                found.append(self._added[part])
+                continue
+            if self._lone_spaces is None or len(part) < _MIN_PIECES_CHARS:
+                known = self._ids_of_known_words(part) if plain else None
+                ids = (
+                    [known]
+                    if known is not None
+                    else self._ids_of([part], len(part), plain=plain, learns_all=learns_all)
+                )
             else:
                 ids = self._ids_of_pieces(part, plain=plain, learns_all=learns_all)
             if ids is None:
                 return None
-            if self._control_ids and number % 2 == 0:
+            if self._control_ids:
                 ids = [b"".join(ids)]
                 if not self._control_ids.isdisjoint(array("i", ids[0])):
                     return None
             found += ids
         joined = array("i", b"".join(found))
         return self.opening + joined if add_special_tokens else joined
-
-    def _block_end(self, text: str, start: int, end: int) -> int:
-        """Return the index of the last lone space before `end`, else of the first behind it."""
-        if not self._has_blocks:
-            return len(text)
-        space = end
-        for _ in range(_MAX_EDGE_SEARCHES):
-            space = text.rfind(" ", start + 1, space)
-            if space < 0:
-                break
-            if self._is_lone(text, space):
-                return space
-        space = text.find(" ", end)
-        while space >= 0 and not self._is_lone(text, space):
-            space = text.find(" ", space + 1)
-        return space if space >= 0 else len(text)
-
-    def _is_lone(self, text: str, space: int) -> bool:
-        assert self._starts_piece is not None
-        return not text[space - 1].isspace() and self._starts_piece(text, space + 1) is not None
 
     def _ids_of_pieces(self, text: str, *, plain: bool, learns_all: bool) -> list[Ids] | None:
         """Return the ids of a text by its pieces, in order."""
@@ -209,11 +185,15 @@ class WordIds:
             return None
         found: list[Ids | None] = [*map(self._pieces.newer.get, pieces)]
         # No space stands before the first.
-        found[0] = None if pieces[0] else b""
-        missing = [index for index, ids in enumerate(found) if ids is None]
+        head = pieces[0]
+        found[0] = None if head else b""
+        if head and plain and len(pieces) > 1 and found[1] and not head[-1].isspace():
+            found[0] = self._ids_of_known_words(head)
+        missing = _indices_of_none(found)
         if not missing:
             return cast("list[Ids]", found)
-        spans, indices = self._spans(pieces, missing)
+        assert self._lone_spaces is not None
+        spans, indices = self._lone_spaces.find_spans(pieces, missing)
         known, new = self._pieces.find([pieces[index] for index in indices])
         texts = [f" {piece}" for piece in new]
         texts += [" " * (first > 0) + " ".join(pieces[first : last + 1]) for first, last in spans]
@@ -229,30 +209,6 @@ class WordIds:
             found[first : last + 1] = [ids, *[b""] * (last - first)]
         return cast("list[Ids]", found)
 
-    def _spans(
-        self, pieces: list[str], missing: list[int]
-    ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return what is not between two lone spaces, and the other indices of `missing`.
-
-        The former are the first and last indices of pieces that have to be encoded together.
-        """
-        assert self._starts_piece is not None
-        spans: list[tuple[int, int]] = []
-        indices: list[int] = []
-        for index in missing:
-            piece = pieces[index]
-            starts = index == 0 or self._starts_piece(piece) is not None
-            ends = piece != "" and not piece[-1].isspace()
-            if starts and ends and index:
-                indices.append(index)
-                continue
-            first, last = index - (not starts), min(index + (not ends), len(pieces) - 1)
-            if spans and first <= spans[-1][1]:
-                first, _ = spans.pop()
-            spans.append((first, last))
-        covered = {index for first, last in spans for index in range(first, last + 1)}
-        return spans, [index for index in indices if index not in covered]
-
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
         """Return True if most words of a sample are new. Some of them are cached then."""
         stride = 1 + len(pieces) // _SAMPLE_PIECES
@@ -261,11 +217,12 @@ class WordIds:
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
             return False
-        text = " ".join(sample)
-        if not self._is_plain(text):
+        _, new_pieces = self._pieces.find(sample)
+        text = " ".join(new_pieces)
+        if 2 * len(new_pieces) <= len(sample) or not self._is_plain(text):
             return False
         _, new = self._words.find(self._cut_words(text))
-        if sum(map(len, new)) <= _MAX_NEW_SHARE * len(text):
+        if sum(map(len, new)) <= _MAX_NEW_SHARE * sum(map(len, sample)):
             return False
         self._learn(new, chars)
         return True
@@ -274,26 +231,35 @@ class WordIds:
         self, texts: list[str], chars: int, *, plain: bool, learns_all: bool
     ) -> list[Ids] | None:
         """Return the ids of each text; None if too many of the `chars` characters are new."""
+        found: list[Ids] = []
+        # Places of texts of words that may be new, and of other alphabets.
+        rest: list[int] = []
+        foreign: list[int] = []
+        for place, text in enumerate(texts):
+            ids = None
+            if not plain and not self._is_plain(text):
+                foreign.append(place)
+            elif (ids := self._ids_of_known_words(text)) is None:
+                rest.append(place)
+            found.append(ids or b"")
         most = max(_MIN_NEW_CHARS, _MAX_NEW_SHARE * chars)
-        words_of = [self._cut_words(t) if plain or self._is_plain(t) else None for t in texts]
-        new_chars = 0
-        if not plain:
-            foreign = [len(t) for t, words in zip(texts, words_of, strict=True) if words is None]
-            # The library takes 20 us more for each text.
-            new_chars = sum(foreign) + 16 * len(foreign)
-            if new_chars > most:
-                return None
-        known, new = self._words.find([word for words in words_of if words for word in words])
+        # The library takes 20 us more for each text.
+        new_chars = sum([len(texts[place]) + 16 for place in foreign])
+        if new_chars > most:
+            return None
+        words_of = [self._cut_words(texts[place]) for place in rest]
+        known, new = self._words.find([word for words in words_of for word in words])
         if not learns_all and new_chars + sum(map(len, new)) > most:
             self._learn(new, chars)
             return None
         learned = {word: self._ids_of_word(word) for word in new}
         self._words.add(learned)
         known |= learned
-        return [
-            self._ask_library(text) if words is None else b"".join([known[w] for w in words])
-            for text, words in zip(texts, words_of, strict=True)
-        ]
+        for place, words in zip(rest, words_of, strict=True):
+            found[place] = b"".join([known[word] for word in words])
+        for place in foreign:
+            found[place] = self._ask_library(texts[place])
+        return found
 
     def _learn(self, words: list[str], chars: int) -> None:
         """Cache the first of some new words of a text of so many characters.
@@ -309,6 +275,14 @@ class WordIds:
                 break
         self._words.add(learned)
 
+    def _ids_of_known_words(self, text: str) -> Ids | None:
+        """Return the ids of a text in the alphabet; None if it has a word that may be new."""
+        known = self._words.newer
+        try:
+            return b"".join([known[word] for word in self._cut_words(text)])
+        except KeyError:
+            return None
+
     def _ids_of_word(self, word: str) -> Ids:
         written = word.encode().decode("latin-1").translate(_CHARACTER_OF)
         return array("i", [token.id for token in self._tokenize_word(written)]).tobytes()
@@ -316,6 +290,15 @@ class WordIds:
     def _ask_library(self, text: str) -> Ids:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return array("i", encoding.ids).tobytes()
+
+
+def _indices_of_none(found: list[Ids | None]) -> list[int]:
+    """Return where None is. It is in few places, so a look at each would take longer."""
+    indices: list[int] = []
+    with suppress(ValueError):
+        while True:
+            indices.append(found.index(None, indices[-1] + 1 if indices else 0))
+    return indices
 
 
 def _added(definition: dict[str, Any]) -> dict[str, int] | None:

@@ -12,7 +12,7 @@ _SAMPLES = 400
 _LONG_SAMPLES = 20
 
 
-def samples(tokens: list[str], long: int) -> Iterator[str]:
+def make_samples(tokens: list[str], long: int) -> Iterator[str]:
     """Yield the same texts at each start, with some added tokens. Long ones have `long` words."""
     yield from (f"{char}a{char}1{char}{char} {char}" for char in ALPHABET)
     kinds = ["a", "S", "é", "ª", "1", "²", " ", "\xa0", "\n", "\r", "\t", "'", "!", "/", "—"]

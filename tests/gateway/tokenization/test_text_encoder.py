@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.errors import Overloaded
-from gateway.tokenization import turns, word_ids
+from gateway.tokenization import lone_spaces, turns, word_ids
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import INLINE_CHARS
@@ -63,7 +63,7 @@ async def _encode(prompts: Prompts, text: str, tenant: str = "") -> array[int]:
 async def _learn(prompts: Prompts, text: str) -> None:
     """Until the library is needed no more."""
     assert prompts._words is not None
-    for block in prompts._words.blocks(text):
+    for block in prompts._words.cut_blocks(text):
         prompts._words.encode(block, add_special_tokens=False, learns_all=True)
 
 
@@ -101,10 +101,13 @@ async def test_short_texts_of_new_words_need_no_thread(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = _asked(prompts, monkeypatch)
+    seen = _LoopTurns(prompts, monkeypatch)
     for chars in (300, 3_000):
         text = _random_words(chars)
         assert await prompts.encode(text, add_special_tokens=False) == _expected(prompts, text)
         assert asked.pop() == (text, threading.get_ident())
+        # Its words are looked for once.
+        assert seen.blocks.popitem()[1] == [text]
     assert not asked
 
 
@@ -202,8 +205,8 @@ TEXTS = st.lists(st.sampled_from([*WORDS, *OTHERS]) | st.text(max_size=6)).map("
 async def test_ids_are_those_of_the_whole_text(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 20)
-    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 40)
+    monkeypatch.setattr(lone_spaces, "BLOCK_CHARS", 20)
+    monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 40)
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 16)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
@@ -238,8 +241,8 @@ async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
 async def test_ids_are_those_of_a_whole_chat_with_control_tokens_in_it(
     prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 40)
-    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 80)
+    monkeypatch.setattr(lone_spaces, "BLOCK_CHARS", 40)
+    monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 80)
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
 
@@ -263,7 +266,7 @@ def test_text_that_the_model_makes_a_control_token_of_is_left_to_the_library() -
     words = WordIds.of(tokenizer, json.loads(tokenizer.to_str()))
     assert words is not None
     [the] = tokenizer.encode(" the").ids
-    aliased = words.with_aliases(tokenizer, {"<a>": 1}, [1, the])
+    aliased = words.build_aliased(tokenizer, {"<a>": 1}, [1, the])
     for text in (" the", "<a> the", "capital the " * 20):
         assert aliased.encode(text, add_special_tokens=False, learns_all=True) is None
     ids = aliased.encode("<a> capital", add_special_tokens=False)

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from gateway.tokenization import word_ids, word_pattern
-from gateway.tokenization.word_ids import MAX_BLOCK_CHARS, WordIds
+from gateway.tokenization import lone_spaces, word_ids, word_pattern
+from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS
+from gateway.tokenization.word_ids import WordIds
 from gateway.tokenization.word_pattern import piece_start_of
 from ops.commands.up import DEMO_MODEL
 from tests.support.fake_llmapi import FakeLlmapi, told
@@ -118,8 +119,8 @@ def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.Monkey
     words = of(tokenizer)
     assert words is not None
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 8)
-    monkeypatch.setattr(word_ids, "_BLOCK_CHARS", 12)
-    monkeypatch.setattr(word_ids, "MAX_BLOCK_CHARS", 24)
+    monkeypatch.setattr(lone_spaces, "BLOCK_CHARS", 12)
+    monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 24)
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 8)
 
     @settings(max_examples=1000, deadline=None)
@@ -127,7 +128,7 @@ def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.Monkey
     def compare(text: str) -> None:
         assert words is not None
         found: list[int] = []
-        blocks = list(words.blocks(text))
+        blocks = list(words.cut_blocks(text))
         assert "".join(blocks) == text
         for block in blocks:
             ids = words.encode(block, add_special_tokens=False)
@@ -175,10 +176,10 @@ def test_what_is_known_between_spaces_is_not_cut_again(monkeypatch: pytest.Monke
     find = words._cut_words
     monkeypatch.setattr(words, "_cut_words", lambda piece: cut.append(piece) or find(piece))
     for more in ("", "  of five cats,", "  of five cats,"):
+        cut.clear()
         ids = words.encode(text + more, add_special_tokens=False, learns_all=True)
         assert ids == array("i", BYTES.encode(text + more).ids)
-    again = ["The", " cat  of"]
-    assert cut[-6:] == [" five", " cats,", *again, *again]
+    assert cut == ["The", " cat  of"]
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "demo"])
@@ -320,9 +321,19 @@ def test_a_block_takes_few_steps_whatever_it_holds(name: str) -> None:
 def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
     words = of(BYTES)
     assert words is not None
-    for text in ("x" * 10**6, "\u4e2d" * 10**6):
-        assert list(words.blocks(text)) == [text]
+    words.encode("'t", add_special_tokens=False)
+    for text in ("x" * 10**6, "\u4e2d" * 10**6, "'t" * 10**5):
+        assert list(words.cut_blocks(text)) == [text]
         assert words.encode(text, add_special_tokens=False) is None
+
+
+def test_a_text_of_many_added_tokens_is_left_to_the_library() -> None:
+    words = of(BYTES)
+    assert words is not None
+    for text in ("a<eos>", "<eos>"):
+        ids = words.encode(text * 200, add_special_tokens=False)
+        assert ids == array("i", BYTES.encode(text * 200).ids)
+        assert words.encode(text * 1000, add_special_tokens=False) is None
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,11 +358,11 @@ def test_words_in_use_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("_MAX_WORDS", "_MAX_PIECES"):
         monkeypatch.setattr(word_ids, name, 1000)
     words, tokenized = _counted(BYTES)
-    text = " ".join(f"the word{n}" for n in range(100))
+    draw = random.Random(0)
+    text = _random_words(draw, 600)
     words.encode(text, add_special_tokens=False, learns_all=True)
-    for number in range(100):
-        flood = " ".join(f"x{number}y{n}" for n in range(100))
-        words.encode(flood, add_special_tokens=False, learns_all=True)
+    for _ in range(100):
+        words.encode(_random_words(draw, 600), add_special_tokens=False, learns_all=True)
         tokenized.clear()
         assert words.encode(text, add_special_tokens=False) == array("i", BYTES.encode(text).ids)
         assert not tokenized
@@ -374,15 +385,41 @@ def _random_words(draw: random.Random, chars: int) -> str:
 
 
 def test_few_words_of_a_text_of_new_words_are_tokenized_alone() -> None:
+    """Nor is much of it cut: the library does both once more."""
     words, tokenized = _counted(BYTES)
+    cut: list[str] = []
+    find = words._cut_words
+    words._cut_words = lambda text: cut.append(text) or find(text)
     draw = random.Random(0)
     for number in range(100):
         text = _random_words(draw, 3000 if number % 2 else 10_000)
+        # Words that were met before are in one place of it.
+        text = "the cat " * (number % 3 * 20) + text
         tokenized.clear()
-        # Words that were met before are in many places of it.
-        text += " the cat" * (number % 3 * 20)
+        cut.clear()
         assert words.encode(text, add_special_tokens=False) is None
         assert sum(map(len, tokenized)) <= len(text) / 50
+        assert sum(map(len, cut)) <= len(text) / 5
+
+
+def test_a_text_whose_sample_is_known_has_few_new_words_tokenized() -> None:
+    words, tokenized = _counted(BYTES)
+    words.encode("a " * 100, add_special_tokens=False, learns_all=True)
+    text = _random_words(random.Random(0), 5_000).replace(" ", " a a ")
+    assert words.encode(text, add_special_tokens=False) is None
+    assert 0 < sum(map(len, tokenized)) <= len(text) / 50
+
+
+def test_little_of_a_text_of_new_words_is_cut_when_it_comes_again() -> None:
+    words, _ = _counted(BYTES)
+    cut: list[str] = []
+    find = words._cut_words
+    words._cut_words = lambda text: cut.append(text) or find(text)
+    text = _random_words(random.Random(0), 10_000)
+    for _ in range(20):
+        cut.clear()
+        assert words.encode(text, add_special_tokens=False) is None
+        assert sum(map(len, cut)) <= len(text) / 5
 
 
 def test_texts_that_repeat_come_to_be_known() -> None:
@@ -406,6 +443,16 @@ def test_some_words_of_other_alphabets_are_cached_in_their_pieces() -> None:
     for _ in range(2):
         assert words.encode(text, add_special_tokens=False) == array("i", BYTES.encode(text).ids)
     assert asked == [" \u4e2d\u6587", " \U0001f600!"]
+
+
+def test_a_text_of_many_words_of_other_alphabets_is_left_to_the_library() -> None:
+    words, _ = _counted(BYTES)
+    asked: list[str] = []
+    words._ask_library = lambda text: asked.append(text) or b""  # type: ignore[func-returns-value,method-assign]
+    text = " ".join(chr(0x4E00 + n) for n in range(3000))
+    for _ in range(3):
+        assert words.encode(text, add_special_tokens=False) is None
+    assert not asked
 
 
 def test_both_libraries_have_the_same_white_space() -> None:
