@@ -136,11 +136,13 @@ def may_be_an_id(text: str) -> bool:
     return _SANE_ID.fullmatch(text.encode()) is not None
 
 
-def choose_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the id of a request with these headers: its client's own, or a new one."""
-    given = headers.get(b"x-request-id", b"")
-    return given.decode("ascii") if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
+def find_own_id(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Return the id that its client has given a request with these headers; None without one."""
+    given = headers.get(b"x-request-id")
+    return given if given is not None and _SANE_ID.fullmatch(given) else None
 
 
 def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
-    return RequestContext(choose_id(headers), trace_parent(headers))
+    own_id = find_own_id(headers)
+    request_id = secrets.token_hex(16) if own_id is None else own_id.decode("ascii")
+    return RequestContext(request_id, trace_parent(headers))

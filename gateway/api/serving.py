@@ -111,6 +111,7 @@ async def prepared(
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
+            await service.replicas.wait_until_back()
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
                 service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")

@@ -199,10 +199,18 @@ class Exchange:
         else:
             self.end(body)
 
-    def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Send a complete answer without an application. Raises RuntimeError as `send`."""
-        self._begin(status, headers)
-        self.end(body)
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a complete answer that is made already, in place of an application's.
+
+        `lines` are its headers, with its length, but for those of the connection.
+        """
+        self.keep_alive = self.keep_alive and not self._carrier.ending
+        last = b"\r\n" if self.keep_alive else _CLOSE
+        self.status, self.complete = status, True
+        self._write(b"".join((STATUS_LINES[status], lines, last, body)))
+        self._write = _drop
+        self._tell()
+        self._carrier.answered()
 
     def write(self, body: bytes) -> None:
         """A piece of the body, behind the head. Raises RuntimeError as `send`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -34,8 +34,6 @@ from gateway.scheduling.start_queue import StartQueue, work_of
 Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Gives the status, headers and body of what a connection answers itself."""
 
-Headers = Sequence[tuple[bytes, bytes]]
-
 
 class Door(Protocol):
     """What an application says of requests that find the event loop busy."""
@@ -51,8 +49,10 @@ class Door(Protocol):
 
 
 class RefusalAnswer(NamedTuple):
+    """A complete answer, as `Exchange.answer` takes it."""
+
     status: int
-    headers: Headers
+    lines: bytes
     body: bytes
 
 

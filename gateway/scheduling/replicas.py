@@ -158,6 +158,18 @@ class Replicas:
             await asyncio.sleep(_BACK_PERIOD_S)
         return True
 
+    async def wait_until_back(self) -> None:
+        """Return once one takes requests, or 3 s after the last one was lost or named.
+
+        A look that fails says little: the next one, or another worker's, may succeed.
+        """
+        loop = asyncio.get_running_loop()
+        while not self.ready:
+            lost = [r.engine.lost_at for r in self._replicas.values() if r.drained_at is None]
+            if loop.time() >= max(lost, default=-math.inf) + _BACK_WITHIN_S:
+                return
+            await asyncio.sleep(_BACK_PERIOD_S)
+
     def can_take(self, generation: Generation, came: float) -> bool:
         """Whether a request that `came` then need not wait for a replica to get its adapter.
 
@@ -327,6 +339,7 @@ class Replicas:
         for endpoint, replica in new.items():
             log.info("replica %s joins", endpoint)
             replica.engine.draining = self._draining
+            replica.engine.lost_at = asyncio.get_running_loop().time()
             replica.engine.on_selection = self._look_at_kinds
             replica.engine.silence.replaceable = partial(self._replaceable, replica)
             self._replicas[endpoint] = replica

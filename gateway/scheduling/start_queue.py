@@ -32,7 +32,7 @@ BURST_S = 0.5
 MAX_BURST_WAIT_S = 2.0
 """The same in a burst, which ends by itself."""
 MAX_WAITING = 512
-"""Requests that may wait; beyond them, one of each tenant."""
+"""Requests that may wait; beyond them, those of a tenant that has less than its part of these."""
 
 # A turn counts for no more: a pause of the process says nothing of its pace.
 _MAX_TURN_S = 0.25
@@ -141,7 +141,9 @@ class StartQueue:
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
         """Return True if a tenant that waits already must not have one more request here."""
         most_s = MAX_BURST_WAIT_S if self._age_s < BURST_S else MAX_WAIT_S
-        return self._waiting >= MAX_WAITING or self._expected_s(queue.work + work) > most_s
+        if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
+            return True
+        return self._expected_s(queue.work + work) > most_s
 
     def _expected_s(self, own: int) -> float:
         """Return in how many seconds a tenant has been served so much work.

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _MAX_KEY = 512  # characters; ours have 46
 _WRONG_KEYS = 20
+_MAX_NAMES = 10_000
 _WHO = len("sha256:") + 8
 
 R_co = TypeVar("R_co", covariant=True)
@@ -69,6 +70,8 @@ class Access:
         self._records: Records | None = None
         self._keys = _Keys(None, self._own_admin, None)
         self._wrong = WrongKeys()
+        self._names: dict[tuple[str, ...], str] = {}
+        """Of tenants, by the credentials of their requests, for `find_tenant_name`."""
         self.uses: dict[str, int] = {}
         """When keys made over the API were used, to the minute, since `take_uses`."""
 
@@ -99,6 +102,7 @@ class Access:
                 for record in self._records.values()
                 if record.revoked is None and record.tenant in named
             }
+        self._names.clear()
         admins = self._own_admin.union(self._configuration.admin_keys)
         self._keys = _Keys(tenants, admins, issued)
 
@@ -130,17 +134,30 @@ class Access:
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
         """Return whose request it seems to be; empty for a stranger's.
 
-        Nobody is let in by that: a key may have expired, or be revoked.
+        Nobody is let in by that: a key may have expired.
         """
         tenants, _, issued = self._keys
         if tenants is None:
             return ""
+        asked = tuple(credentials)
+        if (known := self._names.get(asked)) is not None:
+            return known
         for given in [key_hash(key) for key in _keys_in(credentials) if len(key) <= _MAX_KEY]:
-            if (tenant := tenants.get(given)) is not None:
-                return tenant.name
-            if issued is not None and (found := issued.get(given)) is not None:
-                return found[0].name
+            found = tenants.get(given)
+            if found is None and issued is not None and given in issued:
+                found = issued[given][0]
+            if found is not None:
+                self._remember_name(asked, found.name)
+                return found.name
         return ""
+
+    def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
+        """A key may come beside anything, so both the length and the number are bounded."""
+        if sum(map(len, asked)) > 2 * _MAX_KEY:
+            return
+        if len(self._names) >= _MAX_NAMES:
+            self._names.clear()
+        self._names[asked] = name
 
     def _tenant_of(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
         tenant = tenants.get(given)

@@ -114,6 +114,8 @@ class Engine:
         """Whether a request has been answered anything since the last look began."""
         # So that no token has to ask for the time; it is late by a look at the most.
         self.heard_at = -math.inf
+        self.lost_at = -math.inf
+        """When it was last found not serving that had served, in the event loop's time."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops = StopRequests(self._client)
@@ -303,6 +305,7 @@ class Engine:
         if self._selection is not None or why != self._why:
             log.warning("engine not ready: %s", why)
         if self._selection is not None:
+            self.lost_at = asyncio.get_running_loop().time()
             self._proof.doubted = True
             if self._tokenizer_check is not None:
                 self._tokenizer_check.begin_anew()

@@ -21,6 +21,7 @@ from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
+from gateway.scheduling import replicas
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -170,6 +171,36 @@ async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("transport")
+async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker's look may have found it serving meanwhile."""
+    monkeypatch.setattr(replicas, "_BACK_WITHIN_S", PATIENCE_S)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, service, _),
+    ):
+        body = {"model": "m", "prompt": "x"}
+        [replica] = service.replicas
+        servicer.deaf = True
+        replica.engine._lost("one look failed")
+        asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
+        while servicer.unanswered < 2:  # looks that find nothing, either
+            assert not any(task.done() for task in asked)
+            await asyncio.sleep(0.01)
+        servicer.deaf = False
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
+        # One that has been away for longer is not waited for.
+        servicer.deaf = True
+        replica.engine._lost("one look failed")
+        replica.engine.lost_at -= PATIENCE_S
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+        servicer.deaf = False
+
+
 async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with serving(servicer) as endpoint:

@@ -233,8 +233,21 @@ def test_whatever_comes(steps: list[tuple[str, object, int]]) -> None:
             assert began <= MAX_TURN_WORK
         assert loop.queue.waiting == sum(loop.queue.waiting_by_tenant.values())
         assert asked == len(loop.begun) + len(loop.refused) + loop.queue.waiting
-        assert loop.queue.waiting <= MAX_WAITING + 3
+        assert all(n <= MAX_WAITING for n in loop.queue.waiting_by_tenant.values())
     while loop.queue.waiting:
         assert loop.turn(0.01)
     # What is left is nothing.
     assert loop.queue.try_begin(1) or loop.turn(0.01) == 0
+
+
+def test_who_fills_the_queue_leaves_others_their_part(loop: Loop) -> None:
+    while loop.queue.try_begin(1):
+        pass
+    for _ in range(2 * MAX_WAITING):
+        loop.ask("a")
+    assert loop.queue.waiting == MAX_WAITING
+    for _ in range(MAX_WAITING // 2):
+        loop.ask("b")
+    assert {tenant for tenant, _ in loop.refused} == {"a"}
+    loop.ask("b")
+    assert "b" in {tenant for tenant, _ in loop.refused}
