@@ -154,10 +154,12 @@ class BaseConnection(asyncio.Protocol):
     def begin_wait(self) -> None:
         """See `StreamControl`. A read that was put off is due now."""
         self._waits += 1
+        self._deliveries.waits += 1
         self._stop_gathering()
 
     def end_wait(self) -> None:
         self._waits -= 1
+        self._deliveries.waits -= 1
 
     def _stop_gathering(self) -> None:
         if self._gathering is not None:

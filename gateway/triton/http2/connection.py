@@ -243,7 +243,7 @@ class Connection(BaseConnection):
         if self._window < _LOW:
             self._renew()
         if arrived := self.arrived:
-            self._deliveries.add(arrived, self._waits)
+            self._deliveries.add(arrived)
             arrived.clear()
         if len(receiving) >= _MANY:
             self._gather(end)
