@@ -25,9 +25,10 @@ from pathlib import Path
 
 from gateway.conversations.disk import ConversationDisk, Looked
 from gateway.conversations.disk_thread import DiskAway, DiskThread
+from gateway.conversations.notices import Gone
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import EPHEMERAL, Gone, Known, Look, SharedConversations
+from gateway.conversations.shared import EPHEMERAL, Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
 from lora_store.folder_lock import FolderLock
