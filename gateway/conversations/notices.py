@@ -48,7 +48,9 @@ class Reader:
     The tenants take turns, so none waits for all notices of another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ttl_ms: int) -> None:
+        """`ttl_ms`: how long a disk has what was not used."""
+        self._ttl_ms = ttl_ms
         self._is_to_restart = True
         self._seen: float = 0
         self._places: dict[str, str] = {}
@@ -64,6 +66,7 @@ class Reader:
             self._is_to_restart = False
             self._seen, self._places = 0, {}
             self._pending.clear()
+            client.pexpire(_OLD_STREAM, self._ttl_ms)  # one day nobody writes it any more
         if not self._pending:
             self._find(client)
         while self._pending:

@@ -38,13 +38,8 @@ def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES
     staged = [n for n, each in enumerate(some) if is_large and len(each.data) > _MAX_LISTED_BYTES]
-    later = room_for(records[MAX_RECORDS:] if with_later else [])
-    return later._replace(records=some, staged=frozenset(staged))
-
-
-def room_for(records: Sequence[Record]) -> Piece:
-    """Return a piece that puts nothing and makes room for the records."""
+    later = records[MAX_RECORDS:] if with_later else []
     units = Counter[str]()
-    for each in records:
+    for each in later:
         units[each.unit] += bool(each.group)
-    return Piece([], frozenset(), sum([each.size for each in records]), units)
+    return Piece(some, frozenset(staged), sum([each.size for each in later]), units)

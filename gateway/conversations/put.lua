@@ -2,7 +2,8 @@
 -- ARGV: bytes that the tenant may have, members that a group may have, when the records were used (-1:
 -- now); bytes of the records that later calls put, and how many units those are in; notices that
 -- `gone` may have; of each of those units {unit, members more}; then of each record
--- {id, version, group, order, token, value}. The value is under s:TOKEN unless the token is empty.
+-- {id, version, group, order, token, value}. The value is under s:TOKEN unless the token is empty. With
+-- the token # only its length is given: room is made for it, and nothing is put.
 -- -> -1: a unit would be too large.
 --    0, removed: ask again, there was too much to remove.
 --    1, removed, notices, when, {units to be renewed}, {states}: of each record 1: taken, 0: there
@@ -19,6 +20,7 @@ local function head_length(group) return 67 + #group end
 local function staged(token) return prefix .. 's:' .. token end
 local function length_of(token, value)
   if token == '' then return #value end
+  if token == '#' then return tonumber(value) end
   local _, length = look_at(staged(token))
   return length
 end
@@ -71,7 +73,7 @@ end
 
 local function discard(from)
   for i = from, #ARGV, 6 do
-    if ARGV[i + 4] ~= '' then redis.call('UNLINK', staged(ARGV[i + 4])) end
+    if ARGV[i + 4] ~= '' then redis.call('UNLINK', staged(ARGV[i + 4])) end -- of # there is none
   end
 end
 
@@ -129,7 +131,7 @@ for i = first, #ARGV, 6 do
   local state, old_order, old_group, old_length = standing(id, version)
   local length = length_of(token, value)
   if state == 1 and length == 0 then state = 4 end
-  if state == 1 and when + ttl > now then
+  if state == 1 and when + ttl > now and token ~= '#' then
     if old_order then
       freed = freed + old_length
       if old_group ~= '' then redis.call('ZREM', members(old_group), old_order .. ':' .. id) end

@@ -75,7 +75,7 @@ class SharedConversations(TenantRecords):
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
         """Seconds for which another process may still write to a server that was replaced."""
-        self._notices = Reader()
+        self._notices = Reader(sum(self._times))
         self._since = 0
 
     def look(

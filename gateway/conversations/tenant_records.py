@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from gateway.conversations.pieces import (
     MAX_RECORDS,
     Piece,
     first_piece,
-    room_for,
 )
 from gateway.conversations.record import FINAL, MAX_MEMBERS, MAX_READ, TOO_LARGE, Record, is_id
 from gateway.conversations.scripts import PUT, READ, RENEW, STAGE
@@ -36,6 +35,9 @@ _SLACK = 300  # bytes of HEAD, with the longest of names
 _ORDER_CHARS = 21  # of a member before its id
 _STAGED_MS = 60_000
 _TORN_READS = 10
+# What put.lua says of a record, and the token of one whose value it is not given.
+_NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
+_LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
@@ -128,34 +130,58 @@ class TenantRecords:
         evicted, states = 0, list[int]()
         while len(states) < len(records):
             piece = first_piece(records[len(states) :], with_later=not states)
-            # Nothing large is written before there is room for it.
-            for each in [room_for(piece.records), piece] if piece.staged else [piece]:
-                answer = self._put_piece(client, tenant, each, epoch, used_ms)
-                evicted += answer[1]
-                if answer[0] == 0:
+            given: Mapping[int, str] = {}
+            if piece.staged:
+                # Nothing large is written before there is room for it, nor if Redis has it.
+                lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
+                trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
+                evicted += trial[1]
+                if trial[0] == 0:
                     return SharedPut(False, evicted, False, [])
+                given = {
+                    number: self._stage(client, tenant, _value(piece.records[number], epoch))
+                    if trial[5][number] == _NEW
+                    else _LENGTH_ONLY
+                    for number in piece.staged
+                }
+            answer = self._put_piece(client, tenant, piece, epoch, used_ms, given)
+            evicted += answer[1]
+            if answer[0] == 0:
+                return SharedPut(False, evicted, False, [])
             _, _, _, when, due, some = answer
-            states += some
+            states += [
+                _GONE if state == _NEW and given.get(number) == _LENGTH_ONLY else state
+                for number, state in enumerate(some)
+            ]
             self._renew(client, tenant, due, when)
         found = list(zip([each.id for each in records], states, strict=True))
-        for id_ in [id_ for id_, state in found if state == 3]:
+        for id_ in [id_ for id_, state in found if state == _FOREIGN]:
             self._refusals.add(self._key(tenant, f"r:{id_}"), "no record")
-        higher = [id_ for id_, state in found if state == 2]
-        return SharedPut(True, evicted, not {3, 4} & {*states}, higher)
+        higher = [id_ for id_, state in found if state == _HIGHER]
+        return SharedPut(True, evicted, not {_FOREIGN, _GONE} & {*states}, higher)
 
     def _put_piece(
-        self, client: Any, tenant: str, piece: Piece, epoch: int, used_ms: int
+        self,
+        client: Any,
+        tenant: str,
+        piece: Piece,
+        epoch: int,
+        used_ms: int,
+        tokens: Mapping[int, str],
     ) -> list[Any]:
+        """Run the script; `tokens` are of the records whose values are not given as they are."""
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
         for unit, more in piece.later_units.items():
             arguments += [unit, more]
         for number, record in enumerate(piece.records):
+            token = tokens.get(number, "")
+            value: object = b""
+            if token == _LENGTH_ONLY:
+                value = len(_head(record, epoch)) + len(record.data)
+            elif not token:
+                value = _value(record, epoch)
             version, order = b"%020d" % record.version, b"%020d" % record.order
-            head = b"c1 %020d %b %b %b\n" % (epoch, version, order, record.group.encode())
-            token, value = "", head + record.data
-            if number in piece.staged:
-                token, value = self._stage(client, tenant, head, value), b""
             arguments += (record.id, version, record.group, order, token, value)
         answer: list[Any] = PUT.run(client, [self._key(tenant, "")], arguments)
         if answer[0] < 0:
@@ -164,13 +190,14 @@ class TenantRecords:
             announce(client, tenant, sum(self._times))
         return answer
 
-    def _stage(self, client: Any, tenant: str, head: bytes, value: bytes) -> str:
+    def _stage(self, client: Any, tenant: str, value: bytes) -> str:
         """Write a large value to Redis, for a script to make a record of it; return its token."""
         token = secrets.token_hex(8)
         key = self._key(tenant, f"s:{token}")
         if len(value) <= MAX_COPIED_BYTES:
             client.set(key, value, px=_STAGED_MS)
             return token
+        head = value[: value.index(b"\n") + 1]
         STAGE.run(client, [key], [head, len(value), _STAGED_MS])
         for start in range(0, len(value), MAX_COPIED_BYTES):
             part = value[start : start + MAX_COPIED_BYTES]
@@ -304,6 +331,15 @@ class TenantRecords:
             record = Record(id_, raw[head.end() :], version, head[4].decode(), order)
             found[id_] = Copy(record, epoch)
         return found
+
+
+def _head(record: Record, epoch: int) -> bytes:
+    fields = (epoch, record.version, record.order, record.group.encode())
+    return b"c1 %020d %020d %020d %b\n" % fields
+
+
+def _value(record: Record, epoch: int) -> bytes:
+    return _head(record, epoch) + record.data
 
 
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:

@@ -251,9 +251,13 @@ class Upkeep:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
+        """Forget what others have deleted; of very many the rest with the next look."""
         epoch = redis.epoch
+        until = time.monotonic() + LOOK_S
         while gone := await redis.run(SharedConversations.deleted, "deleted"):
             await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
+            if time.monotonic() >= until:
+                return
 
     def _holds_lock(self) -> bool:
         try:
