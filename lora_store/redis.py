@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from adapters.adapter import Converted
 from adapters.errors import StoreError, StoreUnavailable, WritesRefused
@@ -54,6 +54,7 @@ from lora_store.refusals import Refusals
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
 _DESCRIPTIONS_AT_ONCE = 256
+_SPARE = 0.05  # of its memory, for what keys take besides, and for whoever else writes
 _MAX_STEP = 2**20  # of the revision
 # How long a listener that hears nothing believes that there is nothing to hear.
 _QUIET_S = 2.0
@@ -70,18 +71,6 @@ return 1
 
 Position = tuple[bytes | None, bytes | None]
 _NONE: Mapping[str, Record] = MappingProxyType({})
-
-
-class Room(NamedTuple):
-    """Memory that Redis has left.
-
-    Attributes:
-        nbytes: bytes, negative where there are too few.
-        evicts: Redis drops what was unused for longest to make room, so it refuses nothing.
-    """
-
-    nbytes: int
-    evicts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +211,21 @@ class RedisTier:
             self.refusals.add(self._version(digest), error)
             return None
 
-    def room(self) -> Room | None:
-        """Return how much memory Redis has left, None if it has no bound or is a cluster."""
+    def room(self) -> int | None:
+        """Return how many bytes can be put before Redis drops other versions for them.
+
+        Return None if it drops none, and if it is a cluster, each server of which has its own room.
+        """
         with self._use() as client:
             if isinstance(client, load().RedisCluster):
                 return None
             memory = client.info("memory")
-        if (most := int(memory["maxmemory"])) == 0:
+        policy, most = memory["maxmemory_policy"], int(memory["maxmemory"])
+        expire = self._settings.ttl_s is not None
+        drops = policy.startswith("allkeys") or (expire and policy.startswith("volatile"))
+        if most == 0 or not drops:
             return None
-        left = most - int(memory["used_memory"])
-        return Room(left, evicts=memory["maxmemory_policy"].startswith("allkeys"))
+        return int(most * (1 - _SPARE)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
         """True for one caller at a time: the one who shall put this version now."""

@@ -86,8 +86,8 @@ class Versions:
     async def send_missing(self, digests: Iterable[str]) -> None:
         """Put what Redis lacks of these versions and of those that it did not get before.
 
-        A Redis without memory for the next one gets none: those are sent later, or when they are
-        asked for if Redis would drop others for them.
+        A Redis that takes no writes gets the others later. One that would drop versions for more of
+        them gets those that are asked for.
 
         Raises `StoreUnavailable` when Redis goes away meanwhile.
         """
@@ -96,14 +96,12 @@ class Versions:
         self._sent(present)
         missing = [digest for digest in candidates if digest not in present]
         room = await self._link.call(RedisTier.room) if missing else None
-        left = math.inf if room is None else room.nbytes
+        left = math.inf if room is None else room
         for place, digest in enumerate(missing):
-            left -= await self._link.run(partial(self._disk.nbytes, digest))
-            if left < 0 and room is not None and room.evicts:
+            left -= 0 if room is None else await self._link.run(partial(self._disk.nbytes, digest))
+            if left < 0:
                 return
             try:
-                if left < 0:
-                    raise WritesRefused("it has no memory left")
                 await self._send(digest)
             except WritesRefused as error:
                 self._later(missing[place:], error)
