@@ -28,14 +28,14 @@ def longest_call_us(
     longest = []
     for run in range(_RUNS):
         prepare(run)
-        with _measured(at_redis) as calls:
+        with measured(at_redis) as calls:
             work(run)
         longest.append(max(calls))
     return min(longest)
 
 
 @contextmanager
-def _measured(at_redis: redis.Redis) -> Iterator[list[int]]:
+def measured(at_redis: redis.Redis) -> Iterator[list[int]]:
     """Give the CPU times of all commands of this process while the context is open."""
     calls: list[int] = []
     execute = redis.Redis.execute_command
