@@ -20,7 +20,7 @@ from tests.support.limit_requests import PATIENT_S, limit_request
 from tests.support.redis_cost import MAX_CALL_US, longest_call_us, measured
 from tests.support.redis_server import RedisServer
 
-_KEYS = 50_000
+_KEYS = 25_000
 _PROCESSES = 256
 
 
@@ -69,20 +69,20 @@ def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_
 
 
 def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
-    """Of 100 agents that hold 5,000 versions each, and 300 gateways that use 200 of them."""
+    """Of 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
     notices = PeftNotices(RedisSettings(shared_redis.url, timeout_s=30))
     holds = frozenset(f"{n:064x}" for n in range(5_000))
     held = Held(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)
     in_use = {f"{n:064x}": frozenset(["triton:8001"]) for n in range(200)}
 
     def work(run: int) -> None:
-        for n in range(100):
+        for n in range(40):
             notices.tell_held(f"agent-{n}", replace(held, revision=run), f"{run}")
-        for n in range(300):
+        for n in range(200):
             notices.tell_named(f"gateway-{n}", Named(beat=run, seen={}, in_use=in_use))
-        assert len(notices.beats()) == 100
+        assert len(notices.beats()) == 40
         assert notices.held("agent-1") == replace(held, revision=run)
-        assert len(notices.named()) == 300
+        assert len(notices.named()) == 200
 
     assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
     notices.close()
