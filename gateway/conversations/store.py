@@ -27,8 +27,9 @@ from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import DELETED, FINAL, GROWING, MAX_READ, Record, checked, is_id
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import Copy, Known, SharedConversations
+from gateway.conversations.shared import Known, SharedConversations
 from gateway.conversations.stats import Stats
+from gateway.conversations.tenant_records import Copy
 from gateway.conversations.upkeep import Upkeep
 from gateway.errors import ConversationsOff, ConversationsUnavailable, ConversationTooLarge
 
