@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -59,42 +59,22 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "1", "--rounds", "1"]
-    done = subprocess.run(
-        [*command, "--only", "beside", "--output", str(tmp_path)],
-=======
-def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench", "--quick", "--rounds", "1", "--only", "prompts"]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path)],
->>>>>>> w-prompts
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-<<<<<<< HEAD
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = measured("beside", tmp_path)
     rows = results["parts"]["beside"]
-    missing = any("SMG" in note for note in results["notes"])
     found = [(row["who"], row["other streams"]) for row in rows]
-    servers = ["gateway"] if missing else ["gateway", "SMG 1.13.0"]
+    servers = ("gateway", "SMG 1.13.0")
     assert found == [(server, count) for server in servers for count in (0, 100, 500)]
     for row in rows:
         assert row["first token p50 ms"] > 0
         assert math.isfinite(row["more than alone"])
         assert math.isfinite(row["CPU us/token"]) == (row["other streams"] > 0)
-    assert missing or math.isfinite(rows[1]["of SMG 1.13.0"])
-=======
-    results = json.loads((tmp_path / "results.json").read_text())
-    missing = [note for note in results["notes"] if "could not be installed" in note]
-    if missing:
-        pytest.skip(missing[0])
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = results["parts"]["prompts"]
+    assert math.isfinite(rows[1]["of SMG 1.13.0"])
+
+
+@pytest.mark.slow
+def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
+    rows = measured("prompts", tmp_path)["parts"]["prompts"]
     assert {row["prompts of"] for row in rows} == {
         "the project's pages",
         "new passages",
@@ -106,4 +86,20 @@ def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
     # Of CPU, as other processes take time, too.
     cpu_ms = {row["each"]: row["gateway: CPU ms"] for row in rows[:6]}
     assert cpu_ms["250 tokens"] < cpu_ms["32,000 tokens"]
->>>>>>> w-prompts
+
+
+def measured(part: str, folder: Path) -> dict[str, Any]:
+    """Return the results of a short run of one part; skip where SMG cannot be installed."""
+    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "1", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--only", part, "--output", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    if missing := [note for note in results["notes"] if "could not be installed" in note]:
+        pytest.skip(missing[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return results
