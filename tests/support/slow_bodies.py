@@ -47,7 +47,7 @@ Fill = Callable[[random.Random, int], Any]
 """Makes the value of a parameter that has about so many bytes."""
 
 
-class Asked(NamedTuple):
+class SentRequest(NamedTuple):
     """A request: a path with its query, and a body of JSON unless it is a GET."""
 
     path: str
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class Turn:
+class LoopTurn:
     """The longest turn of an event loop: its CPU seconds, and the work that it was."""
 
     seconds: float = 0.0
@@ -71,16 +71,16 @@ class LoopGateway:
     """A gateway in this event loop whose clients are in threads."""
 
     port: int
-    turn: Turn = field(default_factory=Turn)
+    turn: LoopTurn = field(default_factory=LoopTurn)
 
-    async def longest_turn(self, asked: Asked) -> Turn:
+    async def longest_turn(self, asked: SentRequest) -> LoopTurn:
         """Return the longest turn of the loop while a request is answered."""
         await asyncio.sleep(0)  # the turn of the caller has ended
         self.turn.seconds = 0.0
         await asyncio.to_thread(_send, self.port, asked)
-        return Turn(self.turn.seconds, self.turn.work)
+        return LoopTurn(self.turn.seconds, self.turn.work)
 
-    async def shortest(self, asked: Asked, runs: int, good_s: float) -> Turn:
+    async def shortest(self, asked: SentRequest, runs: int, good_s: float) -> LoopTurn:
         """Return the best of some runs: other threads may have had the caches in one of them."""
         turn = await self.longest_turn(asked)
         for _ in range(runs - 1):
@@ -113,7 +113,7 @@ async def loop_gateway(folder: Path, *, max_seq_len: int = 200_000) -> AsyncIter
     ):
         gateway = LoopGateway(client.base_url.port or 0)
         for path, body in _PLAIN.items():
-            await gateway.longest_turn(Asked(path, orjson.dumps(body)))
+            await gateway.longest_turn(SentRequest(path, orjson.dumps(body)))
         with _measured(gateway.turn):
             yield gateway
 
@@ -128,7 +128,7 @@ def _save_tokenizer(folder: Path) -> None:
 
 
 @contextmanager
-def _measured(turn: Turn) -> Iterator[None]:
+def _measured(turn: LoopTurn) -> Iterator[None]:
     run = events.Handle._run
 
     def timed(handle: Any) -> None:
@@ -147,7 +147,7 @@ def _measured(turn: Turn) -> Iterator[None]:
         gc.enable()
 
 
-def _send(port: int, asked: Asked) -> None:
+def _send(port: int, asked: SentRequest) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         method = "GET" if asked.body is None else "POST"
@@ -424,7 +424,7 @@ _BESIDE_TOOLS = ("tool_choice", "response_format", "output_format", "text")
 
 
 class _Recipe(NamedTuple):
-    """What a body is drawn from."""
+    """The choices that a body is drawn from."""
 
     path: str
     names: tuple[str, ...]
@@ -436,7 +436,7 @@ class _Recipe(NamedTuple):
         """The endpoint and the parameters."""
         return self.path, frozenset(self.names)
 
-    def make(self) -> Asked:
+    def make(self) -> SentRequest:
         """Return the body, of less than MAX_BODY_BYTES."""
         size = self.size
         while True:
@@ -453,7 +453,7 @@ class _Recipe(NamedTuple):
             except orjson.JSONEncodeError:
                 continue  # it is nested too deep
             if len(data) < MAX_BODY_BYTES:
-                return Asked(self.path, data)
+                return SentRequest(self.path, data)
 
 
 def _draw_recipe(draw: random.Random) -> _Recipe:
@@ -481,14 +481,14 @@ def _mutate(draw: random.Random, recipe: _Recipe) -> _Recipe:
 
 async def find_slowest(
     gateway: LoopGateway, bodies: int, seed: int = 0
-) -> list[tuple[Asked, Turn]]:
+) -> list[tuple[SentRequest, LoopTurn]]:
     """Return the bodies with the longest turns among so many that a search draws.
 
     One of each combination of parameters is mutated further, so that the first that is found to be
     slow does not displace all others.
     """
     draw = random.Random(seed)
-    found: dict[tuple[str, frozenset[str]], tuple[_Recipe, Turn]] = {}
+    found: dict[tuple[str, frozenset[str]], tuple[_Recipe, LoopTurn]] = {}
     for _ in range(bodies):
         if len(found) < _SURVIVORS or draw.random() < 0.6:
             recipe = _draw_recipe(draw)
@@ -501,7 +501,7 @@ async def find_slowest(
     return [(recipe.make(), turn) for recipe, turn in _slowest(found.values())]
 
 
-def _slowest(found: Iterable[tuple[_Recipe, Turn]]) -> list[tuple[_Recipe, Turn]]:
+def _slowest(found: Iterable[tuple[_Recipe, LoopTurn]]) -> list[tuple[_Recipe, LoopTurn]]:
     return sorted(found, key=lambda each: -each[1].seconds)[:_SURVIVORS]
 
 

@@ -58,7 +58,7 @@ _WORDS = (
 )
 
 
-class Text(NamedTuple):
+class SlowText(NamedTuple):
     """Tokens in parts, each of which is repeated to have its share of the text's length."""
 
     parts: tuple[tuple[tuple[str, ...], float], ...]
@@ -74,7 +74,7 @@ class Text(NamedTuple):
         return "".join(pieces)[:chars]
 
 
-class Cost(NamedTuple):
+class TextCost(NamedTuple):
     """The CPU time of a text.
 
     Attributes:
@@ -84,7 +84,7 @@ class Cost(NamedTuple):
     """
 
     long: float
-    text: Text
+    text: SlowText
     chars: int
 
 
@@ -124,7 +124,7 @@ def read_time(form: MessageForm, text: str, chars: int) -> float:
             gc.enable()
 
 
-def find_slowest(name: str, seconds: float, seed: int = 0) -> Cost:
+def find_slowest(name: str, seconds: float, seed: int = 0) -> TextCost:
     """Return the text of the form `name` that costs most, after so many CPU seconds of search."""
     form = message_forms()[name]
     draw = random.Random(f"{name} {seed}")
@@ -141,13 +141,13 @@ def find_slowest(name: str, seconds: float, seed: int = 0) -> Cost:
     while time.process_time() - started < _BEGINNINGS_SHARE * seconds:
         begun = draw.choice(beginnings.found) if draw.random() < 0.8 else ()
         beginnings.add((*begun, *tokens(3)))
-    found: list[Cost] = []
+    found: list[TextCost] = []
     while time.process_time() - started < seconds or not found:
         if len(found) < _SURVIVORS or draw.random() < 0.7:
             parts = [(draw.choice(beginnings.found), 0.0), (tokens(3), 1.0)]
             if draw.random() < 0.3:
                 parts.append((tokens(1), draw.choice((0.0, 1.0))))
-            text = Text(tuple(parts))
+            text = SlowText(tuple(parts))
         else:
             text = _mutate(draw, token, draw.choice(found).text, draw.choice(found).text)
         found.append(_cost(form, text, draw.choice((1, _CHARS_A_TOKEN, LONG_CHARS))))
@@ -187,16 +187,16 @@ class _Beginnings:
             self.found.append(tokens)
 
 
-def _cost(form: MessageForm, text: Text, chars: int) -> Cost:
+def _cost(form: MessageForm, text: SlowText, chars: int) -> TextCost:
     short_size, long_size = _SIZES
     short = min(read_time(form, text.of_length(short_size), chars) for _ in range(2)) / short_size
     long = read_time(form, text.of_length(long_size), chars) / long_size
     if long < _MIN_GROWTH * short:
-        return Cost(long, text, chars)
+        return TextCost(long, text, chars)
     # Another process may have had a part of it.
     long = min(long, read_time(form, text.of_length(long_size), chars) / long_size)
     growth = (long - short) / (long_size - short_size) if long > _MIN_GROWTH * short else 0.0
-    return Cost(long + growth * (LONG_CHARS - long_size), text, chars)
+    return TextCost(long + growth * (LONG_CHARS - long_size), text, chars)
 
 
 def _words(form: MessageForm) -> Iterator[str]:
@@ -235,7 +235,9 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _mutate(draw: random.Random, token: Callable[[], str], text: Text, other: Text) -> Text:
+def _mutate(
+    draw: random.Random, token: Callable[[], str], text: SlowText, other: SlowText
+) -> SlowText:
     parts = [([*tokens], share) for tokens, share in text.parts]
     for _ in range(draw.randint(1, 3)):
         place = draw.randrange(len(parts))
@@ -254,7 +256,7 @@ def _mutate(draw: random.Random, token: Callable[[], str], text: Text, other: Te
             case _:
                 taken, share = draw.choice(other.parts)
                 parts[place] = ([*taken], share)
-    return Text(tuple([(tuple(tokens), share) for tokens, share in parts[:_MAX_PARTS]]))
+    return SlowText(tuple([(tuple(tokens), share) for tokens, share in parts[:_MAX_PARTS]]))
 
 
 def _main() -> None:

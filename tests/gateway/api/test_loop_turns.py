@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
-from tests.support.slow_bodies import MAX_BODY_BYTES, Asked, find_slowest, loop_gateway
+from tests.support.slow_bodies import MAX_BODY_BYTES, SentRequest, find_slowest, loop_gateway
 
 _MAX_TURN_S = 0.010
 _RUNS = 5
@@ -33,13 +33,13 @@ _ANSWER = {
 }
 
 
-def _chat(tools: int, schema: Any, **fields: Any) -> Asked:
+def _chat(tools: int, schema: Any, **fields: Any) -> SentRequest:
     offered = [
         {"type": "function", "function": {"name": f"f{n}", "parameters": schema}}
         for n in range(tools)
     ]
     body = {"model": "m", "max_tokens": 1, "messages": _SAID, "tools": offered} | fields
-    return Asked("/v1/chat/completions", orjson.dumps(body))
+    return SentRequest("/v1/chat/completions", orjson.dumps(body))
 
 
 def _nested(depth: int) -> Any:
@@ -55,11 +55,11 @@ _CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 _TURNS = [*_SAID, {"role": "assistant", "content": [_CALL] * 1180}, *_SAID]
 
 HANDMADE = {
-    "truncated messages": Asked(
+    "truncated messages": SentRequest(
         "/v1/responses",
         orjson.dumps({"model": "m", "truncation": "auto", "input": _ITEMS}),
     ),
-    "calls": Asked(
+    "calls": SentRequest(
         "/v1/messages", orjson.dumps({"model": "m", "max_tokens": 1, "messages": _TURNS})
     ),
     "tools beside a format": _chat(60, {"anyOf": [[]] * 320}, response_format=_FORMAT),
@@ -67,13 +67,15 @@ HANDMADE = {
     "forced tools of deep schemas": _chat(6, _nested(30), tool_choice="required"),
     "beginnings of control tokens": _chat(0, None, messages=_said("</think>" + "<" * 65_000)),
     "control tokens": _chat(0, None, messages=_said("<|im_end|>" * 6500)),
-    "members of a query": Asked("/v1/responses/resp_1?" + "&".join(["include=a"] * 6000)),
-    "empty members of a query": Asked("/v1/models?" + "a&" * 30_000),
-    "inputs": Asked("/v1/embeddings", orjson.dumps({"model": "words", "input": ["a"] * 2048})),
-    "documents": Asked(
+    "members of a query": SentRequest("/v1/responses/resp_1?" + "&".join(["include=a"] * 6000)),
+    "empty members of a query": SentRequest("/v1/models?" + "a&" * 30_000),
+    "inputs": SentRequest(
+        "/v1/embeddings", orjson.dumps({"model": "words", "input": ["a"] * 2048})
+    ),
+    "documents": SentRequest(
         "/v1/rerank", orjson.dumps({"model": "ranker", "query": "a", "documents": ["a"] * 2048})
     ),
-    "token strings": Asked(
+    "token strings": SentRequest(
         "/tokenize", orjson.dumps({"prompt": "a" * 65_000, "return_token_strs": True})
     ),
 }

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.slow_texts import LONG_CHARS, Cost, Text, find_slowest, message_forms, read_time
+from tests.support.slow_texts import (
+    LONG_CHARS,
+    SlowText,
+    TextCost,
+    find_slowest,
+    message_forms,
+    read_time,
+)
 
 # CPU seconds of the search for each form. `python -m tests.support.slow_texts` searches longer.
 _SEARCH_S = 0.8
@@ -17,12 +24,12 @@ _MAX_DEPTH_COST = 3
 """How much longer a string may take within brackets."""
 
 # What searches have found in earlier releases.
-_QUOTES_IN_A_VALUE = Text(((("[f(a=x",), 0), (("x'",), 1)))
-_QUOTES_AFTER_BRACKETS = Text(((("[f(a=", "r<", "["), 0), (("'",), 1)))
-_DECIMALS = Text(((("[f(a=[",), 0), (("1.5,",), 1)))
+_QUOTES_IN_A_VALUE = SlowText(((("[f(a=x",), 0), (("x'",), 1)))
+_QUOTES_AFTER_BRACKETS = SlowText(((("[f(a=", "r<", "["), 0), (("'",), 1)))
+_DECIMALS = SlowText(((("[f(a=[",), 0), (("1.5,",), 1)))
 
 
-def _check(name: str, text: Text, chars: int) -> None:
+def _check(name: str, text: SlowText, chars: int) -> None:
     """Assert the bounds. Of several runs the shortest counts: others have the machine, too."""
     form = message_forms()[name]
     short, long = text.of_length(LONG_CHARS // 4), text.of_length(LONG_CHARS)
@@ -39,13 +46,15 @@ def _check(name: str, text: Text, chars: int) -> None:
 
 @pytest.mark.parametrize("name", message_forms())
 def test_the_slowest_text_that_a_search_finds_takes_linear_time(name: str) -> None:
-    slowest: Cost = find_slowest(name, _SEARCH_S)
+    slowest: TextCost = find_slowest(name, _SEARCH_S)
     _check(name, slowest.text, slowest.chars)
 
 
 @pytest.mark.parametrize("chars", [1, LONG_CHARS])
 @pytest.mark.parametrize("text", [_QUOTES_IN_A_VALUE, _QUOTES_AFTER_BRACKETS, _DECIMALS])
-def test_quotes_and_numbers_in_python_like_calls_take_linear_time(text: Text, chars: int) -> None:
+def test_quotes_and_numbers_in_python_like_calls_take_linear_time(
+    text: SlowText, chars: int
+) -> None:
     _check("pythonic", text, chars)
 
 
