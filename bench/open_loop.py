@@ -174,8 +174,9 @@ class _Connection(asyncio.Protocol):
         for line in lines:
             if line.startswith(b"content-length:"):
                 self._left = int(line[15:])
-        if asked.status in _REFUSED and asked.counted:
-            asked.outcome.refused.append(time.monotonic() - asked.sent)
+        if asked.status in _REFUSED:
+            if asked.counted:
+                asked.outcome.refused.append(time.monotonic() - asked.sent)
         elif asked.status != 200 and len(asked.outcome.errors) < 3:
             asked.outcome.errors.append(self._head[:300].decode(errors="replace"))
 

@@ -40,7 +40,7 @@ _MAX_TURN_S = 0.25
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
 # Twice that is remembered of the pace.
-_MEMORY_S = 1.0
+_MEMORY_S = 0.5
 
 _BUSY = (
     "THE GATEWAY'S OWN CORE IS BUSY: requests get 503 before anything is done for them; start "

@@ -251,3 +251,11 @@ def test_who_fills_the_queue_leaves_others_their_part(loop: Loop) -> None:
     assert {tenant for tenant, _ in loop.refused} == {"a"}
     loop.ask("b")
     assert "b" in {tenant for tenant, _ in loop.refused}
+
+
+def test_the_forecast_follows_a_pace_that_has_changed(loop: Loop) -> None:
+    _flood(loop, 20, {"a": 5000}, turn_s=0.01)
+    _flood(loop, SETTLE_S, {"a": 2000}, turn_s=0.1)
+    loop.waited.clear()
+    _flood(loop, 5, {"a": 2000}, turn_s=0.1)
+    assert max(loop.waited) <= 1.4 * MAX_WAIT_S
