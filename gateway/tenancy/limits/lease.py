@@ -7,20 +7,24 @@ by the second, that is the second in which its use is reported: a later one, nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 
-from gateway.config.limits import LIMITS, LimitName
+from gateway.config.limits import LimitName
 from gateway.errors import Quota
 from gateway.tenancy.limits.demand import Demand
 from gateway.tenancy.limits.request import (
+    PLACES,
+    REQUESTS,
+    TOKENS,
+    UNITS,
     WINDOW_S,
     Decision,
     LimitRequest,
     Settlement,
     Spending,
+    kinds_of,
 )
-from gateway.tenancy.limits.script import PLACES, REQUESTS, TOKENS, UNITS, Call, Grant
+from gateway.tenancy.limits.script import Call, Grant
 
 LEASE_S = 15.0
 TICK_S = 0.25
@@ -29,12 +33,6 @@ _REPORT_S = 1.0
 """How late Redis hears of a request that its tenant's later ones have not told of."""
 _MAX_REFUSED_S = 1.0
 """How long a refusal stands without another look: somebody may empty Redis."""
-
-
-@cache
-def _kinds(names: tuple[LimitName, ...]) -> Sequence[tuple[LimitName, int, bool]]:
-    """Return each limit with its unit, and whether it is a budget."""
-    return [(name, UNITS[name], LIMITS[name].budget) for name in names]
 
 
 def _units(request: LimitRequest) -> tuple[int, int, int]:
@@ -87,15 +85,15 @@ class Lease:
     def decide(self, request: LimitRequest) -> Decision | None:
         """Admit or refuse a request by what is known here; None if Redis must be asked."""
         limits, units, spare, known = request.limits, _units(request), self._spare, self._quotas
-        kinds = _kinds(tuple(limits))
-        for name, unit, _ in kinds:
+        kinds = kinds_of(request)
+        for name, unit, _ in kinds.limits:
             quota = known.get(name)
             if quota is None or units[unit] > spare[unit] or quota.limit != limits[name]:
                 return self._refused_again(request) if self._refusal else None
         now = self._clock()
         if not self._is_covered(now):
             return None
-        for unit in {unit for _, unit, _ in kinds}:
+        for unit in kinds.units:
             spare[unit] -= units[unit]
             self._demands[unit].take(units[unit])
             if unit == REQUESTS:
@@ -107,7 +105,7 @@ class Lease:
         reset_ms = (now_ms // 1000 + WINDOW_S + 1) * 1000 - now_ms
         age_ms = int((now - self._called_at) * 1000)
         quotas: dict[str, Quota] = {}
-        for name, unit, is_budget in kinds:
+        for name, unit, is_budget in kinds.limits:
             limit, used, reset_of_it, held = known[name]
             if is_budget:
                 quotas[name] = Quota(limit, used, max(0, reset_of_it - age_ms), held - spare[unit])
@@ -118,7 +116,7 @@ class Lease:
     def refusal(self, request: LimitRequest, grant: Grant) -> Decision:
         """Return the refusal that a call was answered with, and remember one that stands."""
         quotas: dict[str, Quota] = {}
-        for name, unit, is_budget in _kinds(tuple(request.limits)):
+        for name, unit, is_budget in kinds_of(request).limits:
             quota, spare = grant.quotas[name], self._spare[unit]
             if is_budget:
                 quotas[name] = quota._replace(held=quota.held - spare)
@@ -250,7 +248,7 @@ class Lease:
         further = [0, 0, 0]
         for request in queued:
             units = _units(request)
-            for unit in {unit for _, unit, _ in _kinds(tuple(request.limits))}:
+            for unit in kinds_of(request).units:
                 further[unit] += units[unit]
         state: dict[str, object] = {
             "call": self._number,
@@ -279,7 +277,7 @@ class Lease:
 
     def _learn_limits(self, request: LimitRequest) -> None:
         """Replace what is known of the limits on the units that a request takes."""
-        taken = {UNITS[name] for name in request.limits}
+        taken = kinds_of(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}
         self._limits = {**request.limits, **others}
         self._budgets = {**self._budgets, **request.budgets}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import itemgetter
 
 from gateway.config.file import Configuration
 from gateway.config.limits import LIMITS, LimitName, RedisUnavailablePolicy
@@ -39,7 +40,8 @@ class Limits:
         self._standings = standings or Standings()
         self._on_alone = on_alone
         self._away = Configuration().limits.when_redis_is_away
-        self._told: dict[str, dict[LimitName, tuple[Quota, float]]] = {}
+        self._told: dict[str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]] = {}
+        """By tenant and the limits that a request asked together, and when it did."""
 
     def told(self, tenant: str) -> dict[LimitName, Quota]:
         """What is used of its limits, as far as this process was told with its last request.
@@ -48,10 +50,12 @@ class Limits:
         had.
         """
         now = time.monotonic()
-        known = {
-            name: quota if now - at < quota.reset_ms / 1000 else quota._replace(used=0, held=0)
-            for name, (quota, at) in self._told.get(tenant, {}).items()
-        }
+        known: dict[LimitName, Quota] = {}
+        for quotas, at in sorted(self._told.get(tenant, {}).values(), key=itemgetter(1)):
+            for name in LIMITS:
+                if (quota := quotas.get(name)) is not None:
+                    counts = now - at < quota.reset_ms / 1000
+                    known[name] = quota if counts else quota._replace(used=0, held=0)
         for name, quota in known.items():
             used = self._standings.used(tenant, name) if LIMITS[name].budget else None
             if used is not None:
@@ -86,8 +90,8 @@ class Limits:
     async def take(self, request: LimitRequest) -> Taken:
         """Raises LimitsUnavailable. What is refused is not raised here."""
         if self._shared is not None:
-            decision = await self._shared.take(request)
-            decision = decision or self._used_up(request)
+            decision = self._shared.decide(request)
+            decision = decision or await self._shared.take(request) or self._used_up(request)
             if decision is not None:
                 self._note(request, decision)
                 return Taken(request, decision, self._shared)
@@ -101,10 +105,7 @@ class Limits:
         known = self._told.get(request.tenant)
         if known is None:
             known = self._told[request.tenant] = {}
-        now = time.monotonic()
-        for name in request.limits:
-            if name in decision.quotas:
-                known[name] = decision.quotas[name], now
+        known[tuple(request.limits)] = decision.quotas, time.monotonic()
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counted when Redis is back, where it is away."""

@@ -17,8 +17,16 @@ from itertools import islice, takewhile
 from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.caller import Answer, ScriptCaller
 from gateway.tenancy.limits.lease import TICK_S, Lease
-from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
-from gateway.tenancy.limits.script import PLACES, TOKENS, UNITS, Call, grant_of, reports_of
+from gateway.tenancy.limits.request import (
+    PLACES,
+    TOKENS,
+    Decision,
+    LimitRequest,
+    Settlement,
+    Spending,
+    kinds_of,
+)
+from gateway.tenancy.limits.script import Call, grant_of, reports_of
 
 log = logging.getLogger(__name__)
 
@@ -123,15 +131,18 @@ class SharedLimits:
         """True while Redis counts. If it is late for one request, the next does not wait for it."""
         return self._caller.up
 
+    def decide(self, request: LimitRequest) -> Decision | None:
+        """Admit or refuse a request by what is known here; None if Redis must be asked."""
+        account = self._account(request.tenant)
+        return None if account.waiting else account.lease.decide(request)
+
     async def take(self, request: LimitRequest) -> Decision | None:
         """Counts the request if no limit is in its way; None when Redis does not in time."""
-        account = self._account(request.tenant)
-        if not account.waiting:
-            decision = account.lease.decide(request)
-            if decision is not None:
-                return decision
+        if (decision := self.decide(request)) is not None:
+            return decision
         if not self.up:
             return None
+        account = self._account(request.tenant)
         pending = _Pending(request, self._loop.create_future())
         account.waiting.append(pending)
         self._ask(account)
@@ -173,7 +184,7 @@ class SharedLimits:
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
         """Whoever asked has been cancelled meanwhile."""
         if decision is not None and decision.refused is None:
-            units = {UNITS[name] for name in request.limits}
+            units = kinds_of(request).units
             tokens = request.tokens if TOKENS in units else 0
             places = request.places if PLACES in units else 0
             self.settle(Settlement(request, released=tokens, places=places))

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
-from gateway.config.limits import LIMITS, LimitName
+from gateway.config.limits import LIMITS, Counted, LimitName
 from gateway.errors import Quota
 
 WINDOW_S = 60
 NEVER = -1
+REQUESTS, TOKENS, PLACES = range(3)
+"""The units that limits count, by their place in lists."""
+_UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "places": PLACES}
+UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
+_NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})
 BUSY_WAIT_MS = 1000
 """Nobody knows when a running request ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LimitRequest:
     """What a request of `tenant` asks for of each of its `limits` that counts such things."""
 
     tenant: str
     limits: Mapping[LimitName, int]
-    budgets: Mapping[LimitName, int] = field(default_factory=dict)
+    budgets: Mapping[LimitName, int] = field(default_factory=lambda: _NO_BUDGETS)
     """Of the limits, those over a day or a month."""
     requests: int = 1
     tokens: int = 0
@@ -30,6 +37,23 @@ class LimitRequest:
     def wanted(self, limit: LimitName) -> int:
         wanted: int = getattr(self, LIMITS[limit].counts)
         return wanted
+
+
+class Kinds(NamedTuple):
+    """The limits of a request: each with its unit and whether it is a budget, and their units."""
+
+    limits: tuple[tuple[LimitName, int, bool], ...]
+    units: frozenset[int]
+
+
+def kinds_of(request: LimitRequest) -> Kinds:
+    return _kinds(tuple(request.limits))
+
+
+@cache
+def _kinds(names: tuple[LimitName, ...]) -> Kinds:
+    limits = tuple([(name, UNITS[name], LIMITS[name].budget) for name in names])
+    return Kinds(limits, frozenset([unit for _, unit, _ in limits]))
 
 
 class Decision(NamedTuple):

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from gateway.config.limits import LIMITS, LimitName
+from gateway.config.limits import LimitName
 from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, Quota, RateLimited
-from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement
+from gateway.tenancy.limits.request import (
+    PLACES,
+    TOKENS,
+    Decision,
+    LimitRequest,
+    Settlement,
+    kinds_of,
+)
 
 # Tokens that an answer uses are booked in steps of so many: a process that dies loses the rest.
 _STEP = 32
@@ -97,10 +104,10 @@ class Reservation:
         self.quotas |= taken.decision.quotas
         if taken.decision.refused is not None:
             raise self._ledger.refuse(taken, taken.decision.refused, self.quotas)
-        counted = {LIMITS[name].counts for name in taken.request.limits}
-        if "places" in counted:
+        units = kinds_of(taken.request).units
+        if PLACES in units:
             self._places.append(taken)
-        if "tokens" in counted:
+        if TOKENS in units:
             self._hold(taken)
 
     async def take_more(self, places: int) -> None:

@@ -8,16 +8,12 @@ from importlib.resources import files
 
 import orjson
 
-from gateway.config.limits import LIMITS, Counted, LimitName
+from gateway.config.limits import LIMITS, LimitName
 from gateway.errors import Quota
 from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.request import NEVER, LimitRequest
 
 SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
-REQUESTS, TOKENS, PLACES = range(3)
-"""The units that limits count, by their place in the script's lists."""
-_UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "places": PLACES}
-UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _MAX_NUMBER = 2**53
 _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
