@@ -27,8 +27,9 @@ from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import DELETED, FINAL, GROWING, MAX_READ, Record, checked, is_id
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import Copy, Known, SharedConversations
+from gateway.conversations.shared import Known, SharedConversations
 from gateway.conversations.stats import Stats
+from gateway.conversations.tenant_records import Copy
 from gateway.conversations.upkeep import Upkeep
 from gateway.errors import ConversationsOff, ConversationsUnavailable, ConversationTooLarge
 
@@ -114,7 +115,9 @@ class Conversations:
         return 0 if self._redis is None else self._redis.known.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
-        """Keeps all of them, or none; of each the highest version that there is.
+        """Store all of the records or none, of each the highest version that there is.
+
+        Of more than 64 a Redis that fails meanwhile has some, and this raises.
 
         Raises ConversationsOff, ConversationTooLarge and ConversationsUnavailable.
         """

@@ -25,9 +25,10 @@ from pathlib import Path
 
 from gateway.conversations.disk import ConversationDisk, Looked
 from gateway.conversations.disk_thread import DiskAway, DiskThread
+from gateway.conversations.notices import Gone
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import EPHEMERAL, Gone, Known, Look, SharedConversations
+from gateway.conversations.shared import EPHEMERAL, Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
 from lora_store.folder_lock import FolderLock
@@ -250,9 +251,13 @@ class Upkeep:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
+        """Forget what others have deleted; of very many the rest with the next look."""
         epoch = redis.epoch
+        until = time.monotonic() + LOOK_S
         while gone := await redis.run(SharedConversations.deleted, "deleted"):
             await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
+            if time.monotonic() >= until:
+                return
 
     def _holds_lock(self) -> bool:
         try:

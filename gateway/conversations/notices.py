@@ -1,0 +1,104 @@
+"""What gateways are told of deletions, so that no disk brings a record back.
+
+``conversations:{.TENANT}:gone``  stream: ids of deleted records (i) and of evicted groups (u);
+                                 put.lua writes them together with the deletion
+``conversations:{all}:gone``      sorted set: tenants with notices, see announce.lua
+``conversations:{all}:deleted``   stream of all tenants, which releases before this one write
+
+Each tenant has a stream of its own, so a tenant with many deletions loses no notices but its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.conversations.record import is_id
+from gateway.conversations.scripts import ANNOUNCE
+
+_INDEX = "conversations:{all}:gone"
+_OLD_STREAM = "conversations:{all}:deleted"
+_TENANTS_AT_ONCE = 64
+_MIN_NOTICES, _MAX_NOTICES = 1000, 100_000
+_BYTES_PER_NOTICE = 4096  # of a tenant's own: a notice takes some 80, so 2 % of them
+
+
+class Gone(NamedTuple):
+    """What a disk is to forget: a record that was deleted, or a group that there is no room for."""
+
+    tenant: str
+    id: str
+    is_group: bool
+
+
+def max_notices(tenant_bytes: int) -> int:
+    """Return how many notices a tenant's stream has at most."""
+    return min(max(tenant_bytes // _BYTES_PER_NOTICE, _MIN_NOTICES), _MAX_NOTICES)
+
+
+def announce(client: Any, tenant: str, ttl_ms: int) -> None:
+    """Say that a tenant has new notices, for as long as any disk has what they are of."""
+    ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
+
+
+class Reader:
+    """The place of one gateway in the notices of all tenants. One thread at a time reads.
+
+    The tenants take turns, so none waits for all notices of another.
+    """
+
+    def __init__(self, ttl_ms: int) -> None:
+        """`ttl_ms`: how long a disk has what was not used."""
+        self._ttl_ms = ttl_ms
+        self._is_to_restart = True
+        self._seen: float = 0
+        self._places: dict[str, str] = {}
+        self._pending: deque[str | None] = deque()
+
+    def restart(self) -> None:
+        """Read all notices again: Redis may have lost some, and taken others, since."""
+        self._is_to_restart = True
+
+    def read(self, client: Any, limit: int) -> list[Gone]:
+        """Return some notices that were not read before; none if there are no more."""
+        if self._is_to_restart:
+            self._is_to_restart = False
+            self._seen, self._places = 0, {}
+            self._pending.clear()
+            client.pexpire(_OLD_STREAM, self._ttl_ms)  # one day nobody writes it any more
+        if not self._pending:
+            self._find(client)
+        while self._pending:
+            tenant = self._pending.popleft()
+            stream = _OLD_STREAM if tenant is None else _stream(tenant)
+            place = self._places.get(stream, "0")
+            entries = client.xrange(stream, min=f"({place}", count=limit)
+            if len(entries) == limit:
+                self._pending.append(tenant)
+            if entries:
+                self._places[stream] = entries[-1][0].decode()
+            if gone := [each for _, fields in entries if (each := _gone(tenant, fields))]:
+                return gone
+        return []
+
+    def _find(self, client: Any) -> None:
+        self._pending.append(None)
+        news = client.zrangebyscore(
+            _INDEX, f"({self._seen:.0f}", "+inf", start=0, num=_TENANTS_AT_ONCE, withscores=True
+        )
+        for name, announced in news:
+            self._pending.append(name.decode(errors="replace"))
+            self._seen = announced
+
+
+def _stream(tenant: str) -> str:
+    return f"conversations:{{.{tenant}}}:gone"
+
+
+def _gone(tenant: str | None, fields: Mapping[bytes, bytes]) -> Gone | None:
+    told, id_, unit = (
+        fields.get(name, b"").decode(errors="replace") for name in (b"t", b"i", b"u")
+    )
+    name = unit or id_
+    return Gone(told if tenant is None else tenant, name, bool(unit)) if is_id(name) else None

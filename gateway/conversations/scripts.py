@@ -1,0 +1,34 @@
+"""The Lua scripts of the copy in Redis, run by their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from lora_store.connect import errors
+
+
+class Script:
+    """A script, made of files of this package."""
+
+    def __init__(self, *names: str) -> None:
+        folder = files(__package__)
+        self._text = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
+
+    def run(self, client: Any, keys: Sequence[object], arguments: Sequence[object]) -> Any:
+        """Return the answer. The text is sent only if the server does not know the script."""
+        try:
+            return client.evalsha(self._digest, len(keys), *keys, *arguments)
+        except errors().NoScriptError:
+            return client.eval(self._text, len(keys), *keys, *arguments)
+
+
+LOOK = Script("look.lua")
+PUT = Script("records.lua", "put.lua")
+READ = Script("records.lua", "read.lua")
+RENEW = Script("records.lua", "renew.lua")
+STAGE = Script("stage.lua")
+ANNOUNCE = Script("announce.lua")

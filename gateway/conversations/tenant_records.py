@@ -1,0 +1,356 @@
+"""The records of tenants in Redis, put and read in pieces.
+
+``conversations:{.TENANT}:``  what the keys of one tenant begin with: see ``records.lua``
+
+No command or script takes more than some 2 ms of Redis, whatever is stored: large groups are read,
+renewed and removed in pieces, and large values are written and read beside the scripts. What is
+there was perhaps written by somebody else: what does not fit is counted and left alone.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from gateway.conversations.notices import announce, max_notices
+from gateway.conversations.pieces import (
+    MAX_COPIED_BYTES,
+    MAX_RECORDS,
+    Piece,
+    first_piece,
+)
+from gateway.conversations.record import FINAL, MAX_MEMBERS, MAX_READ, TOO_LARGE, Record, is_id
+from gateway.conversations.scripts import PUT, READ, RENEW, STAGE
+from gateway.errors import ConversationsUnavailable, ConversationTooLarge
+from lora_store import redis_url
+from lora_store.connect import errors
+from lora_store.primary import Primary, writing
+from lora_store.refusals import Refusals
+
+_HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
+_SLACK = 300  # bytes of HEAD, with the longest of names
+_ORDER_CHARS = 21  # of a member before its id
+_STAGED_MS = 60_000
+_TORN_READS = 10
+# What put.lua says of a record, and the token of one whose value it is not given.
+_NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
+_LENGTH_ONLY = "#"
+
+
+class Copy(NamedTuple):
+    """A record as Redis has it, and the epoch in which it was put: 0 if it was brought."""
+
+    record: Record
+    epoch: int
+
+    @property
+    def changes(self) -> bool:
+        """Whether another copy may be of a later version, and not deleted."""
+        return self.record.version < FINAL
+
+
+class Members(NamedTuple):
+    """Some members of a group.
+
+    Attributes:
+        ids: by order.
+        copies: those of them that there are.
+        epoch: that of the record that the group is called by; -1 where there is none.
+        began: the order of that record; 0 where there is none.
+    """
+
+    ids: list[str]
+    copies: dict[str, Copy]
+    epoch: int
+    began: int
+
+
+class SharedPut(NamedTuple):
+    """What became of a put.
+
+    Attributes:
+        done: else it has to be asked again, as there was much to remove.
+        evicted: how many records were.
+        taken: whether Redis has all of them, or higher versions; else there is what does not fit.
+        higher: the ids of which it has higher versions.
+    """
+
+    done: bool
+    evicted: int
+    taken: bool
+    higher: list[str]
+
+
+class TenantRecords:
+    """Blocks; for any thread. Raises `lora_store.primary.failures`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        ttl_ms: int,
+        tenant_bytes: int,
+        renew_ms: int,
+        on_refused: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`url` in a form of `lora_store.redis_url`; `timeout_s` bounds each call."""
+        self._primary = Primary(redis_url.parse(url), timeout_s)
+        self._times = (ttl_ms, renew_ms)
+        self._tenant_bytes = tenant_bytes
+        self._refusals = Refusals(on_refused)
+
+    def close(self) -> None:
+        self._primary.close()
+
+    def put(
+        self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
+    ) -> SharedPut:
+        """Put records: all or none of each 64, in their order, and none if not all have room.
+
+        Args:
+            tenant: the owner.
+            records: what is put.
+            epoch: the last one that was seen, 0 for records that are brought.
+            used_ms: when the records were used last; -1 stands for now.
+
+        Raises:
+            ConversationTooLarge: a unit would exceed what the tenant may have.
+        """
+        with self._fitting(tenant) as client, writing(client) as bound:
+            return self._put(bound, tenant, records, epoch, used_ms)
+        return SharedPut(True, 0, False, [])
+
+    def _put(
+        self, client: Any, tenant: str, records: Sequence[Record], epoch: int, used_ms: int
+    ) -> SharedPut:
+        evicted, states = 0, list[int]()
+        while len(states) < len(records):
+            piece = first_piece(records[len(states) :], with_later=not states)
+            given: Mapping[int, str] = {}
+            if piece.staged:
+                # Nothing large is written before there is room for it, nor if Redis has it.
+                lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
+                trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
+                evicted += trial[1]
+                if trial[0] == 0:
+                    return SharedPut(False, evicted, False, [])
+                given = {
+                    number: self._stage(client, tenant, _value(piece.records[number], epoch))
+                    if trial[5][number] == _NEW
+                    else _LENGTH_ONLY
+                    for number in piece.staged
+                }
+            answer = self._put_piece(client, tenant, piece, epoch, used_ms, given)
+            evicted += answer[1]
+            if answer[0] == 0:
+                return SharedPut(False, evicted, False, [])
+            _, _, _, when, due, some = answer
+            states += [
+                _GONE if state == _NEW and given.get(number) == _LENGTH_ONLY else state
+                for number, state in enumerate(some)
+            ]
+            self._renew(client, tenant, due, when)
+        found = list(zip([each.id for each in records], states, strict=True))
+        for id_ in [id_ for id_, state in found if state == _FOREIGN]:
+            self._refusals.add(self._key(tenant, f"r:{id_}"), "no record")
+        higher = [id_ for id_, state in found if state == _HIGHER]
+        return SharedPut(True, evicted, not {_FOREIGN, _GONE} & {*states}, higher)
+
+    def _put_piece(
+        self,
+        client: Any,
+        tenant: str,
+        piece: Piece,
+        epoch: int,
+        used_ms: int,
+        tokens: Mapping[int, str],
+    ) -> list[Any]:
+        """Run the script; `tokens` are of the records whose values are not given as they are."""
+        arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
+        arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
+        for unit, more in piece.later_units.items():
+            arguments += [unit, more]
+        for number, record in enumerate(piece.records):
+            token = tokens.get(number, "")
+            value: object = b""
+            if token == _LENGTH_ONLY:
+                value = len(_head(record, epoch)) + len(record.data)
+            elif not token:
+                value = _value(record, epoch)
+            version, order = b"%020d" % record.version, b"%020d" % record.order
+            arguments += (record.id, version, record.group, order, token, value)
+        answer: list[Any] = PUT.run(client, [self._key(tenant, "")], arguments)
+        if answer[0] < 0:
+            raise ConversationTooLarge(TOO_LARGE.format(self._tenant_bytes))
+        if answer[2] > 0:
+            announce(client, tenant, sum(self._times))
+        return answer
+
+    def _stage(self, client: Any, tenant: str, value: bytes) -> str:
+        """Write a large value to Redis, for a script to make a record of it; return its token."""
+        token = secrets.token_hex(8)
+        key = self._key(tenant, f"s:{token}")
+        if len(value) <= MAX_COPIED_BYTES:
+            client.set(key, value, px=_STAGED_MS)
+            return token
+        head = value[: value.index(b"\n") + 1]
+        STAGE.run(client, [key], [head, len(value), _STAGED_MS])
+        for start in range(0, len(value), MAX_COPIED_BYTES):
+            part = value[start : start + MAX_COPIED_BYTES]
+            client.hset(key, str(start // MAX_COPIED_BYTES), part)
+        return token
+
+    def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
+        """Return the records that there are, tombstones too. Raises ConversationTooLarge."""
+        with self._fitting(tenant) as client:
+            room = MAX_READ + _SLACK * len(ids)
+            return self._records(tenant, ids, self._values(client, tenant, ids, room))
+        return {}
+
+    def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
+        """Return some members of a group. Raises ConversationTooLarge.
+
+        They are read in pieces. What loses its head meanwhile, as it is removed, has none.
+        """
+        ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
+        with self._fitting(tenant) as client:
+            first, room = b"[%020d" % (after + 1), MAX_READ + _SLACK * limit
+            while True:
+                count = min(limit - len(ids), MAX_RECORDS)
+                values, names, head = self._read(client, tenant, "members", group, first, count)
+                some = [name[_ORDER_CHARS:].decode(errors="replace") for name in names]
+                found = self._values(client, tenant, some, room, values)
+                room -= sum([len(value) for value in found if value is not None])
+                ids += some
+                copies |= self._records(tenant, some, found)
+                heads.append(head)
+                if len(names) < count or len(ids) == limit:
+                    break
+                first = b"(" + names[-1]
+        own = {id_: copy for id_, copy in copies.items() if copy.record.group == group}
+        read = [_HEAD.match(head) for head in heads or [b""]]
+        epoch = min([-1 if each is None else int(each[1]) for each in read])
+        return Members(ids, own, epoch, int(read[-1][3]) if read[-1] else 0)
+
+    def _values(
+        self,
+        client: Any,
+        tenant: str,
+        ids: Sequence[str],
+        room: int,
+        values: Sequence[bytes | int | None] = (),
+    ) -> list[bytes | None]:
+        """Return what is stored under the ids; the first `values` of it were read before."""
+        found: list[bytes | None] = []
+        while True:
+            for id_, value in zip(ids[len(found) :], values, strict=False):
+                room -= abs(value) if isinstance(value, int) else len(value or b"")
+                if room < 0:
+                    raise ConversationTooLarge("It is too large to be read at once.")
+                found.append(
+                    self._large(client, tenant, id_, value) if isinstance(value, int) else value
+                )
+            if len(found) == len(ids):
+                return found
+            more = ids[len(found) : len(found) + MAX_RECORDS]
+            values, _, _ = self._read(client, tenant, "get", *more)
+
+    def _large(self, client: Any, tenant: str, id_: str, value: bytes | int | None) -> bytes | None:
+        """Return a value of that length, read in parts; again if it is replaced meanwhile."""
+        for _ in range(_TORN_READS):
+            if not isinstance(value, int):
+                return value
+            try:
+                if (whole := _read_parts(client, self._key(tenant, f"r:{id_}"), value)) is not None:
+                    return whole
+            except errors().ResponseError as error:
+                if "WRONGTYPE" not in str(
+                    error
+                ):  # a string has replaced a hash, or a hash a string
+                    raise
+            [value], _, _ = self._read(client, tenant, "get", id_)
+        raise ConversationsUnavailable(
+            f"{id_} is being replaced all the time and cannot be read: try again."
+        )
+
+    def _read(
+        self, client: Any, tenant: str, *arguments: object
+    ) -> tuple[list[bytes | int | None], list[bytes], bytes]:
+        key = self._key(tenant, "")
+        when, due, values, names, head = READ.run(client, [key], [*self._times, *arguments])
+        self._renew(client, tenant, due, when)
+        return values, names, head
+
+    def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
+        """Renew large units, which were used at `when`, piece by piece."""
+        for unit in units:
+            after = b""
+            while after := self.renew_some(client, tenant, unit, when, after):
+                pass
+
+    def renew_some(self, client: Any, tenant: str, unit: bytes, when: int, after: bytes) -> bytes:
+        """Renew the members of a unit that follow `after`; return the last of them, b"" at the end.
+
+        The unit counts as used at `when` once all its members are renewed.
+        """
+        arguments = [*self._times, unit, when, after]
+        last: bytes = RENEW.run(client, [self._key(tenant, "")], arguments)
+        return last
+
+    def _key(self, tenant: str, name: str) -> str:
+        # No tenant's name begins with a dot, and an empty one would be no hash tag.
+        return f"conversations:{{.{tenant}}}:{name}"
+
+    @contextmanager
+    def _fitting(self, tenant: str) -> Iterator[Any]:
+        """Give a client. A key of another kind is counted, and ends the work with the client."""
+        try:
+            with self._primary.use() as client:
+                yield client
+        except errors().ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            self._refusals.add(self._key(tenant, ""), error)
+
+    def _records(
+        self, tenant: str, ids: Sequence[str], values: Sequence[bytes | None]
+    ) -> dict[str, Copy]:
+        found: dict[str, Copy] = {}
+        for id_, raw in zip(ids, values, strict=True):
+            if raw is None:
+                continue
+            head = _HEAD.match(raw)
+            epoch, version, order = map(int, head.groups()[:3]) if head else (0, 2**63, 0)
+            if head is None or not is_id(id_) or max(version, order) >= 2**63:
+                self._refusals.add(self._key(tenant, f"r:{id_}"), "no record")
+                continue
+            record = Record(id_, raw[head.end() :], version, head[4].decode(), order)
+            found[id_] = Copy(record, epoch)
+        return found
+
+
+def _head(record: Record, epoch: int) -> bytes:
+    fields = (epoch, record.version, record.order, record.group.encode())
+    return b"c1 %020d %020d %020d %b\n" % fields
+
+
+def _value(record: Record, epoch: int) -> bytes:
+    return _head(record, epoch) + record.data
+
+
+def _read_parts(client: Any, key: str, length: int) -> bytes | None:
+    """Return a value of that length, which is negative for a hash; None if it was replaced."""
+    parts: list[bytes] = []
+    for start in range(0, abs(length), MAX_COPIED_BYTES):
+        if length > 0:
+            parts.append(client.getrange(key, start, start + MAX_COPIED_BYTES - 1))
+        else:
+            parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
+    whole = b"".join(parts)
+    # Other content has another version, which is in the head.
+    head = client.getrange(key, 0, _SLACK - 1) if length > 0 else client.hget(key, "head")
+    return whole if len(whole) == abs(length) and whole.startswith(head or b"-") else None
