@@ -26,6 +26,7 @@ from adapters.record import is_digest
 from lora_store import redis_url
 from lora_store.primary import Primary
 from lora_store.redis import RedisSettings, use
+from lora_store.redis_hashes import read_hash
 from lora_store.refusals import Refusals
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -146,7 +147,7 @@ class PeftNotices:
 
     def _all(self, name: str) -> dict[str, bytes]:
         with use(self._primary) as client:
-            found: dict[bytes, bytes] = client.hgetall(f"{self._prefix}:{name}")
+            found = read_hash(client, f"{self._prefix}:{name}")
         return {_text(key): raw for key, raw in found.items()}
 
     def _read(self, place: str, raw: bytes, read: Callable[[bytes], T]) -> T | None:

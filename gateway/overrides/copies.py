@@ -21,6 +21,7 @@ from gateway.scheduling.override import Override, Overrides, read_override
 from lora_store import redis_url
 from lora_store.disk import locked, write_durably
 from lora_store.primary import Primary, describe, failures, writing
+from lora_store.redis_hashes import read_hash
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class OverrideCopies:
             return
         try:
             with self._primary.use() as client:
-                found: dict[bytes, bytes] = client.hgetall(KEY)
+                found = read_hash(client, KEY)
                 if found.pop(_REVISION.encode(), None) is None and self.current:
                     known = {name: json.dumps(each.facts()) for name, each in self.current.items()}
                     client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})

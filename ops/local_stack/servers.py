@@ -43,6 +43,7 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
     command = [
         *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
         *("--dir", str(data.absolute()), "--save", "", "--appendonly", "yes"),
+        *("--lazyfree-lazy-expire", "yes"),
     ]
     return Child("redis", command, os.environ, log)
 

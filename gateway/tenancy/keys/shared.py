@@ -18,12 +18,14 @@ from gateway.errors import KeysUnavailable
 from gateway.tenancy.keys.record import KeyRecord, Uses, dump, read
 from lora_store import redis_url
 from lora_store.primary import Primary, describe, failures, writing
+from lora_store.redis_hashes import read_hash
 from lora_store.refusals import Refusals
 
 KEYS = "api_keys"
 USED = "api_keys:used"
 _REVISION = b"@revision"
 _TIMEOUT_S = 2.0  # of each command, and to connect
+_RECORDS_AT_ONCE = 256
 _MAX_BYTES = 4096  # of a record; ours have some 300
 # A new record never takes the place of anything: what is there may say that the key is revoked.
 # One that is revoked takes the place of everything.
@@ -68,8 +70,11 @@ class SharedKeys:
 
     def read(self) -> Found:
         with self._client() as client:
-            stored: dict[bytes, bytes] = client.hgetall(KEYS)
-        found = Found(stored.pop(_REVISION, None), {}, set())
+            # Before the records: what is added later comes with another revision.
+            revision: bytes | None = client.hget(KEYS, _REVISION)
+            stored = read_hash(client, KEYS, _RECORDS_AT_ONCE)
+        stored.pop(_REVISION, None)
+        found = Found(revision, {}, set())
         for name, raw in stored.items():
             key = name.decode(errors="backslashreplace")
             try:
@@ -82,18 +87,19 @@ class SharedKeys:
         return found
 
     def put(self, records: Sequence[KeyRecord]) -> None:
-        """All at once, or none. See `_PUT` for what becomes of what is there."""
-        arguments: list[object] = [secrets.token_hex(8)]
-        for record in records:
-            command = "HSETNX" if record.revoked is None else "HSET"
-            arguments += [command, record.id, dump(record)]
+        """Put records, all or none of each 256. See `_PUT` for what becomes of what is there."""
         with self._client() as shared, writing(shared) as client:
-            client.eval(_PUT, 1, KEYS, *arguments)
+            for start in range(0, len(records), _RECORDS_AT_ONCE):
+                arguments: list[object] = [secrets.token_hex(8)]
+                for record in records[start : start + _RECORDS_AT_ONCE]:
+                    command = "HSETNX" if record.revoked is None else "HSET"
+                    arguments += [command, record.id, dump(record)]
+                client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
         """What does not fit is left out: nothing depends on it."""
         with self._client() as client:
-            found: dict[bytes, bytes] = client.hgetall(USED)
+            found = read_hash(client, USED, _RECORDS_AT_ONCE)
         return {
             key.decode(errors="backslashreplace"): int(when)
             for key, when in found.items()
@@ -102,7 +108,10 @@ class SharedKeys:
 
     def put_uses(self, uses: Uses) -> None:
         with self._client() as client:
-            client.hset(USED, mapping=dict(uses))
+            keys = list(uses)
+            for start in range(0, len(keys), _RECORDS_AT_ONCE):
+                some = keys[start : start + _RECORDS_AT_ONCE]
+                client.hset(USED, mapping={key: uses[key] for key in some})
 
     @contextmanager
     def _client(self) -> Iterator[Any]:

@@ -1,0 +1,119 @@
+"""No call of keys, overrides, agents and limits blocks Redis for long, however much is stored."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import redis
+
+from gateway.overrides.copies import KEY, MOST, OverrideCopies
+from gateway.scheduling.override import Override
+from gateway.tenancy.keys.record import KeyRecord, draw_key
+from gateway.tenancy.keys.shared import SharedKeys
+from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import Settlement
+from lora_store.peft_notices import Held, Named, PeftNotices
+from lora_store.redis import RedisSettings
+from tests.support.limit_requests import PATIENT_S, limit_request
+from tests.support.redis_cost import MAX_CALL_US, longest_call_us, measured
+from tests.support.redis_server import RedisServer
+
+_KEYS = 25_000
+_PROCESSES = 256
+
+
+def _nothing(run: int) -> None:
+    pass
+
+
+def test_keys(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
+    """Revoked ones are kept, so there are more each year. Redis may have lost all of them."""
+    one, _ = draw_key("acme", "n" * 64, None, "sha256:01234567")
+    records = [_numbered(one, number) for number in range(_KEYS)]
+    keys = SharedKeys(shared_redis.url)
+
+    def work(run: int) -> None:
+        keys.put(records)
+        found = keys.read()
+        assert len(found.records) == _KEYS
+        assert found.revision == keys.revision()
+        uses = {record.id: 1_800_000_000 + run for record in records}
+        keys.put_uses(uses)
+        assert keys.uses() == uses
+
+    assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
+    keys.close()
+
+
+def _numbered(one: KeyRecord, number: int) -> KeyRecord:
+    return one.model_copy(update={"hash": f"sha256:{number:024x}{'0' * 40}"})
+
+
+def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path) -> None:
+    """As many as there may be, which Redis has lost after each run."""
+    copies = OverrideCopies(tmp_path, shared_redis.url)
+
+    def prepare(run: int) -> None:
+        at_shared_redis.delete(KEY)
+        copies.current = {f"triton-{n}.example:8001": Override(weight=2.0) for n in range(MOST)}
+
+    def work(run: int) -> None:
+        for _ in range(2):
+            copies.look()
+        assert len(copies.current) == MOST
+
+    assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
+    copies.close()
+
+
+def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
+    """Of 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
+    notices = PeftNotices(RedisSettings(shared_redis.url, timeout_s=30))
+    holds = frozenset(f"{n:064x}" for n in range(5_000))
+    held = Held(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)
+    in_use = {f"{n:064x}": frozenset(["triton:8001"]) for n in range(200)}
+
+    def work(run: int) -> None:
+        for n in range(40):
+            notices.tell_held(f"agent-{n}", replace(held, revision=run), f"{run}")
+        for n in range(200):
+            notices.tell_named(f"gateway-{n}", Named(beat=run, seen={}, in_use=in_use))
+        assert len(notices.beats()) == 40
+        assert notices.held("agent-1") == replace(held, revision=run)
+        assert len(notices.named()) == 200
+
+    assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
+    notices.close()
+
+
+async def test_limits(redis_server: RedisServer, at_redis: redis.Redis) -> None:
+    """All seconds of two minutes are counted, and a fleet of processes has slots and tokens."""
+    now = int(time.time())
+    end = (now + 3600) * 1000
+    seconds = {f"{kind}:{now - ago}": 5 for kind in "rt" for ago in range(60)}
+    slots = {f"c:{process:016x}": f"1 {end}" for process in range(_PROCESSES)}
+    held = {f"h:{process:016x}": f"5 {end} 9" for process in range(_PROCESSES)}
+    at_redis.hset("limits:{t}", mapping={**seconds, **slots})
+    at_redis.hset("budgets:{t}", mapping=held)
+    request = limit_request(
+        "t", requests=10**6, tokens=10**6, concurrent=10**4, day=10**9, wanted=9
+    )
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+
+        async def use() -> None:
+            decision = await limits.take(request)
+            assert decision is not None
+            assert decision.refused is None
+            second = decision.now_ms // 1000
+            limits.settle(Settlement(request, second, 9, second, used=5, places=1))
+
+        await use()
+        costs = []
+        for _ in range(5):
+            with measured(at_redis) as calls:
+                await use()
+                await use()  # until then the first settlement is told
+            costs.append(max(calls))
+    assert min(costs) < MAX_CALL_US
