@@ -192,6 +192,10 @@ class StoreUnavailable(StoreError):
     code = "adapter_store_unavailable"
 
 
+class WritesRefused(StoreError):
+    """Redis answers and takes no writes now; it may be full."""
+
+
 class ChangeUnknown(StoreError):
     """Redis did not say whether it took a change of a name, and the disk did not take it."""
 

@@ -66,6 +66,17 @@ class Disk:
     def has(self, digest: str) -> bool:
         return self._path(digest).exists()
 
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Return those of the versions that are not here."""
+        return [digest for digest in digests if not self.has(digest)]
+
+    def nbytes(self, digest: str) -> int:
+        """Return the bytes of a version's file, 0 if there is none."""
+        try:
+            return self._path(digest).stat().st_size
+        except OSError:
+            return 0
+
     def get(self, digest: str) -> Converted | None:
         """The version, every byte of it verified in memory of its own; None when there is none.
 

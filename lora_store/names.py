@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-from adapters.errors import StoreError, StoreUnavailable
+from adapters.errors import StoreError, StoreUnavailable, WritesRefused
 from adapters.record import Record, merge
 from adapters.registry import Change
 from lora_store.disk import Disk
@@ -24,13 +24,16 @@ class Synced:
     """All records after joining; `position` is that of Redis before, None without Redis.
 
     `unwritten`: why this disk has no current copy of these. `unreadable`: those whose copies in
-    Redis say what this release does not understand.
+    Redis say what this release does not understand. `unshared`: those that Redis lacks, as it takes
+    no writes now, with the reason in `refusal`.
     """
 
     records: dict[str, Record]
     position: Position | None
     unwritten: dict[str, OSError]
     unreadable: frozenset[str]
+    unshared: set[str]
+    refusal: StoreError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,12 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
     """
     with disk.locked():
         local = disk.records()
-        position, stored = redis.records() if redis is not None else (None, {})
+        position, stored = redis.records(local) if redis is not None else (None, {})
         unreadable = frozenset(name for name, found in stored.items() if found.record is None)
         records: dict[str, Record] = {}
         unwritten: dict[str, OSError] = {}
+        unshared: set[str] = set()
+        refusal: StoreError | None = None
         for name in sorted(local.keys() | stored.keys() | known.keys()):
             found = stored.get(name)
             shared = found.record if found is not None else None
@@ -66,10 +71,17 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
             records[name] = record
             if record != local.get(name) and (error := _write(disk, record)) is not None:
                 unwritten[name] = error
-            if redis is not None and record != shared and name not in unreadable:
-                # Lost against a faster change: its notice starts the next round.
-                redis.swap(found, record)
-    return Synced(records, position, unwritten, unreadable)
+            if redis is None or record == shared or name in unreadable:
+                continue
+            try:
+                if refusal is None:
+                    # Lost against a faster change: its notice starts the next round.
+                    redis.swap(found, record)
+            except WritesRefused as error:
+                refusal = error
+            if refusal is not None:
+                unshared.add(name)
+    return Synced(records, position, unwritten, unreadable, unshared, refusal)
 
 
 def change(
@@ -113,5 +125,8 @@ def _write(disk: Disk, record: Record) -> OSError | None:
 
 
 def _joined(*copies: Record | None) -> Record | None:
-    found = [copy for copy in copies if copy is not None]
+    found: list[Record] = []
+    for copy in copies:
+        if copy is not None and copy not in found:
+            found.append(copy)
     return reduce(merge, found) if found else None

@@ -103,6 +103,11 @@ def is_unavailable(error: BaseException) -> bool:
     return code_of(error) in _UNAVAILABLE or isinstance(error, (*kinds, *of_cluster))
 
 
+def refuses_writes(error: BaseException) -> bool:
+    """Return True if the server can be read and takes no writes of anybody."""
+    return code_of(error) in _REFUSED
+
+
 def failures() -> tuple[type[Exception], ...]:
     """Return everything that a command inside `Primary.use` can fail with."""
     return (errors().RedisError, RedisUnavailable)

@@ -19,12 +19,14 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from adapters.adapter import Converted
-from adapters.errors import StoreError, StoreUnavailable
+from adapters.errors import StoreError, StoreUnavailable, WritesRefused
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
@@ -34,8 +36,10 @@ from lora_store.primary import (
     RedisUnavailable,
     describe,
     is_unavailable,
+    refuses_writes,
     writing,
 )
+from lora_store.redis_hashes import read_hash
 from lora_store.redis_values import (
     Description,
     StoredRecord,
@@ -49,6 +53,8 @@ from lora_store.refusals import Refusals
 # event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
+_DESCRIPTIONS_AT_ONCE = 256
+_SPARE = 0.05  # of its memory, for what keys take besides, and for whoever else writes
 _MAX_STEP = 2**20  # of the revision
 # How long a listener that hears nothing believes that there is nothing to hear.
 _QUIET_S = 2.0
@@ -64,6 +70,7 @@ return 1
 """
 
 Position = tuple[bytes | None, bytes | None]
+_NONE: Mapping[str, Record] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,8 @@ class RedisTier:
         self._settings = settings
         self._prefix = settings.prefix
         self.refusals = Refusals()
+        # Records that were read last, by name, and digests of what they were read from.
+        self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
     def close(self) -> None:
@@ -101,9 +110,10 @@ class RedisTier:
 
     # Versions.
 
-    def has(self, digests: list[str]) -> set[str]:
+    def has(self, digests: Sequence[str]) -> set[str]:
+        """Return those of the versions that Redis has."""
         with self._use() as client:
-            return {digest for digest in digests if self._description(client, digest) is not None}
+            return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
         """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
@@ -161,7 +171,7 @@ class RedisTier:
     def digests(self, older_than_s: float) -> set[str]:
         """Versions that were put at least so long ago."""
         limit = time.time() - older_than_s
-        found: set[str] = set()
+        found: list[str] = []
         with self._use() as client:
             for key in client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
                 digest = _text(key).removeprefix(f"{self._prefix}:version:")
@@ -170,22 +180,52 @@ class RedisTier:
                 if not is_digest(digest):
                     self.refusals.add(_text(key), "not the digest of a version")
                     continue
-                description = self._description(client, digest)
-                if description is not None and description.put_at <= limit:
-                    found.add(digest)
-        return found
+                found.append(digest)
+            return {d for d, each in self._descriptions(client, found) if each.put_at <= limit}
 
     def _description(self, client: Any, digest: str) -> Description | None:
-        key = self._version(digest)
+        return next((found for _, found in self._descriptions(client, [digest])), None)
+
+    def _descriptions(
+        self, client: Any, digests: Sequence[str]
+    ) -> Iterator[tuple[str, Description]]:
+        """The versions that there are of many, asked for in few round trips."""
+        for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
+            some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
+            together = client.pipeline(transaction=False)
+            for digest in some:
+                together.get(self._version(digest))
+            for digest, raw in zip(some, together.execute(raise_on_error=False), strict=True):
+                if (found := self._read_description(digest, raw)) is not None:
+                    yield digest, found
+
+    def _read_description(self, digest: str, raw: bytes | Exception | None) -> Description | None:
         try:
-            raw: bytes | None = client.get(key)
+            if isinstance(raw, Exception):
+                raise raw
             return None if raw is None else read_description(raw)
         except (ValueError, errors().ResponseError) as error:
             refused = not isinstance(error, ValueError)
-            if refused and not str(error).startswith("WRONGTYPE"):
+            if refused and "WRONGTYPE" not in str(error):
                 raise
-            self.refusals.add(key, error)
+            self.refusals.add(self._version(digest), error)
             return None
+
+    def room(self) -> int | None:
+        """Return how many bytes can be put before Redis drops other versions for them.
+
+        Return None if it drops none, and if it is a cluster, each server of which has its own room.
+        """
+        with self._use() as client:
+            if isinstance(client, load().RedisCluster):
+                return None
+            memory = client.info("memory")
+        policy, most = memory["maxmemory_policy"], int(memory["maxmemory"])
+        expire = self._settings.ttl_s is not None
+        drops = policy.startswith("allkeys") or (expire and policy.startswith("volatile"))
+        if most == 0 or not drops:
+            return None
+        return int(most * (1 - _SPARE)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
         """True for one caller at a time: the one who shall put this version now."""
@@ -207,17 +247,38 @@ class RedisTier:
     def position(self) -> Position:
         """(epoch, revision) of the records; (None, None) when there are none."""
         with self._use() as client:
-            epoch, revision = client.hmget(self._names, ["@epoch", "@revision"])
+            return self._position(client)
+
+    def _position(self, client: Any) -> Position:
+        epoch, revision = client.hmget(self._names, ["@epoch", "@revision"])
         return epoch, revision
 
-    def records(self) -> tuple[Position, dict[str, StoredRecord]]:
-        """The position, and every record."""
+    def records(
+        self, known: Mapping[str, Record] = _NONE
+    ) -> tuple[Position, dict[str, StoredRecord]]:
+        """Return the position, and every record as it is then or later.
+
+        A record that is the one in `known`, or that was read before, is not parsed.
+        """
         with self._use() as client:
-            found: dict[bytes, bytes] = client.hgetall(self._names)
-        position = (found.pop(b"@epoch", None), found.pop(b"@revision", None))
-        return position, {
-            _text(name): self._stored(_text(name), raw) for name, raw in found.items()
-        }
+            position = self._position(client)
+            found = read_hash(client, self._names)
+        for field in (b"@epoch", b"@revision"):
+            found.pop(field, None)
+        records: dict[str, StoredRecord] = {}
+        parsed: dict[str, tuple[bytes, Record]] = {}
+        for field, raw in found.items():
+            name, digest = _text(field), blake2b(raw, digest_size=16).digest()
+            last_digest, record = self._parsed.get(name, (b"", None))
+            if record is None or digest != last_digest:
+                record = known.get(name)
+                if record is None or dump(record) != raw:
+                    record = self._stored(name, raw).record
+            if record is not None:
+                parsed[name] = digest, record
+            records[name] = StoredRecord(raw, record)
+        self._parsed = parsed
+        return position, records
 
     def record(self, name: str) -> StoredRecord | None:
         with self._use() as client:
@@ -324,4 +385,6 @@ def translated() -> Iterator[None]:
     except (errors().RedisError, RedisUnavailable, OSError) as error:
         if is_unavailable(error):
             raise StoreUnavailable(f"Redis cannot be used: {describe(error)}") from error
+        if refuses_writes(error):
+            raise WritesRefused(f"Redis refuses: {describe(error)}") from error
         raise StoreError(f"Redis refuses: {error}") from error

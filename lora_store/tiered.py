@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
@@ -84,6 +85,8 @@ class TieredStore:
         self._unwritten: Mapping[str, OSError] = {}
         # Names whose last change here Redis has not taken, as far as is known.
         self._unshared: set[str] = set()
+        # When Redis, which takes no writes, is asked again to take those.
+        self._share_due = math.inf
         self._redis_started_over = False
         # Whether `_records` are all that disk and Redis name, as far as is known.
         self._knows_all = False
@@ -183,7 +186,8 @@ class TieredStore:
         if self._redis is not None:
             self.stats.refused_values = self._redis.refusals.count
         reconnected = self.stats.redis_up and not was_up
-        if not reconnected and position == self._seen_redis and folder == self._seen_disk:
+        is_same = position == self._seen_redis and folder == self._seen_disk
+        if is_same and not reconnected and time.monotonic() < self._share_due:
             return
         self._knows_all = False
         async with self._writing:
@@ -191,8 +195,13 @@ class TieredStore:
                 lambda redis: names.sync(self._disk, redis, self._records)
             )
             self._set_unwritten(synced.unwritten)
+            self._share_due = math.inf
             if synced.position is not None:
-                self._unshared.clear()
+                self._unshared = synced.unshared
+            if synced.refusal is not None:
+                self._link.failed(synced.refusal)
+                _LOG.warning("%d records in Redis are old: %s", len(self._unshared), synced.refusal)
+                self._share_due = time.monotonic() + _RETRY_S
         self.stats.syncs += 1
         old_epoch = self._seen_redis[0] if self._seen_redis else None
         if reconnected or (synced.position and synced.position[0] != old_epoch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from adapters.adapter import Converted
-from adapters.errors import StoreError, StoreUnavailable, VersionUnavailable
+from adapters.errors import StoreError, StoreUnavailable, VersionUnavailable, WritesRefused
 from lora_store.codec import CorruptBlob, decode
 from lora_store.disk import Disk
 from lora_store.link import Link
@@ -24,6 +25,7 @@ _WANTED_POLL_S = 0.05
 # Versions read from the disk at once: each may be half a second of CPU. `Link` has more threads for
 # the disk, for records.
 _READS = 2
+_NAMED = 3  # versions in one line of the log
 
 
 class Versions:
@@ -64,7 +66,7 @@ class Versions:
         try:
             await self._link.call(lambda redis: redis.put(kept))
         except StoreError as error:
-            self._later(digest, error)
+            self._later([digest], error)
 
     async def verify(self, digest: str) -> None:
         """Read all of the copy on this disk again; a damaged one is replaced or reported."""
@@ -73,26 +75,37 @@ class Versions:
     async def bring_here(self, digests: Iterable[str]) -> bool:
         """Copy to this disk what it lacks of these versions; True when none is left."""
         complete = True
-        for digest in digests:
-            if not await self._link.run(partial(self._disk.has, digest)):
-                try:
-                    await self._shared(digest, keep=False)
-                except StoreError as error:
-                    complete = False
-                    _LOG.warning("not on this disk yet: %s", error)
+        for digest in await self._link.run(partial(self._disk.missing, digests)):
+            try:
+                await self._shared(digest, keep=False)
+            except StoreError as error:
+                complete = False
+                _LOG.warning("not on this disk yet: %s", error)
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
         """Put what Redis lacks of these versions and of those that it did not get before.
+
+        A Redis that takes no writes gets the others later. One that would drop versions for more of
+        them gets those that are asked for.
 
         Raises `StoreUnavailable` when Redis goes away meanwhile.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
         self._sent(present)
-        for digest in candidates:
-            if digest not in present:
+        missing = [digest for digest in candidates if digest not in present]
+        room = await self._link.call(RedisTier.room) if missing else None
+        left = math.inf if room is None else room
+        for place, digest in enumerate(missing):
+            left -= 0 if room is None else await self._link.run(partial(self._disk.nbytes, digest))
+            if left < 0:
+                return
+            try:
                 await self._send(digest)
+            except WritesRefused as error:
+                self._later(missing[place:], error)
+                return
 
     async def send_wanted(self, digest: str) -> None:
         """Another gateway asked for this version."""
@@ -207,31 +220,31 @@ class Versions:
         return self._disk.get(digest)
 
     async def _send(self, digest: str) -> None:
-        """Put a version from this disk, unless another gateway is doing so."""
-        converted = await self._from_disk(digest)
-        if converted is None:
-            return
+        """Put a version from this disk, unless another gateway is doing so.
 
-        def send(redis: RedisTier) -> bool:
-            if not redis.claim(digest):
-                return False
-            redis.put(converted)
-            redis.release(digest)
-            return True
-
+        Raises `StoreUnavailable`, and `WritesRefused` before the version is read.
+        """
         try:
-            if await self._link.call(send):
+            if await self._link.call(lambda redis: redis.claim(digest)):
+                converted = await self._from_disk(digest)
+                if converted is None:
+                    return
+                await self._link.call(lambda redis: redis.put(converted))
+                await self._link.call(lambda redis: redis.release(digest))
                 self._stats.refilled += 1
-        except StoreUnavailable:
+        except (StoreUnavailable, WritesRefused):
             raise
         except StoreError as error:
-            self._later(digest, error)
+            self._later([digest], error)
             return
         self._sent({digest})
 
-    def _later(self, digest: str, error: StoreError) -> None:
-        _LOG.warning("Redis gets %s later: %s", digest[:12], error)
-        self._unsent.add(digest)
+    def _later(self, digests: Sequence[str], error: StoreError) -> None:
+        """Note versions that Redis is to be given, and does not take now."""
+        some = ", ".join(digest[:12] for digest in digests[:_NAMED])
+        more = f" and {len(digests) - _NAMED} more" if len(digests) > _NAMED else ""
+        _LOG.warning("Redis gets %s%s later: %s", some, more, error)
+        self._unsent.update(digests)
         self._stats.unsent = len(self._unsent)
 
     def _sent(self, digests: set[str]) -> None:
