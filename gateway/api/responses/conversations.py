@@ -100,7 +100,7 @@ async def create(request: Request) -> Response:
     **_described(Conversation),
 )
 async def retrieve(request: Request, conversation_id: Name) -> Response:
-    async with asking(request) as ask:
+    async with asking(request) as ask, ask.look:
         return _told(conversation_id, await head_of(ask.kept, ask.tenant, conversation_id))
 
 
@@ -112,9 +112,10 @@ async def retrieve(request: Request, conversation_id: Name) -> Response:
 async def update(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
         wanted, headers = await read_plain(request, ask.intake, ChangedConversation)
-        head = await head_of(ask.kept, ask.tenant, conversation_id)
-        head.told["metadata"] = wanted.metadata or {}
-        await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
+        async with ask.look:
+            head = await head_of(ask.kept, ask.tenant, conversation_id)
+            head.told["metadata"] = wanted.metadata or {}
+            await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
         return _told(conversation_id, head, headers)
 
 
@@ -137,7 +138,8 @@ async def delete(request: Request, conversation_id: Name) -> Response:
 async def add(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
         wanted, headers = await read_plain(request, ask.intake, AddedItems)
-        await head_of(ask.kept, ask.tenant, conversation_id)
+        async with ask.look:
+            await head_of(ask.kept, ask.tenant, conversation_id)
         added = await _add(ask, conversation_id, wanted.items)
         return _bytes(await ask.intake.work(partial(listed, added)), headers)
 

@@ -1,4 +1,8 @@
-"""Who looks at what is kept: of each tenant few at a time, as nobody knows how large it is."""
+"""Lookups of what is stored: of each tenant few at a time, as nobody knows how large it is.
+
+Lookups and deletions count in no limit of a tenant's minute, so this bounds what they take: each
+runs in one of the tenant's slots, and few wait for one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from weakref import WeakValueDictionary
 
 from fastapi import Request
@@ -15,20 +20,53 @@ from gateway.api.intake import Intake
 from gateway.api.request_log import service_of
 from gateway.config.tenants import Tenant
 from gateway.conversations.store import Conversations
+from gateway.errors import Overloaded
 
-_AT_ONCE = 4
+_LOOKUP_SLOTS = 4
+_MAX_WAITING_LOOKUPS = 256
+
+
+class TenantLookups:
+    """The lookup slots of one tenant in this process. Enter it for one lookup."""
+
+    def __init__(self) -> None:
+        self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
+        """For streams that look again and again, which have a bound of their own."""
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        """Raise Overloaded if too many wait already."""
+        if self._waiting >= _MAX_WAITING_LOOKUPS:
+            raise Overloaded(
+                f"{self._waiting} lookups and deletions of stored responses and conversations of "
+                f"this key wait at this worker; allowed: {_MAX_WAITING_LOOKUPS}. Try again when "
+                "some have ended."
+            )
+        self._waiting += 1
+        try:
+            await self.slots.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.slots.release()
 
 
 class Looks:
     """One for each process. A look ends when it is known how large what was read is."""
 
     def __init__(self) -> None:
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._of: WeakValueDictionary[str, TenantLookups] = WeakValueDictionary()
 
-    def of(self, tenant: str) -> asyncio.Semaphore:
+    def of(self, tenant: str) -> TenantLookups:
         found = self._of.get(tenant)
         if found is None:
-            found = self._of[tenant] = asyncio.Semaphore(_AT_ONCE)
+            found = self._of[tenant] = TenantLookups()
         return found
 
 
@@ -45,7 +83,7 @@ class Asking:
     kept: Conversations
     tenant: str
     intake: Intake
-    look: asyncio.Semaphore
+    look: TenantLookups
 
 
 @asynccontextmanager
