@@ -115,7 +115,9 @@ class Conversations:
         return 0 if self._redis is None else self._redis.known.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
-        """Keeps all of them, or none; of each the highest version that there is.
+        """Store all of the records or none, of each the highest version that there is.
+
+        Of more than 64 a Redis that fails meanwhile has some, and this raises.
 
         Raises ConversationsOff, ConversationTooLarge and ConversationsUnavailable.
         """

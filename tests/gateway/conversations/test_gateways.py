@@ -428,7 +428,7 @@ async def test_redis_is_looked_at_no_more_often_while_much_is_tidied(
     assert free() > 20_000
     async with following(tmp_path, redis_server.url):
         await until(lambda: free() < 300)
-        assert at_redis.info("commandstats")["cmdstat_eval"]["calls"] < 50
+        assert at_redis.info("commandstats")["cmdstat_evalsha"]["calls"] < 50
 
 
 async def test_workers_share_a_disk_and_one_looks_after_it(
