@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
-from tests.support.slow_bodies import MAX_BODY_BYTES, SentRequest, find_slowest, loop_gateway
+from tests.support.loop_gateway import SentRequest, loop_gateway
+from tests.support.slow_bodies import MAX_BODY_BYTES, find_slowest
 
 _MAX_TURN_S = 0.010
 _RUNS = 5
