@@ -161,7 +161,7 @@ LIBRARIES: dict[str, str] = {
     " bench.ordinary_gateway",
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
-    "redis": "lora_store gateway.tenancy.limits gateway.conversations",
+    "redis": "lora_store gateway.tenancy.limits gateway.conversations bench",
     "s3fs": "gateway.sources.remote",
     "safetensors": "demo",
     "smg_grpc_proto": "bench.smg_worker",
