@@ -174,7 +174,7 @@ def test_where_redis_takes_no_writes_members_are_not_renewed_in_vain(
 def test_a_large_value_is_read_whole_while_it_is_replaced(
     shared_redis: RedisServer, at_shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By values of other sizes and forms, each after one part of the value before was read."""
+    """By a value of any size and form, or by one after the other, once a part of it was read."""
     large = {"ttl_ms": _TTL_MS, "tenant_bytes": 10**8, "renew_ms": _RENEW_MS}
     shared = SharedConversations(shared_redis.url, timeout_s=30, **large)
     sizes = [3 * 2**20, 3 * 2**20, 5 * 2**20, 10**6, 10**6, 9]
@@ -192,10 +192,12 @@ def test_a_large_value_is_read_whole_while_it_is_replaced(
 
         return part
 
-    for start in range(len(values)):
+    all_later = list(range(1, len(values)))
+    pairs = [(start, [end]) for end in all_later for start in range(end)]
+    for start, following in [*pairs, (0, all_later)]:
+        later = list(following)
         at_shared_redis.flushall()
         put(start)
-        later = list(range(start + 1, len(values)))
         with monkeypatch.context() as patch:
             for name in ("hget", "getrange"):
                 patch.setattr(redis.Redis, name, replacing(getattr(redis.Redis, name)))
