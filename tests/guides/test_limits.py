@@ -49,7 +49,7 @@ RECURSIVE = {
     ("kind", "text"),
     [
         ("json_schema", _object(20, required=["p0"], additionalProperties=False)),
-        ("json_schema", _object(500)),
+        ("json_schema", _object(150)),
         ("json_schema", json.dumps({"enum": [f"value number {i}" for i in range(1000)]})),
         ("json_schema", json.dumps(_nested(50))),
         ("json_schema", json.dumps(RECURSIVE)),
@@ -60,9 +60,10 @@ RECURSIVE = {
         ("json_schema", '{"type": "array", "items": [{}], "format": "made-up"}'),
         ("json_schema", "true"),
         ("regex", r"(?:\d{1,3}\.){3}\d{1,3}|[a-z]+?@(?<host>[a-z]+)\.com"),
-        ("regex", ".{1000}"),
+        ("regex", ".{50}"),
+        ("regex", "[a-z]{1000}"),
         ("regex", "()a"),
-        ("ebnf_grammar", 'root ::= ("a" | [b-z]){2,500} root?'),
+        ("ebnf_grammar", 'root ::= ("a" | [b-z]){2,100} root?'),
         ("ebnf_grammar", "root ::= " + " | ".join(f'"word number {i}"' for i in range(1024))),
     ],
 )

@@ -62,7 +62,7 @@ def compiled(folder: Path, guides: list[tuple[str, str]]) -> list[str | None]:
         check=True,
         cwd=ROOT,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line)[0] for line in done.stdout.splitlines()]
 
 
 ACCEPTED: list[tuple[Kind, Any]] = [
