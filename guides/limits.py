@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from guides import automaton
@@ -28,6 +28,7 @@ _ADVICE = {
     schema_costs.OPTIONAL: "require more properties, or divide them among several objects",
     schema_costs.OPEN: "set additionalProperties to false",
     schema_costs.RANGES: "use bounds with fewer digits, or none",
+    schema_costs.COUNTS: "use smaller values of minItems and maxItems, or none",
     schema_costs.LENGTHS: "use smaller values of minLength and maxLength, or none",
     schema_costs.PATTERNS: "use fewer repetitions and optional parts in patterns",
 }
@@ -49,7 +50,10 @@ def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> Non
     if kind == "regex":
         weight = _weight_of_expression(text)
     elif kind == "json_schema":
-        weight = _weight_of_schema(json.loads(text))
+        schema = json.loads(text)
+        # xgrammar compiles the items of an array once, however many there may be.
+        counts = () if backend == "xgrammar" else _COUNTS
+        weight = _weight_of_schema(schema, counts)
     elif kind == "ebnf_grammar" and backend == "xgrammar":
         weight = _weight_of_parts(parts_of(text))
     if weight > MAX_WEIGHT:
@@ -87,9 +91,9 @@ def check_length(text: str) -> None:
         raise ValueError(f"it has {len(text)} characters; allowed: {MAX_CHARS}")
 
 
-def _weight_of_schema(schema: Any) -> int:
+def _weight_of_schema(schema: Any, counts: Sequence[str]) -> int:
     if isinstance(schema, list):
-        return sum([_weight_of_schema(part) for part in schema])
+        return sum([_weight_of_schema(part, counts) for part in schema])
     if not isinstance(schema, dict):
         return 1
     weight = 1
@@ -99,12 +103,12 @@ def _weight_of_schema(schema: Any) -> int:
         elif keyword in _DATA:
             weight += _weight_of_data(value)
         else:
-            weight += _weight_of_schema(value)
+            weight += _weight_of_schema(value, counts)
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict):
         optional = len(properties) - (len(required) if isinstance(required, list) else 0)
         weight += max(0, optional) ** 2 // _OPTIONAL
-    return weight * _largest(schema, _COUNTS) + _largest(schema, _LENGTHS)
+    return weight * _largest(schema, counts) + _largest(schema, (*_LENGTHS, *_COUNTS))
 
 
 def _weight_of_data(data: Any) -> int:
@@ -113,7 +117,7 @@ def _weight_of_data(data: Any) -> int:
     return 1 + (sum(map(_weight_of_data, data)) if isinstance(data, list) else 0)
 
 
-def _largest(schema: dict[str, Any], names: tuple[str, ...]) -> int:
+def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
     """At least 1. What is no number is for the compiler to refuse."""
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])

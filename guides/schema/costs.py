@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from guides import automaton
@@ -18,7 +19,9 @@ OPEN = "properties of objects that allow others"
 RANGES = "ranges of numbers"
 LENGTHS = "lengths of strings"
 PATTERNS = "patterns"
+COUNTS = "numbers of items"
 
+_MAX_US = 10**9
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
@@ -42,13 +45,14 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
     if "enum" in schema or "const" in schema:
         text = json.dumps(schema.get("enum", schema.get("const")), ensure_ascii=False)
         found[NAMES] += int(len(text.encode()) * costs.character)
-    found[RANGES] += int(range_cost(schema, costs))
-    found[LENGTHS] += int(length_cost(schema, costs))
-    found[PATTERNS] += int(min(pattern_cost(schema.get("pattern"), costs), 1e9))
+    found[RANGES] += int(min(range_cost(schema, costs), _MAX_US))
+    found[COUNTS] += int(min(count_cost(schema, costs), _MAX_US))
+    found[LENGTHS] += int(min(length_cost(schema, costs), _MAX_US))
+    found[PATTERNS] += int(min(pattern_cost(schema.get("pattern"), costs), _MAX_US))
     parts = [*schema.get("anyOf", ()), *schema.get("prefixItems", ())]
     parts += [schema[name] for name in ("items", "additionalProperties") if name in schema]
     for name, each in schema.get("patternProperties", {}).items():
-        found[PATTERNS] += int(min(pattern_cost(name, costs), 1e9))
+        found[PATTERNS] += int(min(pattern_cost(name, costs), _MAX_US))
         parts.append(each)
     properties = schema.get("properties", {})
     for name, each in properties.items():
@@ -56,9 +60,21 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
         parts.append(each)
     optional = len(properties) - len(schema.get("required", ()))
     found[OPTIONAL] += int(max(optional, 0) ** 2 * costs.optional)
-    if schema.get("patternProperties") or schema.get("additionalProperties", False) is not False:
-        found[OPEN] += int(len(properties) * costs.open_property)
+    found[OPEN] += int(open_cost(schema, costs))
     return [*parts, *schema.get("$defs", {}).values()]
+
+
+def open_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the names that an object with others must not have twice."""
+    if schema.get("additionalProperties", False) is False:
+        return 0
+    found, before = 2, ""
+    for name in sorted(schema.get("properties", {})):
+        pairs = enumerate(zip(name, before, strict=False))
+        shared = next((at for at, (one, other) in pairs if one != other), len(before))
+        found += len(name) - shared
+        before = name
+    return found * costs.open_character
 
 
 def range_cost(schema: dict[str, Any], costs: Costs) -> float:
@@ -100,6 +116,13 @@ def length_cost(schema: dict[str, Any], costs: Costs) -> float:
     return float(min(characters * costs.length, costs.max_length))
 
 
+def count_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the bounds of the number of an array's items."""
+    count = max(schema.get("minItems", 0), schema.get("maxItems", 0))
+    return float(min(count * costs.item, costs.max_items))
+
+
+@lru_cache(maxsize=256)
 def pattern_cost(pattern: str | None, costs: Costs) -> float:
     """Return the microseconds for an expression."""
     return 0 if pattern is None else automaton.cost_of(parts_of(pattern), costs)

@@ -13,7 +13,12 @@ from guides.kinds import Kind
 _CLASSES = ("[a-z]", "[a-zA-Z]", "[0-9]", "[a-zA-Z0-9_ ]", "[^a]", "[ab]", "[^\\r\\n]", "[A-F0-9]")
 _SIGNS = ("", "", "", "?", "*", "+", "{2}", "{0,3}", "{1,20}", "{3,}", "{0,60}")
 _FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri")
-_PATTERNS = ("^[a-z]+-[0-9]{1,5}$", "^#[0-9a-f]{6}$", "^[A-Z][a-z ]{1,30}$", "^v[0-9]+(\\.[0-9]+)*$")
+_PATTERNS = (
+    "^[a-z]+-[0-9]{1,5}$",
+    "^#[0-9a-f]{6}$",
+    "^[A-Z][a-z ]{1,30}$",
+    "^v[0-9]+(\\.[0-9]+)*$",
+)
 
 
 def random_guide(draw: random.Random) -> tuple[Kind, str]:
@@ -122,9 +127,7 @@ def _sequence(
     return space.join(parts)
 
 
-def _part(
-    draw: random.Random, atom: Callable[[random.Random], str], depth: int, space: str
-) -> str:
+def _part(draw: random.Random, atom: Callable[[random.Random], str], depth: int, space: str) -> str:
     if depth and draw.random() < 0.3:
         branches = [
             _sequence(draw, atom, 3, depth - 1, space) for _ in range(draw.choice((1, 2, 3, 20)))
