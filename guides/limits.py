@@ -25,6 +25,7 @@ _OPTIONAL = 50
 _ADVICE = {
     schema_costs.NAMES: "use fewer or shorter names and values",
     schema_costs.SCHEMAS: "use fewer properties and alternatives",
+    schema_costs.REFERENCES: "use fewer of them",
     schema_costs.OPTIONAL: "require more properties, or divide them among several objects",
     schema_costs.OPEN: "set additionalProperties to false",
     schema_costs.RANGES: "use bounds with fewer digits, or none",

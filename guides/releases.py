@@ -18,7 +18,8 @@ class Costs:
     """Costs of one compiler.
 
     `character` is a character of a name, value or string, `schema` a schema without its parts, and
-    `optional` a pair of optional properties of one object. `open_character` is a character of the
+    `optional` a pair of optional properties of one object. `reference` is a pair of references to
+    one definition. `open_character` is a character of the
     names of properties whose object allows others: a beginning that names share counts once.
 
     `length` and `max_length` are a string of a limited length: for each character, and at most.
@@ -33,6 +34,7 @@ class Costs:
     character: float = 6
     schema: float = 300
     optional: float = 5
+    reference: float = 9
     open_character: float = 5_500
     length: float = 7_000
     max_length: float = 1_300_000

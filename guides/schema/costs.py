@@ -14,6 +14,7 @@ from guides.releases import Costs
 
 NAMES = "names and values"
 SCHEMAS = "schemas"
+REFERENCES = "references to one definition, or equal parts"
 OPTIONAL = "optional properties"
 OPEN = "properties of objects that allow others"
 RANGES = "ranges of numbers"
@@ -31,12 +32,15 @@ _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
     """Return the microseconds to compile a schema as `rewrite` writes it, by what takes them."""
     found: Counter[str] = Counter()
+    references: Counter[str] = Counter()
     waiting = [schema]
     while waiting:
         each = waiting.pop()
         found[SCHEMAS] += int(costs.schema)
         if isinstance(each, dict):
             waiting += _add(each, costs, found)
+            references[each.get("$ref", "")] += "$ref" in each
+    found[REFERENCES] += int(sum([count**2 for count in references.values()]) * costs.reference)
     return found
 
 

@@ -55,7 +55,7 @@ FAMILIES: dict[str, list[Guide]] = {
     "integers of zod": [
         _object([{"type": "integer", "minimum": -SAFE, "maximum": SAFE}] * n) for n in (20, 60)
     ],
-    "same ranges": [_object([_range(11)] * n) for n in (1, 20, 60, 300)],
+    "same ranges": [_object([_range(11)] * n) for n in (1, 20, 60, 140, 300)],
     "ranges": [_object([_range(11, i) for i in range(n)]) for n in (1, 5, 10, 12, 14, 20, 60)],
     "short ranges": [_object([_range(4, i) for i in range(n)]) for n in (10, 80, 120, 200)],
     "optional": [_object([STRING] * n, required=[]) for n in (50, 100, 150, 190, 210, 400, 700)],
@@ -138,7 +138,7 @@ def test_a_release_that_is_set_compiles_what_is_accepted_for_it(release: str) ->
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_has_what_is_accepted_and_what_is_refused(name: str) -> None:
     found = len(accepted(FAMILIES[name]))
-    everything = name in ("integers of zod", "same ranges")
+    everything = name == "integers of zod"
     assert found == len(FAMILIES[name]) if everything else 0 < found < len(FAMILIES[name])
 
 
