@@ -149,7 +149,7 @@ def test_random_guides_that_are_accepted_compile_in_time() -> None:
         assert too_slow(release, 32_000, found[number :: len(RELEASES)]) == []
 
 
-RANDOM_GUIDES = 600
+RANDOM_GUIDES = 400
 
 
 def accepted_random(draw: random.Random, count: int) -> list[Guide]:
