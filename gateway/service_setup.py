@@ -110,7 +110,7 @@ async def running_service(
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
-    guides = GuideCheck(strict=settings.strict_parameters)
+    guides = GuideCheck(strict=settings.strict_parameters, release=settings.xgrammar_release)
     logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
         async with (

@@ -1,43 +1,90 @@
 """Refuse guides that would take an engine too long to compile.
 
-An engine compiles a guide inside a step, for which everybody waits. xgrammar writes counted
-repetitions out, so the size after that is limited.
+An engine compiles a guide inside a step, and all its requests wait. Two things are limited: the
+size with counted repetitions written out, which bounds any compiler's memory, and the CPU time that
+xgrammar takes (`guides.releases`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from guides import automaton
 from guides.ebnf import parts_of
 from guides.expressions import Part
 from guides.expressions import parts_of as parts_of_expression
 from guides.kinds import MAX_CHARS, Backend, Kind
+from guides.releases import MAX_COST_US, NEWEST, Costs
+from guides.schema import costs as schema_costs
 
-# xgrammar 0.1.25 takes a tenth of a second for 1,000 words of 17 characters, and half a second for
-# 500 optional properties: after each of these any later one may follow.
 MAX_WEIGHT = 10_000
 _OPTIONAL = 50
+_ADVICE = {
+    schema_costs.NAMES: "use fewer or shorter names and values",
+    schema_costs.SCHEMAS: "use fewer properties and alternatives",
+    schema_costs.REFERENCES: "use fewer of them",
+    schema_costs.OPTIONAL: "require more properties, or divide them among several objects",
+    schema_costs.OPEN: "set additionalProperties to false",
+    schema_costs.RANGES: "use bounds with fewer digits, or none",
+    schema_costs.COUNTS: "use smaller values of minItems and maxItems, or none",
+    schema_costs.LENGTHS: "use smaller values of minLength and maxLength, or none",
+    schema_costs.PATTERNS: "use fewer repetitions and optional parts in patterns",
+}
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
 _COUNTS = ("minItems", "maxItems")
 _LENGTHS = ("minLength", "maxLength")
 
 
-def check(kind: Kind, text: str, backend: Backend) -> None:
-    """Raises ValueError, and RecursionError for JSON that is nested too deep."""
+def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> None:
+    """Raise ValueError for a guide that is too large for an engine.
+
+    Raises:
+        ValueError: the message says what is too large, how large it is, and what is allowed.
+        RecursionError: the text is JSON that is nested too deep.
+    """
     check_length(text)
     weight = 0
     if kind == "regex":
         weight = _weight_of_expression(text)
     elif kind == "json_schema":
-        weight = _weight_of_schema(json.loads(text))
+        schema = json.loads(text)
+        # xgrammar compiles the items of an array once, however many there may be.
+        counts = () if backend == "xgrammar" else _COUNTS
+        weight = _weight_of_schema(schema, counts)
     elif kind == "ebnf_grammar" and backend == "xgrammar":
         weight = _weight_of_parts(parts_of(text))
     if weight > MAX_WEIGHT:
         raise _too_large()
+    if backend == "xgrammar":
+        _check_cost(kind, text, costs)
+
+
+def _check_cost(kind: Kind, text: str, costs: Costs) -> None:
+    if kind == "json_schema":
+        found = schema_costs.costs_of(json.loads(text), costs)
+        cost: float = found.total()
+        if cost > MAX_COST_US:
+            what, share = found.most_common(1)[0]
+            of_it = f", {share / cost:.0%} of it for {what}"
+            raise _too_slow(cost, of_it, _ADVICE[what])
+    elif kind != "json":
+        is_ebnf = kind == "ebnf_grammar"
+        parts = parts_of(text) if is_ebnf else parts_of_expression(text)
+        cost = automaton.cost_of(parts, costs, is_ebnf=is_ebnf)
+        if cost > MAX_COST_US:
+            raise _too_slow(cost, "", "use fewer repetitions, optional parts and alternatives")
+
+
+def _too_slow(cost: float, of_it: str, advice: str) -> ValueError:
+    seconds = f"about {cost / 1e6:.2f} s" if cost < 1e7 else "more than 10 s"
+    return ValueError(
+        f"it would take xgrammar {seconds} to compile{of_it}; allowed: {MAX_COST_US / 1e6:.2f} s; "
+        f"{advice}"
+    )
 
 
 def check_length(text: str) -> None:
@@ -45,9 +92,9 @@ def check_length(text: str) -> None:
         raise ValueError(f"it has {len(text)} characters; allowed: {MAX_CHARS}")
 
 
-def _weight_of_schema(schema: Any) -> int:
+def _weight_of_schema(schema: Any, counts: Sequence[str]) -> int:
     if isinstance(schema, list):
-        return sum([_weight_of_schema(part) for part in schema])
+        return sum([_weight_of_schema(part, counts) for part in schema])
     if not isinstance(schema, dict):
         return 1
     weight = 1
@@ -57,12 +104,12 @@ def _weight_of_schema(schema: Any) -> int:
         elif keyword in _DATA:
             weight += _weight_of_data(value)
         else:
-            weight += _weight_of_schema(value)
+            weight += _weight_of_schema(value, counts)
     properties, required = schema.get("properties"), schema.get("required")
     if isinstance(properties, dict):
         optional = len(properties) - (len(required) if isinstance(required, list) else 0)
         weight += max(0, optional) ** 2 // _OPTIONAL
-    return weight * _largest(schema, _COUNTS) + _largest(schema, _LENGTHS)
+    return weight * _largest(schema, counts) + _largest(schema, (*_LENGTHS, *_COUNTS))
 
 
 def _weight_of_data(data: Any) -> int:
@@ -71,7 +118,7 @@ def _weight_of_data(data: Any) -> int:
     return 1 + (sum(map(_weight_of_data, data)) if isinstance(data, list) else 0)
 
 
-def _largest(schema: dict[str, Any], names: tuple[str, ...]) -> int:
+def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
     """At least 1. What is no number is for the compiler to refuse."""
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])

@@ -272,6 +272,13 @@ class Settings(BaseSettings):
         description="Whether parameters that mean nothing here (Ollama's `num_ctx`, say) get 400; "
         "else the answer names them in `x-ignored-parameters`.",
     )
+    xgrammar_release: str = Field(
+        "",
+        pattern=r"^(\d+\.\d+\.\d+)?$",
+        description="The release of xgrammar in the engines, such as 0.1.25. Schemas and grammars "
+        "that the release compiles too slowly get 400. Empty: any release since 0.1.25 "
+        "(docs/structured-output.md).",
+    )
     unknown_parameters: Literal["tell", "refuse"] = Field(
         "tell",
         description="What becomes of a parameter whose name this server does not know: tell names "

@@ -27,12 +27,13 @@ _PARTS = 8
 class GuideCheck:
     """Tenants take turns, one guide at a time; verdicts are kept. Belongs to one event loop.
 
-    `strict` refuses what cannot be enforced of schemas that are best effort.
+    `strict` refuses what cannot be enforced of schemas that are best effort. `release` is that of
+    the engines' xgrammar; empty if it may be any since 0.1.25.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, *, strict: bool = False, release: str = "") -> None:
         self._strict = strict
-        self._process = GuideProcess()
+        self._process = GuideProcess(release)
         self._turns = TurnThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_chars = 0

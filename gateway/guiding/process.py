@@ -31,7 +31,8 @@ _TOO_MUCH = "it takes too much time or memory to compile"
 class GuideProcess:
     """Starts with the first guide. `verdict` blocks, and is for one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, release: str = "") -> None:
+        self._release = release
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
@@ -81,7 +82,7 @@ class GuideProcess:
         self.close()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "guides.worker"],
+                [sys.executable, "-m", "guides.worker", self._release],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # It reads what strangers wrote, and so is told no keys.

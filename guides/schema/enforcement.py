@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
+from guides.releases import NEWEST, Costs
 from guides.schema.keywords import refuse, step
 
 # Further ones are counted only.
@@ -19,8 +21,13 @@ class Enforcement:
     the keyword, too: a caller that leaves one out may only widen.
     """
 
-    def __init__(self, best_effort: Sequence[str] = ()) -> None:
+    def __init__(
+        self, best_effort: Sequence[str] = (), costs: Costs = NEWEST, max_bound_cost: float = inf
+    ) -> None:
+        """`max_bound_cost` is the microseconds that a bound which is best effort may cost."""
         self._best_effort = tuple(best_effort)
+        self._max_bound_cost = max_bound_cost
+        self.costs = costs
         self._left_out: dict[str, None] = {}
 
     def leave_out(self, path: str, keyword: str, why: str = "") -> None:
@@ -38,6 +45,10 @@ class Enforcement:
             path.startswith(place) and path[len(place) : len(place) + 1] in ("", ".", "[")
             for place in self._best_effort
         )
+
+    def is_too_heavy(self, cost: float, path: str) -> bool:
+        """Return True if a bound of this cost is to be left out of the schema at `path`."""
+        return cost > self._max_bound_cost and self.is_best_effort(path)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from guides.kinds import Backend
 from guides.limits import MAX_WEIGHT
 from guides.schema.atom import NOTHING, Atom, Parts, at_least, forbids
+from guides.schema.costs import count_cost, open_cost
 from guides.schema.keywords import refuse
 from guides.schema.objects import variants, with_names
 from guides.schema.reading import MAX_DEPTH, Reader
@@ -159,8 +160,12 @@ class _Writer:
 
     def _array(self, atom: Atom) -> Iterator[Schema]:
         simple = dict(atom.simple)
+        is_heavy = self._enforcement.is_too_heavy(
+            count_cost(simple, self._enforcement.costs), atom.path
+        )
         for keyword in ("minItems", "maxItems"):
-            if simple.get(keyword, 0) > MAX_WEIGHT and self._enforcement.is_best_effort(atom.path):
+            is_large = simple.get(keyword, 0) > MAX_WEIGHT or (keyword in simple and is_heavy)
+            if is_large and self._enforcement.is_best_effort(atom.path):
                 del simple[keyword]
                 self._enforcement.leave_out(atom.path, keyword)
         low, high = simple.get("minItems", 0), simple.get("maxItems", math.inf)
@@ -208,6 +213,12 @@ class _Writer:
             additional = NOTHING if known or atom.names_some or atom.patterns else ()
         found = self._schema(additional)
         written["additionalProperties"] = False if found is None else found
+        cost = open_cost(written, self._enforcement.costs)
+        has_enough = atom.simple.get("minProperties", 0) <= len(properties)
+        if has_enough and self._enforcement.is_too_heavy(cost, atom.path):
+            # A closed object is valid for the schema, too.
+            self._enforcement.leave_out(atom.path, "additionalProperties")
+            written["additionalProperties"] = False
         written |= atom.simple
         low, high = atom.simple.get("minProperties", 0), atom.simple.get("maxProperties", math.inf)
         if written["additionalProperties"] is False and not patterns:

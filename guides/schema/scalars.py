@@ -9,6 +9,7 @@ from typing import Any
 
 from guides.limits import MAX_WEIGHT
 from guides.schema.atom import Atom
+from guides.schema.costs import length_cost, pattern_cost, range_cost
 from guides.schema.enforcement import Enforcement
 from guides.schema.keywords import FORMATS
 from guides.schema.reading import Reader
@@ -16,6 +17,9 @@ from guides.schema.reading import Reader
 Schema = dict[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
+# JSON readers that have doubles only, JavaScript's among them, read no larger integer exactly.
+_MAX_SAFE_INTEGER = 2**53 - 1
+_BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0}.keys()
 # One character, or class of them, again and again.
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
@@ -51,7 +55,23 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
             low = max(low, int(repeated[2] == "+"))
             times = f"{{{low},{'' if high is None else int(high)}}}"
             said = {"pattern": f"^{repeated[1]}{times}$"}
+    said = _without_heavy(said, atom, enforcement)
     yield {"type": "string", **said}
+
+
+def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
+    """Return what is said of a string without bounds that are best effort and cost too much."""
+    found = dict(said)
+    lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
+    if enforcement.is_too_heavy(length_cost(found, enforcement.costs), atom.path):
+        for keyword in lengths:
+            enforcement.leave_out(atom.path, keyword)
+            del found[keyword]
+    pattern = found.get("pattern")
+    if enforcement.is_too_heavy(pattern_cost(pattern, enforcement.costs), atom.path):
+        enforcement.leave_out(atom.path, "pattern")
+        del found["pattern"]
+    return found
 
 
 def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
@@ -68,7 +88,12 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
         said.pop("maximum" if below <= high else "exclusiveMaximum", None)
         high = min(high, below)
     if low < high or (low == high and not said.keys() & {"exclusiveMinimum", "exclusiveMaximum"}):
-        yield {"type": atom.type, **said}
+        said = {"type": atom.type, **said}
+        if enforcement.is_too_heavy(range_cost(said, enforcement.costs), atom.path):
+            for keyword in _BOUNDS & said.keys():
+                enforcement.leave_out(atom.path, keyword)
+                del said[keyword]
+        yield said
 
 
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
@@ -87,6 +112,12 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
         found["minimum"] = max(lows)
     if highs:
         found["maximum"] = min(highs)
+    if found.get("minimum", 0) <= found.get("maximum", math.inf):
+        # zod writes these bounds for each integer; a compiler would take 50 ms for each pair.
+        if found.get("minimum") == -_MAX_SAFE_INTEGER:
+            del found["minimum"]
+        if found.get("maximum") == _MAX_SAFE_INTEGER:
+            del found["maximum"]
     for keyword in ("minimum", "maximum"):
         if abs(found.get(keyword, 0)) > _MAX_INTEGER:
             why = f"{keyword}: a bound of integers has 64 bits"

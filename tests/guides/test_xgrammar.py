@@ -1,16 +1,14 @@
 """Releases of xgrammar compile each guide that the gateway accepts.
 
-The wheels come from the package registry once, and stay in build/xgrammar.
+`tests.guides.test_costs` measures how long that takes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +16,23 @@ import pytest
 
 from guides.kinds import Kind
 from guides.worker import Checker
+from tests.support.xgrammar_wheels import RELEASES, compile_guides, install_release
 
 pytestmark = pytest.mark.slow
 
-# The newest one needs tvm-ffi, which needs typing-extensions.
-RELEASES = {
-    "0.1.13": (),
-    "0.1.18": (),
-    "0.1.25": (),
-    "0.2.8": ("apache-tvm-ffi==0.1.12", "typing-extensions"),
-}
 IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # pydantic's
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", params=RELEASES)
 def folder(request: pytest.FixtureRequest) -> Path:
-    """The folder of a release's wheel."""
-    release: str = request.param
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = ROOT / "build" / "xgrammar" / f"{release}-python{python}"
-    if found.is_dir():
-        return found
-    part = found.with_name(f"{found.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries=1"]
-    command += [f"--target={part}", f"xgrammar=={release}", *RELEASES[release]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"xgrammar {release} cannot be installed: {done.stderr.strip()[-200:]}")
-    part.rename(found)
-    return found
+    """Return the folder of a release's wheel."""
+    return install_release(request.param)
 
 
 def compiled(folder: Path, guides: list[tuple[str, str]]) -> list[str | None]:
     """Return why the release throws on each guide, None if it compiles."""
-    lines = "".join(f"{json.dumps(guide)}\n" for guide in guides)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.xgrammar_worker", str(folder)],
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [why for why, _ in compile_guides(folder, guides)]
 
 
 ACCEPTED: list[tuple[Kind, Any]] = [

@@ -138,7 +138,7 @@ def test_an_expression_that_does_not_compile_is_left_out(checker: Checker) -> No
         {"$ref": "#/$defs/x"},
         {"required": "a"},
         {"type": "string", "const": 1},
-        {"type": "array", "minItems": 200, "items": {"type": "array", "minItems": 200}},
+        {"enum": list(range(20_000))},
     ],
 )
 def test_what_is_malformed_or_too_large_is_still_refused(checker: Checker, schema: Any) -> None:

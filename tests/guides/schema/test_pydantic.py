@@ -73,7 +73,8 @@ TYPES: list[tuple[Any, list[Any], list[Any]]] = [
 
 @pytest.fixture(scope="module")
 def checker() -> Checker:
-    return Checker()
+    # Newer releases take a second for the length of a URL, which a strict schema then may not have.
+    return Checker("0.1.25")
 
 
 @pytest.mark.parametrize(("made_of", "good", "bad"), TYPES)

@@ -1,0 +1,377 @@
+"""The automaton of an expression or grammar, and the CPU time that xgrammar takes to compile it.
+
+xgrammar tries the vocabulary's tokens at each position of the automaton. The time depends on how
+many tokens begin with a character that the position allows, and on how many positions an automaton
+is in after each character: the latter grows where parts may be absent, as in ``[a-z]?[a-z]?``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from guides.releases import MAX_COST_US, Costs
+
+Parts = Iterable[tuple[str, str]]
+
+_OTHER = 1 << 128
+"""The characters beyond ASCII; the lower bits are the ASCII characters."""
+_EVERY = (1 << 129) - 1
+
+
+def _bits(characters: str) -> int:
+    found = 0
+    for character in characters:
+        code = ord(character)
+        found |= 1 << code if code < 128 else _OTHER
+    return found
+
+
+_DIGITS = _bits("0123456789")
+_LOWER = _bits("abcdefghijklmnopqrstuvwxyz")
+_UPPER = _LOWER >> 32
+_SPACE = _bits(" \t\n\r\f\v")
+_WORD = _DIGITS | _LOWER | _UPPER | _bits("_")
+_KINDS = (
+    (_LOWER, 90.0),
+    (_UPPER, 90.0),
+    (_DIGITS, 12.0),
+    (_SPACE, 240.0),
+    (_EVERY & ~(_LOWER | _UPPER | _DIGITS | _SPACE | _OTHER), 60.0),
+    (_OTHER, 100.0),
+)
+"""Kinds of characters, each with the microseconds to try the tokens that begin with one."""
+_MIN_SHARE = 0.1
+_SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
+_CONTROLS = dict(zip("nrtbfav0e", "\n\r\t\b\f\a\v\0\x1b", strict=True))
+_CHARACTER = re.compile(
+    r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
+)
+
+# As many characters of a token are followed.
+_STEPS = 4
+_STEPS_UNMERGED = 8
+_MAX_POSITIONS = 20_000
+_MAX_EDGES = 300_000
+_MAX_MOVES = 400_000
+
+
+class TooLargeError(ValueError):
+    """The automaton is far larger than what may be compiled."""
+
+
+def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
+    """Return the microseconds to compile an expression, or the rules of a grammar in EBNF."""
+    try:
+        return _Walk(_Automaton(parts, costs, is_ebnf=is_ebnf), costs).cost()
+    except TooLargeError:
+        return float("inf")
+
+
+@dataclass(slots=True)
+class _Fragment:
+    """The positions that a part begins and ends with, and whether the part may be empty."""
+
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    is_nullable: bool = True
+
+
+@dataclass(slots=True)
+class _Node:
+    """A part: characters, a rule's name, or alternatives of sequences, with its repetition."""
+
+    bits: int = 0
+    name: str = ""
+    alternatives: list[list[_Node]] | None = None
+    least: int = 1
+    most: int | None = 1
+
+
+class _Automaton:
+    """Positions by number. `characters` is 0 for one where a rule named by `names` stands."""
+
+    def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
+        self.characters: list[int] = []
+        self.names: list[str] = []
+        self.follow: list[list[int]] = []
+        self.fragments: dict[str, _Fragment] = {}
+        self.ends: set[int] = set()
+        self._edges = 0
+        self._max_repeats = costs.max_repeats
+        trees = _parse(parts, is_ebnf=is_ebnf)
+        self._nullable = _nullable_rules(trees)
+        for name, alternatives in trees.items():
+            found = self._union(alternatives)
+            self.fragments[name] = found
+            self.ends.update(found.last)
+
+    def _union(self, alternatives: list[list[_Node]]) -> _Fragment:
+        found = _Fragment(is_nullable=False)
+        for sequence in alternatives:
+            each = self._sequence(sequence)
+            found.first += each.first
+            found.last += each.last
+            found.is_nullable |= each.is_nullable
+        return found
+
+    def _sequence(self, nodes: list[_Node]) -> _Fragment:
+        found = _Fragment()
+        for node in nodes:
+            each = self._repeated(node)
+            self._connect(found.last, each.first)
+            if found.is_nullable:
+                found.first = found.first + each.first
+            found.last = each.last + found.last if each.is_nullable else each.last
+            found.is_nullable &= each.is_nullable
+        return found
+
+    def _repeated(self, node: _Node) -> _Fragment:
+        if node.most == 0:
+            return _Fragment()
+        count = max(node.least, 1) if node.most is None else node.most
+        least = node.least
+        if node.alternatives is None:
+            least, count = min(least, self._max_repeats), min(count, self._max_repeats)
+        found = _Fragment(is_nullable=least == 0)
+        before: list[int] = []
+        begins = True
+        for number in range(1, count + 1):
+            each = self._once(node)
+            self._connect(before, each.first)
+            if begins:
+                found.first = found.first + each.first
+            if number == count and node.most is None:
+                self._connect(each.last, each.first)
+            before = each.last + before if each.is_nullable else each.last
+            begins &= each.is_nullable
+            if number >= least:
+                found.last = found.last + each.last
+            if number == least:
+                found.is_nullable = begins
+                found.last = list(before)
+        return found
+
+    def _once(self, node: _Node) -> _Fragment:
+        if node.alternatives is not None:
+            return self._union(node.alternatives)
+        position = len(self.characters)
+        if position >= _MAX_POSITIONS:
+            raise TooLargeError
+        self.characters.append(node.bits)
+        self.names.append(node.name)
+        self.follow.append([])
+        return _Fragment([position], [position], bool(node.name) and node.name in self._nullable)
+
+    def _connect(self, lasts: list[int], firsts: list[int]) -> None:
+        self._edges += len(lasts) * len(firsts)
+        if self._edges > _MAX_EDGES:
+            raise TooLargeError
+        for last in lasts:
+            self.follow[last] += firsts
+
+
+class _Walk:
+    """Follows tokens from each position of an automaton.
+
+    An item is a position and a number for the rules that the item is in. The number stands for the
+    position where the innermost rule was entered and the number of the rules around it; 0 is none.
+    """
+
+    def __init__(self, automaton: _Automaton, costs: Costs) -> None:
+        self._automaton = automaton
+        self._costs = costs
+        self._moves = 0
+        self._within: dict[tuple[int, int], int] = {}
+        self._entered: list[tuple[int, int]] = [(0, 0)]
+
+    def cost(self) -> float:
+        """Return the microseconds to compile all. Raises TooLargeError."""
+        found = 0.0
+        for position, bits in enumerate(self._automaton.characters):
+            if bits:
+                found += self._costs.character + self._of_position(position, bits)
+            if found > 4 * MAX_COST_US:
+                raise TooLargeError
+        return found
+
+    def _of_position(self, position: int, bits: int) -> float:
+        found = 0.0
+        ends = 8 if position in self._automaton.ends else 0
+        for kind, cost in _KINDS:
+            shared = bits & kind
+            if shared:
+                share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
+                # Beside the first position, each one is an item of each rule that it is in.
+                moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
+                if bits.bit_count() > 1:
+                    moves += 5 + ends
+                found += cost * share * moves * 0.9
+        return found * self._costs.classes
+
+    def _moves_from(self, position: int, character: int) -> float:
+        """Return how many positions are tried after each character of a token, on average."""
+        merges = self._costs.merges
+        steps = _STEPS if merges else _STEPS_UNMERGED
+        items = [(position, 0)]
+        moves = 0
+        for _ in range(steps):
+            reached = [item for each in items for item in self._after(*each)]
+            moves += len(reached)
+            if merges:
+                reached = list(dict.fromkeys(reached))
+            characters = self._automaton.characters
+            items = [item for item in reached if characters[item[0]] & character]
+            if not items and reached:
+                bits = characters[reached[0][0]]
+                character = bits & -bits
+                items = [item for item in reached if characters[item[0]] & character]
+        return moves / _STEPS
+
+    def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
+        """Yield the items that may come after one."""
+        automaton = self._automaton
+        waiting = [(each, within) for each in automaton.follow[position]]
+        while within and position in automaton.ends:
+            position, within = self._entered[within]
+            self._count(1)
+            waiting += [(each, within) for each in automaton.follow[position]]
+        while waiting:
+            self._count(1)
+            position, within = waiting.pop()
+            if automaton.characters[position]:
+                yield position, within
+                continue
+            fragment = automaton.fragments.get(automaton.names[position])
+            if fragment is None:
+                continue
+            inside = self._within.setdefault((position, within), len(self._entered))
+            if inside == len(self._entered):
+                self._entered.append((position, within))
+            waiting += [(each, inside) for each in fragment.first]
+            self._count(len(fragment.first))
+
+    def _count(self, moves: int) -> None:
+        self._moves += moves
+        if self._moves > _MAX_MOVES:
+            raise TooLargeError
+
+
+def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
+    """Return the alternatives of each rule; an expression is one rule without a name."""
+    rules: dict[str, list[list[_Node]]] = {"": [[]]}
+    groups = [rules[""]]
+    for kind, text in parts:
+        sequence = groups[-1][-1]
+        if kind == "defines":
+            name = sequence.pop().name
+            rules[name] = [[]]
+            groups = [rules[name]]
+        elif kind == "open":
+            alternatives: list[list[_Node]] = [[]]
+            sequence.append(_Node(alternatives=alternatives))
+            groups.append(alternatives)
+        elif kind == "close":
+            if len(groups) > 1:
+                groups.pop()
+        elif kind == "or":
+            groups[-1].append([])
+        elif kind in ("sign", "times"):
+            if sequence:
+                _repeat(sequence, text)
+        elif kind == "name":
+            sequence.append(_Node(name=text))
+        elif kind == "string":
+            sequence += [_Node(bits=bits) for bits, _ in _characters(text[1:-1])]
+        elif is_ebnf or text not in ("^", "$"):
+            sequence.append(_Node(bits=_class(text, is_ebnf=is_ebnf)))
+    return rules
+
+
+def _repeat(sequence: list[_Node], sign: str) -> None:
+    """Repeat the last node of a sequence."""
+    bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(sign)
+    if bounds is None:
+        low, comma, high = sign[1:-1].partition(",")
+        least = min(int(low), _MAX_POSITIONS)
+        most = int(high) if high.strip() else None
+        bounds = (least, most if comma else least)
+    last = sequence[-1]
+    if (last.least, last.most) != (1, 1):
+        last = sequence[-1] = _Node(alternatives=[[last]])
+    last.least, last.most = bounds
+
+
+def _class(text: str, *, is_ebnf: bool) -> int:
+    """Return the characters of a class, an escape or a single character."""
+    if not text.startswith("["):
+        if text == "." and not is_ebnf:
+            return _EVERY & ~_bits("\n")
+        return next(_characters(text), (_EVERY, False))[0] or _EVERY
+    found, previous, is_range = 0, 0, False
+    body = text[1:].removesuffix("]")
+    is_negated = body.startswith("^")
+    for bits, is_plain_hyphen in _characters(body[is_negated:]):
+        if is_range:
+            low, high = previous.bit_length(), bits.bit_length()
+            found |= ((1 << high) - 1) & ~((1 << max(low - 1, 0)) - 1)
+            is_range = False
+        elif is_plain_hyphen and found:
+            is_range = True
+        else:
+            found |= bits
+            previous = bits
+    if is_range:
+        found |= _bits("-")
+    return (_EVERY & ~found if is_negated else found) or _OTHER
+
+
+def _characters(text: str) -> Iterator[tuple[int, bool]]:
+    """Yield the characters of a text as bits, each with True for a hyphen without an escape."""
+    for x, u, long, escaped, plain in _CHARACTER.findall(text):
+        if code := x or u or long:
+            yield _bits(chr(min(int(code, 16), 0x10FFFF))), False
+        elif escaped:
+            known = _SHORTHANDS.get(escaped)
+            yield known or _bits(_CONTROLS.get(escaped, escaped)), False
+        else:
+            yield _bits(plain), plain == "-"
+
+
+def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
+    """Return the names of the rules that may be empty."""
+    found: set[str] = set()
+    users: dict[str, set[str]] = {}
+    for name, alternatives in rules.items():
+        for used in _names(alternatives):
+            users.setdefault(used, set()).add(name)
+    waiting = list(rules)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and _is_nullable(rules[name], found):
+            found.add(name)
+            waiting += users.get(name, ())
+    return found
+
+
+def _names(alternatives: list[list[_Node]]) -> Iterator[str]:
+    for sequence in alternatives:
+        for node in sequence:
+            if node.name:
+                yield node.name
+            if node.alternatives is not None:
+                yield from _names(node.alternatives)
+
+
+def _is_nullable(alternatives: list[list[_Node]], known: set[str]) -> bool:
+    return any(
+        all(
+            node.least == 0
+            or (node.name and node.name in known)
+            or (node.alternatives is not None and _is_nullable(node.alternatives, known))
+            for node in sequence
+        )
+        for sequence in alternatives
+    )

@@ -1,0 +1,77 @@
+"""Costs of compiling a guide, by release of xgrammar.
+
+The costs are CPU time for a vocabulary of 32,000 tokens, in microseconds; a vocabulary of 128,000
+takes up to 4.5 times as much. tests/guides/test_costs.py compares them with the released wheels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+MAX_COST_US = 250_000
+"""Half of the CPU time that compiling an accepted guide may take, as machines differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of one compiler.
+
+    `character` is a character of a name, value or string, `schema` a schema without its parts, and
+    `optional` a pair of optional properties of one object. `reference` is a pair of references to
+    one definition. `open_character` is a character of the
+    names of properties whose object allows others: a beginning that names share counts once.
+
+    `length` and `max_length` are a string of a limited length: for each character, and at most.
+    `item` and `max_items` are the same of an array. `digits` multiplies what a range of numbers
+    costs.
+
+    `classes` multiplies what a class of characters costs. A class that is repeated is compiled at
+    most `max_repeats` times. `merges` is False for a compiler that follows each way to read a text
+    by itself.
+    """
+
+    character: float = 6
+    schema: float = 300
+    optional: float = 5
+    reference: float = 9
+    open_character: float = 5_500
+    length: float = 7_000
+    max_length: float = 1_300_000
+    item: float = 170
+    max_items: float = 22_000
+    digits: float = 1
+    classes: float = 1
+    max_repeats: int = 200
+    merges: bool = True
+
+
+NEWEST = Costs()
+"""No release since 0.1.25 takes longer."""
+_UNROLLED = replace(
+    NEWEST, character=10, optional=7, max_length=inf, item=250, max_items=inf, max_repeats=10_000
+)
+_BY_RELEASE = (
+    # Compiles each character of a text for the whole vocabulary.
+    (
+        (0, 1, 20),
+        replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
+    ),
+    ((0, 1, 25), _UNROLLED),
+    # Limited lengths and repeated classes are one state there.
+    (
+        (0, 1, 27),
+        replace(NEWEST, open_character=60, length=7_000, max_length=28_000, max_repeats=4),
+    ),
+)
+
+
+def find_costs(release: str) -> Costs:
+    """Return the costs of a release such as ``0.1.25``; of all since 0.1.25 for an empty text.
+
+    Raises ValueError for a text that is no release.
+    """
+    if not release:
+        return NEWEST
+    numbers = tuple([int(number) for number in release.split(".")[:3]])
+    return next((costs for end, costs in _BY_RELEASE if numbers < end), NEWEST)

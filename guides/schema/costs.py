@@ -1,0 +1,132 @@
+"""The CPU time that xgrammar takes to compile a JSON schema, by what takes it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from guides import automaton
+from guides.expressions import parts_of
+from guides.releases import Costs
+
+NAMES = "names and values"
+SCHEMAS = "schemas"
+REFERENCES = "references to one definition, or equal parts"
+OPTIONAL = "optional properties"
+OPEN = "properties of objects that allow others"
+RANGES = "ranges of numbers"
+LENGTHS = "lengths of strings"
+PATTERNS = "patterns"
+COUNTS = "numbers of items"
+
+_MAX_US = 10**9
+_LOWER = ("minimum", "exclusiveMinimum")
+_UPPER = ("maximum", "exclusiveMaximum")
+_SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
+"""By the number of digits."""
+
+
+def costs_of(schema: Any, costs: Costs) -> Counter[str]:
+    """Return the microseconds to compile a schema as `rewrite` writes it, by what takes them."""
+    found: Counter[str] = Counter()
+    references: Counter[str] = Counter()
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        found[SCHEMAS] += int(costs.schema)
+        if isinstance(each, dict):
+            waiting += _add(each, costs, found)
+            references[each.get("$ref", "")] += "$ref" in each
+    found[REFERENCES] += int(sum([count**2 for count in references.values()]) * costs.reference)
+    return found
+
+
+def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]:
+    """Add what a schema takes without its parts. Return these."""
+    if "enum" in schema or "const" in schema:
+        text = json.dumps(schema.get("enum", schema.get("const")), ensure_ascii=False)
+        found[NAMES] += int(len(text.encode()) * costs.character)
+    found[RANGES] += int(min(range_cost(schema, costs), _MAX_US))
+    found[COUNTS] += int(min(count_cost(schema, costs), _MAX_US))
+    found[LENGTHS] += int(min(length_cost(schema, costs), _MAX_US))
+    found[PATTERNS] += int(min(pattern_cost(schema.get("pattern"), costs), _MAX_US))
+    parts = [*schema.get("anyOf", ()), *schema.get("prefixItems", ())]
+    parts += [schema[name] for name in ("items", "additionalProperties") if name in schema]
+    for name, each in schema.get("patternProperties", {}).items():
+        found[PATTERNS] += int(min(pattern_cost(name, costs), _MAX_US))
+        parts.append(each)
+    properties = schema.get("properties", {})
+    for name, each in properties.items():
+        found[NAMES] += int(len(name.encode()) * costs.character)
+        parts.append(each)
+    optional = len(properties) - len(schema.get("required", ()))
+    found[OPTIONAL] += int(max(optional, 0) ** 2 * costs.optional)
+    found[OPEN] += int(open_cost(schema, costs))
+    return [*parts, *schema.get("$defs", {}).values()]
+
+
+def open_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the names that an object with others must not have twice."""
+    if schema.get("additionalProperties", False) is False:
+        return 0
+    found, before = 2, ""
+    for name in sorted(schema.get("properties", {})):
+        pairs = enumerate(zip(name, before, strict=False))
+        shared = next((at for at, (one, other) in pairs if one != other), len(before))
+        found += len(name) - shared
+        before = name
+    return found * costs.open_character
+
+
+def range_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the bounds of a number."""
+    lower = [schema[name] for name in _LOWER if name in schema]
+    upper = [schema[name] for name in _UPPER if name in schema]
+    if not lower and not upper:
+        return 0
+    whole = schema.get("type") == "integer"
+    bounds = lower + upper
+    if whole or all(bound == int(bound) for bound in bounds):
+        factor = 1.0 if whole else 1.4
+    else:
+        factor = 3.5
+    # A range with both signs is two ranges, from 0 on.
+    is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
+    digits = [_digits(bound) for bound in bounds]
+    found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))
+    return found * factor * costs.digits
+
+
+def _digits(bound: float) -> int:
+    """Return how many digits a bound has when written out without an exponent."""
+    _, digits, exponent = Decimal(repr(bound)).as_tuple()
+    assert isinstance(exponent, int)
+    return min(max(len(digits), len(digits) + exponent, -exponent), 400)
+
+
+def _digits_cost(digits: int) -> float:
+    if digits < len(_SMALL_RANGES_US):
+        return _SMALL_RANGES_US[digits]
+    return 2_000 * digits - 5_000
+
+
+def length_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the bounds of a string's length."""
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    characters = 0.6 * least if most is None else least + (most - least)
+    return float(min(characters * costs.length, costs.max_length))
+
+
+def count_cost(schema: dict[str, Any], costs: Costs) -> float:
+    """Return the microseconds for the bounds of the number of an array's items."""
+    count = max(schema.get("minItems", 0), schema.get("maxItems", 0))
+    return float(min(count * costs.item, costs.max_items))
+
+
+@lru_cache(maxsize=256)
+def pattern_cost(pattern: str | None, costs: Costs) -> float:
+    """Return the microseconds for an expression."""
+    return 0 if pattern is None else automaton.cost_of(parts_of(pattern), costs)

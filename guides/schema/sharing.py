@@ -1,0 +1,89 @@
+"""Parts of a written schema that are the same, written once.
+
+xgrammar compiles a definition once, but each schema that stands in a place of its own. Sixty
+integers with the same bounds take 7 s with release 0.1.25, and 0.05 s as references to one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from guides.releases import Costs
+from guides.schema.costs import length_cost, pattern_cost, range_cost
+
+_MIN_COST_US = 1_000
+
+
+def share(schema: Any, costs: Costs) -> Any:
+    """Return a schema as `rewrite` writes it, with costly parts that are the same as definitions.
+
+    The parts are strings and numbers with bounds or patterns, and lists of values.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    counts: Counter[str] = Counter()
+
+    def count(text: str, part: dict[str, Any]) -> dict[str, Any]:
+        counts[text] += 1
+        return part
+
+    _replace(schema, costs, count)
+    definitions = dict(schema.get("$defs", {}))
+    names: dict[str, str] = {}
+    shared: dict[str, Any] = {}
+
+    def refer(text: str, part: dict[str, Any]) -> dict[str, Any]:
+        if counts[text] == 1:
+            return part
+        if text not in names:
+            name = f"shared_{len(names)}"
+            while name in definitions:
+                name += "_"
+            names[text] = name
+            shared[name] = part
+        return {"$ref": f"#/$defs/{names[text]}"}
+
+    found = _replace(schema, costs, refer)
+    return {**found, "$defs": {**found.get("$defs", {}), **shared}} if shared else found
+
+
+def _replace(
+    schema: Any, costs: Costs, on_part: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> Any:
+    """Return the schema with what `on_part` returns for each costly part of it."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for keyword in ("properties", "patternProperties", "$defs"):
+        if keyword in found:
+            is_part = keyword != "$defs"  # of which each one is a definition already
+            found[keyword] = {
+                name: _replaced_part(each, costs, on_part)
+                if is_part
+                else _replace(each, costs, on_part)
+                for name, each in found[keyword].items()
+            }
+    for keyword in ("anyOf", "prefixItems"):
+        if keyword in found:
+            found[keyword] = [_replaced_part(each, costs, on_part) for each in found[keyword]]
+    for keyword in ("items", "additionalProperties"):
+        if keyword in found:
+            found[keyword] = _replaced_part(found[keyword], costs, on_part)
+    return found
+
+
+def _replaced_part(
+    part: Any, costs: Costs, on_part: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> Any:
+    if not isinstance(part, dict):
+        return part
+    if "enum" in part or part.get("type") in ("string", "number", "integer"):
+        text = json.dumps(part, ensure_ascii=False, sort_keys=True)
+        cost = range_cost(part, costs) + length_cost(part, costs)
+        cost += len(text) * costs.character if "enum" in part else 0
+        cost += pattern_cost(part.get("pattern"), costs)
+        return on_part(text, part) if cost >= _MIN_COST_US else part
+    return _replace(part, costs, on_part)
