@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
+from gateway.http.backlog import Backlog
 from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, Door, HttpProtocol
 from gateway.http.tls import load_server_context
@@ -86,10 +87,11 @@ class Server(uvicorn.Server):
         self._tls = load_server_context(settings)
         self._serves_with = None if self._tls is None else self._tls.value
         self._listeners: list[socket.socket] = []
+        self._backlog: Backlog | None = None
         self._renewal_fails = False
         starts = StartQueue()
         self._make_protocol = _protocol(application, settings, self._connections, starts)
-        super().__init__(_config(application, settings, self._make_protocol))
+        super().__init__(_config(application, settings, self._take_protocol))
         self.application = application
         application.watch(self._connections, starts)
         self._admin_port = settings.admin_port
@@ -114,6 +116,8 @@ class Server(uvicorn.Server):
             for listener in self._listeners:
                 # All that are duplicated share this: else an accept would block the event loop.
                 listener.setblocking(False)
+        if sockets:
+            self._backlog = Backlog(sockets[0], self._new_protocol, lambda: self._serves_with)
         await super().startup(sockets)
         for listener in sockets or ():
             # uvicorn tells only of sockets that it has made itself.
@@ -188,6 +192,19 @@ class Server(uvicorn.Server):
             raise
 
     def _client_protocol(self) -> asyncio.Protocol:
+        return self._take_protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    def _take_protocol(self, **arguments: Any) -> asyncio.Protocol:
+        """Return the protocol of a connection that one of `servers` has taken."""
+        if self._backlog is not None:
+            self._backlog.note_connection()
+        protocol: asyncio.Protocol = self._make_protocol(**arguments)
+        return protocol
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that was taken besides."""
         protocol: asyncio.Protocol = self._make_protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -201,6 +218,8 @@ class Server(uvicorn.Server):
         # While anybody holds them, the kernel takes connections that nobody serves.
         for listener in self._listeners:
             listener.close()
+        if self._backlog is not None:
+            self._backlog.close()
         await super().shutdown(sockets)
         if self._worker is not None and self._is_orphan:
             self._worker.clean_up()

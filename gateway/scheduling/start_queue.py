@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-MAX_TURN_WORK = 16
-"""Units of work that one turn of the loop begins with. Some 10 ms, so that a turn of a saturated
-loop, tokens included, takes 20 to 40 ms (`python -m bench --only overload`)."""
+MAX_TURN_WORK = 4
+"""Units of work that one turn of the loop begins with. Some 3 ms, so that a turn of a saturated
+loop, tokens included, takes 10 to 20 ms (`python -m bench --only overload`)."""
 BYTES_PER_UNIT = 4096
 """Bytes of a body that are a unit of work more."""
 MAX_REQUEST_WORK = 17

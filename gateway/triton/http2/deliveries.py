@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,9 +13,10 @@ from weakref import WeakKeyDictionary
 # of tokens that are written in one turn, the later ones find code and kernel in the caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# A turn makes one more for so many that wait: a flood of requests makes turns long, and tokens must
-# not starve behind them.
-_WAITING_PER_DELIVERY = 64
+# A queue that has not been empty for so long is late. From then on deliveries get so many times the
+# time that a turn takes besides: new requests must not starve the streams that began before them.
+_LATE_S = 0.02
+_LATE_SHARE = 3.0
 
 
 class Receiver(Protocol):
@@ -36,10 +38,13 @@ class DeliveryQueue:
     its first message and its answer. While a task waits for a message, turns deliver still fewer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
         """Tasks that wait for a message, on whichever connection."""
         self._due: deque[Receiver | _Callback] = deque()
+        self._clock = clock
+        self._filled_at = self._ran_at = 0.0
+        """When the queue was empty last, and when the last turn's deliveries ended."""
 
     def add(self, calls: Sequence[Receiver]) -> None:
         """Deliver the messages of `calls`: now if one turn may, else in turn.
@@ -56,6 +61,7 @@ class DeliveryQueue:
                 if call.is_awaited:
                     call.deliver()
         if not due:
+            self._filled_at = self._ran_at = self._clock()
             asyncio.get_running_loop().call_soon(self._run)
         due.extend(calls)
 
@@ -72,11 +78,18 @@ class DeliveryQueue:
 
     def _run(self) -> None:
         due = self._due
-        count = min(len(due), self._per_turn + len(due) // _WAITING_PER_DELIVERY)
-        if len(due) > count:
-            asyncio.get_running_loop().call_soon(self._run)
-        for _ in range(count):
-            due.popleft().deliver()
+        began = self._clock()
+        try:
+            for _ in range(min(len(due), self._per_turn)):
+                due.popleft().deliver()
+            if due and began - self._filled_at > _LATE_S:
+                end = began + _LATE_SHARE * (began - self._ran_at)
+                while due and self._clock() < end:
+                    due.popleft().deliver()
+        finally:
+            self._ran_at = self._clock()
+            if due:
+                asyncio.get_running_loop().call_soon(self._run)
 
 
 class _Callback:
