@@ -86,6 +86,9 @@ class StartQueue:
         self._order: list[tuple[int, int, str]] = []
         """A heap of the tenants that wait, by the work that each has been served."""
         self._served = 0
+        self._served_ahead: dict[str, int] = {}
+        """Of tenants that have left while others wait, the work that each had been served: one that
+        always has a single request here must not pass for one that was served nothing."""
         self._numbers = count()
         self._waiting = 0
         self._work = 0
@@ -130,7 +133,8 @@ class StartQueue:
             return self._expected_s(queue.work + work)
         if queue is None:
             queue = self._queues[tenant] = _TenantQueue()
-            heappush(self._order, (self._served, next(self._numbers), tenant))
+            served = max(self._served, self._served_ahead.pop(tenant, 0))
+            heappush(self._order, (served, next(self._numbers), tenant))
         queue.requests.append((work, begin))
         queue.work += work
         self._waiting += 1
@@ -154,6 +158,7 @@ class StartQueue:
         return ahead * self._took_s / self._done
 
     def _start_measuring(self) -> None:
+        self._served_ahead.clear()
         self._age_s, self._measured = 0.0, self._clock()
         self._done, self._took_s = _ASSUMED_WORK_PER_S * _ASSUMED_S, _ASSUMED_S
 
@@ -197,5 +202,6 @@ class StartQueue:
             heappush(self._order, (served + work, next(self._numbers), tenant))
         else:
             del self._queues[tenant]
+            self._served_ahead[tenant] = served + work
         if begin():
             self._turn_work += work

@@ -15,6 +15,9 @@ BLOCK_CHARS = 8192
 # library, which encodes them in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
+# Looking further takes more than 1 ms of CPU at once. What has no lone space in so many characters
+# is left to the library, with all that follows.
+_MAX_GAP_CHARS = 65_536
 
 
 class LoneSpaces:
@@ -23,11 +26,12 @@ class LoneSpaces:
     def __init__(self, piece_start: re.Pattern[str]) -> None:
         """`piece_start` is what has to stand behind such a space."""
         self._starts_piece = piece_start.match
+        self._search = re.compile(rf" (?<=\S )(?={piece_start.pattern})").search
 
     def cut_blocks(self, text: str) -> Iterator[str]:
         """Cut a text into blocks whose ids, joined, are the ids of the text.
 
-        A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut.
+        A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut, or not for long.
         """
         start = 0
         while len(text) - start > MAX_BLOCK_CHARS:
@@ -66,7 +70,10 @@ class LoneSpaces:
         return spans, [index for index in others if index not in covered]
 
     def _block_end(self, text: str, start: int, end: int) -> int:
-        """Return the index of the last lone space before `end`, else of the first behind it."""
+        """Return the index of the last lone space before `end`, else of the first behind it.
+
+        Without one that is near, return the end of the text.
+        """
         space = end
         for _ in range(_MAX_SEARCHES):
             space = text.rfind(" ", start + 1, space)
@@ -74,10 +81,8 @@ class LoneSpaces:
                 break
             if self._is_lone(text, space):
                 return space
-        space = text.find(" ", end)
-        while space >= 0 and not self._is_lone(text, space):
-            space = text.find(" ", space + 1)
-        return space if space >= 0 else len(text)
+        found = self._search(text, end, end + _MAX_GAP_CHARS)
+        return len(text) if found is None else found.start()
 
     def _is_lone(self, text: str, space: int) -> bool:
         return not text[space - 1].isspace() and self._starts_piece(text, space + 1) is not None

@@ -7,11 +7,11 @@ runs in one of the tenant's slots, and few wait for one.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from weakref import WeakValueDictionary
 
 from fastapi import Request
 
@@ -61,13 +61,12 @@ class Looks:
     """One for each process. A look ends when it is known how large what was read is."""
 
     def __init__(self) -> None:
-        self._of: WeakValueDictionary[str, TenantLookups] = WeakValueDictionary()
+        # For good: streams that follow have the slots alone. There are no more tenants than the
+        # configuration has had.
+        self._of: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
     def of(self, tenant: str) -> TenantLookups:
-        found = self._of.get(tenant)
-        if found is None:
-            found = self._of[tenant] = TenantLookups()
-        return found
+        return self._of[tenant]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ class Lease:
 
     Attributes:
         in_flight: whether an answer to the last call is awaited.
+        called_at: when the last call was made, in seconds of the clock.
         is_urgent: whether others may wait for what the next call gives back.
     """
 
@@ -80,7 +81,7 @@ class Lease:
         self._is_calm = False
         self._changed = False
         self._due_at = 0.0
-        self._called_at = 0.0
+        self.called_at = 0.0
 
     def decide(self, request: LimitRequest) -> Decision | None:
         """Admit or refuse a request by what is known here; None if Redis must be asked."""
@@ -103,7 +104,7 @@ class Lease:
         self._change(now + _REPORT_S)
         now_ms = round(now * 1000) + self._offset_ms
         reset_ms = (now_ms // 1000 + WINDOW_S + 1) * 1000 - now_ms
-        age_ms = int((now - self._called_at) * 1000)
+        age_ms = int((now - self.called_at) * 1000)
         quotas: dict[str, Quota] = {}
         for name, unit, is_budget in kinds.limits:
             limit, used, reset_of_it, held = known[name]
@@ -209,7 +210,7 @@ class Lease:
         now = self._clock()
         if any(self._spare) or (self._changed and now >= self._due_at):
             return True
-        return any(self._held) and now - self._called_at >= _RENEW_S
+        return any(self._held) and now - self.called_at >= _RENEW_S
 
     def lose(self) -> None:
         """Take note that a call has no answer, so that it may have been executed or not."""
@@ -244,7 +245,7 @@ class Lease:
             self._spare = [min(units) for units in bounds]
         self._number += 1
         self.in_flight, self.is_urgent, self._changed = True, False, False
-        self._called_at = now
+        self.called_at = now
         further = [0, 0, 0]
         for request in queued:
             units = _units(request)

@@ -42,15 +42,22 @@ _RETURNS_POLL_S = 0.05
 
 
 class _Pending:
-    """A request that waits for a call. `refusal` is what it gets if nothing is returned."""
+    """A request that waits for a call.
+
+    Attributes:
+        refusal: what it gets if nothing is returned.
+        until: when it is refused, although others may return enough.
+    """
 
     __slots__ = ("answer", "refusal", "request", "until")
 
-    def __init__(self, request: LimitRequest, answer: asyncio.Future[Decision | None]) -> None:
+    def __init__(
+        self, request: LimitRequest, answer: asyncio.Future[Decision | None], until: float
+    ) -> None:
         self.request = request
         self.answer = answer
         self.refusal: Decision | None = None
-        self.until = 0.0
+        self.until = until
 
     def set_answer(self, decision: Decision | None) -> None:
         """Do nothing if nobody waits any more."""
@@ -143,12 +150,12 @@ class SharedLimits:
         if not self.up:
             return None
         account = self._account(request.tenant)
-        pending = _Pending(request, self._loop.create_future())
+        until = self._loop.time() + _RETURNS_S
+        pending = _Pending(request, self._loop.create_future(), until)
         account.waiting.append(pending)
         self._ask(account)
         try:
-            # Unlike a timeout around it, this sees an answer that came while the loop was busy.
-            await asyncio.wait([pending.answer], timeout=self._patience_s)
+            await self._wait(account, pending)
         except asyncio.CancelledError:
             if not pending.answer.cancel():  # it came in the same moment
                 self._give_back(request, pending.answer.result())
@@ -160,6 +167,21 @@ class SharedLimits:
         self._caller.set_late(True)
         self._say_late()
         return None
+
+    async def _wait(self, account: _Account, pending: _Pending) -> None:
+        """Return once there is an answer or a refusal, or a call has none for too long.
+
+        A tenant's refusals take a call each where its requests differ. One that waits behind many
+        says nothing of Redis: it must not be counted elsewhere for that, and nor must others'.
+        """
+        lease, left_s = account.lease, self._patience_s
+        while left_s > 0:
+            # Unlike a timeout around it, this sees an answer that came while the loop was busy.
+            await asyncio.wait([pending.answer], timeout=left_s)
+            if pending.answer.done() or pending.refusal is not None:
+                return
+            waited_s = self._loop.time() - lease.called_at if lease.in_flight else 0.0
+            left_s = self._patience_s - waited_s
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. Redis is told with the tenant's next call, in a moment at the latest."""
@@ -246,11 +268,10 @@ class SharedLimits:
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)
         for pending in [*same]:
-            if may_return:
-                pending.until = pending.until or now + _RETURNS_S
-                pending.refusal = refusal
-            if now >= pending.until:
+            if not may_return or now >= pending.until:
                 pending.set_answer(refusal)
+            else:
+                pending.refusal = refusal
         while waiting and waiting[0].answer.done():
             waiting.popleft()
         if may_return and waiting and not account.is_polling:

@@ -259,3 +259,18 @@ def test_the_forecast_follows_a_pace_that_has_changed(loop: Loop) -> None:
     loop.waited.clear()
     _flood(loop, 5, {"a": 2000}, turn_s=0.1)
     assert max(loop.waited) <= 1.4 * MAX_WAIT_S
+
+
+def test_who_has_one_request_at_a_time_takes_no_more_than_its_part(loop: Loop) -> None:
+    """It leaves the queue with each of them, and comes back before the next turn."""
+    work = Counter[str]()
+    begun = 0
+    for _ in range(200):
+        for _ in range(MAX_TURN_WORK):
+            loop.ask("b")
+        loop.ask("a", MAX_REQUEST_WORK)
+        loop.turn(0.02)
+        for tenant in loop.begun[begun:]:
+            work[tenant] += MAX_REQUEST_WORK if tenant == "a" else 1
+        begun = len(loop.begun)
+    assert work["b"] >= 0.8 * work["a"] > 0

@@ -89,31 +89,31 @@ def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Red
 
 
 async def test_limits(redis_server: RedisServer, at_redis: redis.Redis) -> None:
-    """All seconds of two minutes are counted, and a fleet of processes has slots and tokens."""
+    """All seconds of two minutes are counted, and a fleet of processes has leases of the tenant."""
     now = int(time.time())
     end = (now + 3600) * 1000
     seconds = {f"{kind}:{now - ago}": 5 for kind in "rt" for ago in range(60)}
-    slots = {f"c:{process:016x}": f"1 {end}" for process in range(_PROCESSES)}
+    leases = {f"g:{process:016x}": f"{end} 9 5 45 1 2 18 1 7 63" for process in range(_PROCESSES)}
     held = {f"h:{process:016x}": f"5 {end} 9" for process in range(_PROCESSES)}
-    at_redis.hset("limits:{t}", mapping={**seconds, **slots})
+    at_redis.hset("limits:{t}", mapping={**seconds, **leases})
     at_redis.hset("budgets:{t}", mapping=held)
-    request = limit_request(
-        "t", requests=10**6, tokens=10**6, concurrent=10**4, day=10**9, wanted=9
-    )
     async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
 
-        async def use() -> None:
+        async def use(number: int) -> None:
+            # Of other limits than before, so that no block of units admits it.
+            request = limit_request(
+                "t", requests=10**6 + number, tokens=10**6, concurrent=10**4, day=10**9, wanted=9
+            )
             decision = await limits.take(request)
             assert decision is not None
             assert decision.refused is None
-            second = decision.now_ms // 1000
-            limits.settle(Settlement(request, second, 9, second, used=5, places=1))
+            limits.settle(Settlement(request, released=9, used=5, places=1))
 
-        await use()
+        await use(-1)
         costs = []
-        for _ in range(5):
+        for number in range(5):
             with measured(at_redis) as calls:
-                await use()
-                await use()  # until then the first settlement is told
+                await use(2 * number)
+                await use(2 * number + 1)  # until then the first settlement is told
             costs.append(max(calls))
     assert min(costs) < MAX_CALL_US

@@ -327,6 +327,35 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
         assert words.encode(text, add_special_tokens=False) is None
 
 
+@pytest.mark.parametrize("text", ["a  " * 10**6, "a  " * 10**6 + "b c " * 10**4, "\n " * 10**6])
+def test_a_place_to_cut_is_not_looked_for_in_all_of_a_long_text(text: str) -> None:
+    """It is looked for in one turn of the event loop, at 0.1 us a space."""
+    words = of(BYTES)
+    assert words is not None
+    gc.disable()
+    try:
+        began = time.thread_time()
+        blocks = iter(words.cut_blocks(text))
+        first = next(blocks)
+        assert time.thread_time() - began < 0.03
+    finally:
+        gc.enable()
+    assert [first, *blocks] == [text]
+
+
+def test_a_text_is_cut_behind_many_spaces_that_are_not_lone() -> None:
+    words = of(BYTES)
+    assert words is not None
+    text = ("a  " * 10_000 + "b c") * 3
+    blocks = list(words.cut_blocks(text))
+    assert len(blocks) == 4
+    assert "".join(blocks) == text
+    ids = [BYTES.encode(block, add_special_tokens=False).ids for block in blocks]
+    assert [each for some in ids for each in some] == BYTES.encode(
+        text, add_special_tokens=False
+    ).ids
+
+
 def test_a_text_of_many_added_tokens_is_left_to_the_library() -> None:
     words = of(BYTES)
     assert words is not None
