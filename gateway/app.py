@@ -76,7 +76,7 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
-"""What work on prompts is asked of."""
+"""The ways in which work on prompts takes its turn."""
 
 
 @cache

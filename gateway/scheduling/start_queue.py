@@ -24,7 +24,7 @@ loop, tokens included, takes 20 to 40 ms (`python -m bench --only overload`)."""
 BYTES_PER_UNIT = 4096
 """Bytes of a body that are a unit of work more."""
 MAX_REQUEST_WORK = 17
-"""Of one request: what is larger is read in a thread."""
+"""The most work that one request counts as. A larger body is read in a thread."""
 MAX_WAIT_S = 0.75
 """The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
 BURST_S = 0.5
