@@ -21,7 +21,8 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.triton",
     "bench": "ops.loadtest ops.local_stack gateway.config gateway.scheduling gateway.tokenization"
     " gateway.triton gateway.generation"
-    " triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor adapters",
+    " triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor adapters"
+    " lora_store",
     "demo": "",
     "deploy": "",
     # Operators' tools.
@@ -161,7 +162,7 @@ LIBRARIES: dict[str, str] = {
     " bench.ordinary_gateway",
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
-    "redis": "lora_store gateway.tenancy.limits gateway.conversations",
+    "redis": "lora_store gateway.tenancy.limits gateway.conversations bench",
     "s3fs": "gateway.sources.remote",
     "safetensors": "demo",
     "smg_grpc_proto": "bench.smg_worker",
