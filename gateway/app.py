@@ -76,7 +76,7 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
-"""What work on prompts is asked of."""
+"""The ways in which work on prompts takes its turn."""
 
 
 @cache
@@ -124,7 +124,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
 
 
 def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
-    """Make what says which requests wait while the event loop is busy."""
+    """Return the part that decides which requests wait while the event loop is busy."""
     paths = [
         route.path
         for module in _BUSY_MODULES

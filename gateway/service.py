@@ -53,7 +53,7 @@ class Service:
     """What admins say of replicas, beside the configuration."""
     admission: Admission
     starts: StartQueue
-    """Where requests wait for the event loop of this process, before anything is done for them."""
+    """The queue of requests before the event loop of this process, which nothing was done for."""
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
     histories: Admission

@@ -21,7 +21,8 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.triton",
     "bench": "ops.loadtest ops.local_stack gateway.config gateway.scheduling gateway.tokenization"
     " gateway.triton gateway.generation"
-    " triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor adapters",
+    " triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor adapters"
+    " lora_store",
     "demo": "",
     "deploy": "",
     # Operators' tools.

@@ -1,4 +1,4 @@
-"""What gateways are told of deletions, so that no disk brings a record back.
+"""Notices of deletions for all gateways, so that no disk brings a record back.
 
 ``conversations:{.TENANT}:gone``  stream: ids of deleted records (i) and of evicted groups (u);
                                  put.lua writes them together with the deletion
@@ -25,7 +25,7 @@ _BYTES_PER_NOTICE = 4096  # of a tenant's own: a notice takes some 80, so 2 % of
 
 
 class Gone(NamedTuple):
-    """What a disk is to forget: a record that was deleted, or a group that there is no room for."""
+    """A record that was deleted, or a group that was evicted: disks are to forget it."""
 
     tenant: str
     id: str

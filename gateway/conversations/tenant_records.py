@@ -48,7 +48,7 @@ class Copy(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether another copy may be of a later version, and not deleted."""
+        """Return True if another copy may have a later version that is not deleted."""
         return self.record.version < FINAL
 
 
@@ -69,7 +69,7 @@ class Members(NamedTuple):
 
 
 class SharedPut(NamedTuple):
-    """What became of a put.
+    """The result of a put.
 
     Attributes:
         done: else it has to be asked again, as there was much to remove.

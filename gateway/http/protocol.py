@@ -36,7 +36,7 @@ Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 
 
 class Door(Protocol):
-    """What an application says of requests that find the event loop busy."""
+    """The application's part in requests that find the event loop busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
         """Return False for a request that is answered always, whatever else goes on."""

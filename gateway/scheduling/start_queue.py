@@ -24,7 +24,7 @@ loop, tokens included, takes 10 to 20 ms (`python -m bench --only overload`)."""
 BYTES_PER_UNIT = 4096
 """Bytes of a body that are a unit of work more."""
 MAX_REQUEST_WORK = 17
-"""Of one request: what is larger is read in a thread."""
+"""The most work that one request counts as. A larger body is read in a thread."""
 MAX_WAIT_S = 0.75
 """The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
 BURST_S = 0.5
@@ -41,6 +41,9 @@ _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
 # Twice that is remembered of the pace.
 _MEMORY_S = 0.5
+# A queue that begins sooner after another is no burst, and has that one's pace: of a lasting flood,
+# queues end for moments.
+_CALM_S = 5.0
 
 _BUSY = (
     "THE GATEWAY'S OWN CORE IS BUSY: requests get 503 before anything is done for them; start "
@@ -94,8 +97,9 @@ class StartQueue:
         self._work = 0
         self._turn_work = 0
         self._has_turn = False
-        self._age_s = self._measured = 0.0
+        self._age_s, self._measured = 0.0, -math.inf
         self._done, self._took_s = 0.0, 0.0
+        self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
 
     @property
@@ -113,9 +117,17 @@ class StartQueue:
         """A text while requests are refused, and for a minute after; else empty."""
         return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
 
+    def yield_to(self, is_late: Callable[[], bool]) -> None:
+        """Begin with one request a turn while `is_late` returns True: what has begun is late."""
+        self._is_late = is_late
+
+    @property
+    def _max_turn_work(self) -> int:
+        return 1 if self._is_late() else MAX_TURN_WORK
+
     def try_begin(self, work: int) -> bool:
         """Return True if the caller may begin with a request now, which is then counted."""
-        if self._waiting or self._turn_work >= MAX_TURN_WORK:
+        if self._waiting or self._turn_work >= self._max_turn_work:
             return False
         self._count(work)
         return True
@@ -159,7 +171,10 @@ class StartQueue:
 
     def _start_measuring(self) -> None:
         self._served_ahead.clear()
-        self._age_s, self._measured = 0.0, self._clock()
+        calm_s, self._measured = self._clock() - self._measured, self._clock()
+        if calm_s < _CALM_S:
+            return
+        self._age_s = 0.0
         self._done, self._took_s = _ASSUMED_WORK_PER_S * _ASSUMED_S, _ASSUMED_S
 
     def _count(self, work: int) -> None:
@@ -183,7 +198,8 @@ class StartQueue:
         self._measured = now
         self._age_s += turn_s
         self._took_s += turn_s
-        while self._waiting and self._turn_work < MAX_TURN_WORK:
+        most = self._max_turn_work
+        while self._waiting and self._turn_work < most:
             self._begin_next()
         self._done += self._turn_work
         if self._took_s > 2 * _MEMORY_S:

@@ -71,7 +71,7 @@ class Access:
         self._keys = _Keys(None, self._own_admin, None)
         self._wrong = WrongKeys()
         self._names: dict[tuple[str, ...], str] = {}
-        """Of tenants, by the credentials of their requests, for `find_tenant_name`."""
+        """Names of tenants by the credentials of their requests, for `find_tenant_name`."""
         self.uses: dict[str, int] = {}
         """When keys made over the API were used, to the minute, since `take_uses`."""
 
@@ -132,9 +132,9 @@ class Access:
         raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
 
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
-        """Return whose request it seems to be; empty for a stranger's.
+        """Return the tenant's name that credentials lead to; empty for unknown ones.
 
-        Nobody is let in by that: a key may have expired.
+        The name admits no request: a key may have expired.
         """
         tenants, _, issued = self._keys
         if tenants is None:
@@ -152,7 +152,7 @@ class Access:
         return ""
 
     def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
-        """A key may come beside anything, so both the length and the number are bounded."""
+        """Cache a name. A key may come beside anything, so length and number are bounded."""
         if sum(map(len, asked)) > 2 * _MAX_KEY:
             return
         if len(self._names) >= _MAX_NAMES:

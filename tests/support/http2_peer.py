@@ -28,6 +28,8 @@ from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 60.0
+MANY = 40
+"""Streams at once, beside which reads are gathered."""
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -219,3 +221,21 @@ async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -
 async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
     """A call with a request of these pieces."""
     return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
+
+
+async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
+    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
+    calls = [await start(transport) for _ in range(count)]
+    await until(lambda: len(server.peers[0].answered) == count)
+    # The reads of their headers are not to be taken for a token's.
+    await asyncio.sleep(0.1)
+    return calls
+
+
+async def turns_until(condition: Callable[[], Any]) -> int:
+    """How many turns the event loop takes."""
+    turns = 0
+    while not condition():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from gateway.api.responses.background import Run
+from gateway.api.responses.looks import TenantLookups
 from gateway.api.responses.progress import (
     DOUBT_S,
     LOOK_S,
@@ -111,7 +111,7 @@ class Unfinished:
         tenant: str,
         response_id: str,
         place: int,
-        look: AbstractAsyncContextManager[object],
+        look: TenantLookups,
         body: EventBody,
     ) -> None:
         """Writes the events behind the first `place`, those that are still to come as they come.
@@ -140,10 +140,10 @@ class Unfinished:
         tenant: str,
         response_id: str,
         place: int,
-        look: AbstractAsyncContextManager[object],
+        look: TenantLookups,
         body: EventBody,
     ) -> None:
-        async with look:
+        async with look.slots:
             if not await self._kept.members(tenant, response_id, after=0, limit=1):
                 raise InvalidRequest(
                     "stream: the events of a response are kept where it was made with "
@@ -155,7 +155,7 @@ class Unfinished:
         written = loop.time()
         finished = False
         while True:
-            async with look:
+            async with look.slots:
                 chunks = await self._kept.members(
                     tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
                 )
@@ -182,6 +182,6 @@ class Unfinished:
             finished = beat is not None and beat.version >= FINISHED
             if not finished:
                 if beat is None or not is_fresh(beat):
-                    async with look:
+                    async with look.slots:
                         await self.find(tenant, response_id)
                 await asyncio.sleep(self._poll_interval_s(tenant))

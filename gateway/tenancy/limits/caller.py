@@ -233,7 +233,7 @@ class ScriptCaller:
         return answer
 
     def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """By server, where there are several; a cluster client's own pipeline asks twice."""
+        """Return the results of one pipeline for each server: a cluster client's own asks twice."""
         lease_ms = int(LEASE_S * 1000)
         commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
         at_server: dict[Any, list[int]] = {}

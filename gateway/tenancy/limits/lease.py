@@ -69,7 +69,7 @@ class Lease:
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
         self._known_budgets: Mapping[LimitName, int] | None = None
-        """Those of the last spending, which are among them."""
+        """The budgets of the last spending, which are among `_budgets`."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]

@@ -41,7 +41,7 @@ class Limits:
         self._on_alone = on_alone
         self._away = Configuration().limits.when_redis_is_away
         self._told: dict[str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]] = {}
-        """By tenant and the limits that a request asked together, and when it did."""
+        """The last quotas and their time, by tenant and the limits of a request."""
 
     def told(self, tenant: str) -> dict[LimitName, Quota]:
         """What is used of its limits, as far as this process was told with its last request.

@@ -74,7 +74,7 @@ class _Account:
         self.lease = lease
         self.waiting: deque[_Pending] = deque()
         self.is_polling = False
-        """Whether the first request was refused, and is asked for again in a moment."""
+        """True while the first request was refused and is to be asked for again."""
 
 
 class SharedLimits:
@@ -116,7 +116,7 @@ class SharedLimits:
         self._say_late_at = 0.0
         self._accounts: dict[str, _Account] = {}
         self._active: set[_Account] = set()
-        """Those that are not idle."""
+        """The accounts that are not idle."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()

@@ -71,9 +71,14 @@ class Decision(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """Of the tokens that `request` holds, `released` are held no more.
+    """Units that a request gives back, at its end or while it runs.
 
-    `used` of them were used by now, and `kept` are held on. `places` are free again.
+    Attributes:
+        request: what was taken.
+        released: tokens that it held until now.
+        used: tokens of those that were used by now.
+        kept: tokens of those that it holds on.
+        places: slots that are free again.
     """
 
     request: LimitRequest

@@ -16,7 +16,7 @@ _DELIVERIES_BESIDE_WAITS = 4
 # A queue that has not been empty for so long is late. From then on deliveries get so many times the
 # time that a turn takes besides: new requests must not starve the streams that began before them.
 _LATE_S = 0.02
-_LATE_SHARE = 3.0
+_LATE_SHARE = 6.0
 
 
 class Receiver(Protocol):
@@ -44,7 +44,7 @@ class DeliveryQueue:
         self._due: deque[Receiver | _Callback] = deque()
         self._clock = clock
         self._filled_at = self._ran_at = 0.0
-        """When the queue was empty last, and when the last turn's deliveries ended."""
+        """When the queue was empty for long last, and when the last turn's deliveries ended."""
 
     def add(self, calls: Sequence[Receiver]) -> None:
         """Deliver the messages of `calls`: now if one turn may, else in turn.
@@ -61,7 +61,10 @@ class DeliveryQueue:
                 if call.is_awaited:
                     call.deliver()
         if not due:
-            self._filled_at = self._ran_at = self._clock()
+            now = self._clock()
+            # A connection whose read was put off fills the queue again at once.
+            if now - self._ran_at > _LATE_S:
+                self._filled_at = self._ran_at = now
             asyncio.get_running_loop().call_soon(self._run)
         due.extend(calls)
 
@@ -71,6 +74,11 @@ class DeliveryQueue:
             self._due.append(_Callback(callback))
         else:
             asyncio.get_running_loop().call_soon(callback)
+
+    @property
+    def is_late(self) -> bool:
+        """Return True if messages have come faster than they are delivered for some time."""
+        return self._ran_at - self._filled_at > _LATE_S > self._clock() - self._ran_at
 
     @property
     def _per_turn(self) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from gateway.api.responses import looks as looks_module
+from gateway.api.responses import retrieval
 from gateway.api.responses import unfinished as unfinished_module
 from gateway.api.responses.progress import beat_record
 from gateway.api.responses.unfinished import Unfinished
@@ -80,24 +80,31 @@ async def _gateway(
 async def test_few_lookups_of_a_tenant_run_and_a_bounded_number_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    more = 20
+    waiting, more = 16, 4
+    monkeypatch.setattr(looks_module, "_MAX_WAITING_LOOKUPS", waiting)
     async with _gateway(tmp_path, monkeypatch) as (client, slow):
         asked = [
             asyncio.create_task(client.request(method, path, headers=_as("hostile")))
-            for _ in range(_SLOTS + _WAITING + more)
+            for _ in range(_SLOTS + waiting + more)
         ]
-        for answer in islice(asyncio.as_completed(asked), more):
-            response = await answer
+        refused: list[asyncio.Task[httpx.Response]] = []
+        while len(refused) < more:
+            await asyncio.wait(
+                [task for task in asked if not task.done()], return_when=asyncio.FIRST_COMPLETED
+            )
+            refused = [task for task in asked if task.done()]
+        for task in refused:
+            response = task.result()
             assert response.status_code == 503, response.text
             message = response.json()["error"]["message"]
-            assert f"{_WAITING} lookups" in message
-            assert f"allowed: {_WAITING}" in message
+            assert f"{waiting} lookups" in message
+            assert f"allowed: {waiting}" in message
         assert slow.asked["hostile"] == _SLOTS
         # Nobody else waits for them.
         assert (await client.request(method, path, headers=_as("other"))).status_code == 404
         slow.free.set()
         found = Counter([(await task).status_code for task in asked])
-        assert found == {404: _SLOTS + _WAITING, 503: more}
+        assert found == {404: _SLOTS + waiting, 503: more}
         assert (await client.request(method, path, headers=_as("hostile"))).status_code == 404
 
 
@@ -124,12 +131,23 @@ async def test_who_leaves_while_it_waits_makes_room(
         await lookups.__aenter__()
 
 
-async def test_a_stream_that_follows_has_the_slots_of_its_tenants_other_requests() -> None:
-    """Nothing else of the request that began it is left then."""
-    looks = looks_module.Looks()
-    slots = [looks.of("t").slots for _ in range(3)]
-    assert slots == [slots[0]] * 3
-    assert looks.of("other").slots is not slots[0]
+async def test_streams_of_a_tenant_share_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[looks_module.TenantLookups] = []
+
+    async def replay(
+        _tenant: str, _id: str, _place: int, look: looks_module.TenantLookups, _body: object
+    ) -> None:
+        given.append(look)
+
+    monkeypatch.setattr(retrieval, "EventStream", lambda write, *_: write)
+    state = SimpleNamespace(unfinished=SimpleNamespace(replay=replay), looks=looks_module.Looks())
+    service = SimpleNamespace(settings=SimpleNamespace(keep_alive=15.0))
+    monkeypatch.setattr(retrieval, "service_of", lambda _: service)
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=state), scope={})
+    for write in [retrieval.followed(request, "t", "resp_1", 0, {}) for _ in range(2)]:
+        await cast("Any", write)(_Body())
+    first, second = given
+    assert first.slots is second.slots is state.looks.of("t").slots
 
 
 class _Store:
@@ -166,7 +184,7 @@ async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_r
     settings = SimpleNamespace(keep_alive=15.0)
     service: Any = SimpleNamespace(conversations=_Store(), settings=settings)
     unfinished = Unfinished(service, {})
-    look, body = asyncio.Semaphore(4), cast("Any", _Body())
+    look, body = looks_module.TenantLookups(), cast("Any", _Body())
     tasks = [
         asyncio.create_task(unfinished.replay("t", "resp_1", 0, look, body))
         for _ in range(followers)

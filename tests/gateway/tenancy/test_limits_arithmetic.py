@@ -190,6 +190,7 @@ def test_redis_counts_as_python_does(
                 lease.tell()
             asked = run.ask(wanted, places)
             if asked.limits:
+                lease.lease._refusal = None  # one that is repeated says what was counted before
                 assert lease.take(asked) == run.take(asked, used)
                 lease.tell()
 

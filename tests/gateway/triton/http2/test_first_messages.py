@@ -11,8 +11,17 @@ import pytest
 
 from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.deliveries import DeliveryQueue
-from tests.gateway.triton.http2.test_gathering import MANY, begun, turns_until
-from tests.support.http2_peer import Server, connected, grpc_message, silence, start, until
+from tests.support.http2_peer import (
+    MANY,
+    Server,
+    begun,
+    connected,
+    grpc_message,
+    silence,
+    start,
+    turns_until,
+    until,
+)
 
 STREAMS = 200
 

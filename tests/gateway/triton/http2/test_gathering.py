@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,19 @@ from gateway.triton.transport import ConnectionOptions, Endpoint
 from ops.local_stack.ports import LOCALHOST
 from tests.support.authority import Authority
 from tests.support.http2_peer import (
+    MANY,
     Peer,
     Server,
+    begun,
     connected,
     grpc_message,
     silence,
     start,
+    turns_until,
     until,
 )
 
-MANY = 40
 MB = 2**20
-
-
-async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
-    calls = [await start(transport) for _ in range(count)]
-    await until(lambda: len(server.peers[0].answered) == count)
-    # The reads of their headers are not to be taken for a token's.
-    await asyncio.sleep(0.1)
-    return calls
-
-
-async def turns_until(condition: Callable[[], Any]) -> int:
-    """How many turns the event loop takes."""
-    turns = 0
-    while not condition():
-        await asyncio.sleep(0)
-        turns += 1
-    return turns
 
 
 async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
