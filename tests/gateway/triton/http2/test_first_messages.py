@@ -252,18 +252,69 @@ class Delivery:
         self._delivered.append(self._turns.now)
 
 
-@pytest.mark.parametrize(("count", "most"), [(17, 2), (64, 4), (500, 26), (5000, 120)])
-async def test_many_deliveries_take_few_turns_more(count: int, most: int) -> None:
-    """The time is that of turns, which a flood of requests makes long."""
-    queue, delivered = DeliveryQueue(), list[int]()
-    over = asyncio.Event()
+class Clock:
+    """A clock that advances by `turn_s` in each turn, and by `each_s` with each delivery."""
+
+    def __init__(self, turns: Turns, turn_s: float, each_s: float) -> None:
+        self._turns, self._turn_s, self._each_s = turns, turn_s, each_s
+        self.delivered = list[int]()
+
+    def __call__(self) -> float:
+        return self._turns.now * self._turn_s + len(self.delivered) * self._each_s
+
+
+@pytest.mark.parametrize("turn_s", [0.0001, 0.001, 0.01])
+async def test_late_deliveries_get_most_of_the_loop(turn_s: float) -> None:
+    """A flood of requests makes turns long: by their number alone, tokens would starve."""
+    each_s, count = 0.00002, 5000
     with Turns() as turns:
-        queue.add([Delivery(turns, delivered) for _ in range(count)])
-        assert not delivered
+        clock = Clock(turns, turn_s, each_s)
+        queue = DeliveryQueue(clock)
+        queue.waits = 1  # a request that waits must not slow late tokens down
+        over = asyncio.Event()
+        queue.add([Delivery(turns, clock.delivered) for _ in range(count)])
+        assert not clock.delivered
         queue.call_after(over.set)
         await over.wait()
-        assert len(delivered) == count
-        assert turns.now <= most + 2
+        assert len(clock.delivered) == count
+        late_at_s = 0.02
+        assert clock() < late_at_s + 4 * turn_s + count * each_s * 1.3
+        assert not queue.is_late or turn_s < late_at_s
+
+
+async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> None:
+    with Turns() as turns:
+        clock = Clock(turns, 0.001, 0.00002)
+        queue = DeliveryQueue(clock)
+        assert not queue.is_late
+        for _ in range(4):  # as reads that were put off until all is delivered bring more
+            over = asyncio.Event()
+            queue.add([Delivery(turns, clock.delivered) for _ in range(300)])
+            queue.call_after(over.set)
+            await over.wait()
+        assert queue.is_late
+        begun_at = turns.now
+        while queue.is_late:
+            await asyncio.sleep(0)
+        assert turns.now - begun_at <= 21
+        queue.add([Delivery(turns, clock.delivered) for _ in range(300)])
+        assert not queue.is_late
+
+
+async def test_an_error_of_one_delivery_does_not_keep_the_others() -> None:
+    class Failing(Delivery):
+        def deliver(self) -> None:
+            raise RuntimeError
+
+    told = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    queue, over, delivered = DeliveryQueue(), asyncio.Event(), list[int]()
+    with Turns() as turns:
+        queue.add([Failing(turns, []), *[Delivery(turns, delivered) for _ in range(40)]])
+        queue.call_after(over.set)
+        await over.wait()
+    assert len(delivered) == 40
+    assert [type(context["exception"]) for context in told] == [RuntimeError]
 
 
 async def test_a_callback_comes_in_another_turn_where_nothing_waits() -> None:
