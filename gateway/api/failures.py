@@ -131,6 +131,7 @@ TABLE: Mapping[type[Exception], Row] = {
         503, _SERVER, adapter_errors.SourceUnavailable.code, retry_after_s=5
     ),
     StoreError: Row(500, _SERVER, StoreError.code),
+    adapter_errors.WritesRefused: Row(500, _SERVER, StoreError.code),
     adapter_errors.ChangeUnknown: Row(500, _SERVER, adapter_errors.ChangeUnknown.code),
     adapter_errors.VersionUnavailable: Row(500, _SERVER, adapter_errors.VersionUnavailable.code),
     StoreUnavailable: Row(503, _SERVER, StoreUnavailable.code, retry_after_s=2),

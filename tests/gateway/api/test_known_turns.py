@@ -48,8 +48,11 @@ async def fresh(
         service,
         _,
     ):
-        service.prompts.tokenizer = watched = Watched(service.prompts.tokenizer)
-        service.prompts._words = None  # it is not asked for words that are kept
+        prompts = service.prompts
+        prompts.tokenizer = watched = Watched(prompts.tokenizer)
+        # It is not asked for the words that are cached.
+        prompts._words = None
+        prompts._encoder = prompts._library
         yield client, watched
 
 

@@ -314,7 +314,7 @@ async def test_many_token_ids_take_their_turn(tmp_path: Path) -> None:
         turns = service.prompts.turns
         busy = asyncio.create_task(turns.run("", 2**16, partial(others.wait, 60)))
         many = asyncio.create_task(ask(client, model="ids", input=[[1] * 2000] * 5))
-        await until(lambda: turns.short.waiting == 10_000)
+        await until(lambda: turns.short.waiting > 0)
         assert await ask(client, model="ids", input=[[1], [1]]) == (200, 1)
         assert not many.done()
         others.set()
