@@ -93,7 +93,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
     def refuse(field: str, found: object, allowed: str) -> UnsupportedEngine:
         return UnsupportedEngine(file, field, found, allowed)
 
-    def needed(name: str) -> int:
+    def require_count(name: str) -> int:
         value: int | None = getattr(engine, name)
         if not value:
             raise refuse(f"pretrained_config.{name}", value, "a positive whole number")
@@ -118,12 +118,12 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
     if architecture == "QWenForCausalLM":
         # One class of TensorRT-LLM serves all Qwen generations; their projections differ.
         architecture = f"{architecture}:{engine.qwen_type}"
-    heads, hidden = needed("num_attention_heads"), needed("hidden_size")
+    heads, hidden = require_count("num_attention_heads"), require_count("hidden_size")
     return BaseModel(
         names=names,
         architecture=architecture,
         dtype=dtype,
-        num_hidden_layers=needed("num_hidden_layers"),
+        num_hidden_layers=require_count("num_hidden_layers"),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=engine.num_key_value_heads or heads,
@@ -140,16 +140,16 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
 def _from_hugging_face(config: Section, names: tuple[str, ...]) -> BaseModel:
     architectures = config.names("architectures")
     if len(architectures) != 1:
-        raise config.refused("architectures", "a list of one class name")
-    heads = config.needed("num_attention_heads", "n_head")
-    hidden = config.needed("hidden_size", "n_embd")
+        raise config.build_error("architectures", "a list of one class name")
+    heads = config.require_count("num_attention_heads", "n_head")
+    hidden = config.require_count("hidden_size", "n_embd")
     own_name = config.values.get("_name_or_path")
     written = (config.values.get("dtype"), config.values.get("torch_dtype"))
     return BaseModel(
         names=(*names, own_name) if isinstance(own_name, str) and own_name else names,
         architecture=architectures[0],
         dtype="bfloat16" if "bfloat16" in written else "float16",
-        num_hidden_layers=config.needed("num_hidden_layers", "n_layer"),
+        num_hidden_layers=config.require_count("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=config.count("num_key_value_heads", least=1) or heads,

@@ -18,7 +18,7 @@ def dump(base: BaseModel) -> bytes:
     return json.dumps(asdict(base), sort_keys=True).encode()
 
 
-def read(raw: bytes) -> BaseModel:
+def parse(raw: bytes) -> BaseModel:
     """Raises ValueError for what is none, or has fields that are not known."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes are no base model")

@@ -15,7 +15,7 @@ from typing import Any
 from adapters import tokenizer_config
 from adapters.errors import CorruptFile, MissingFile, TooLarge
 from adapters.file_kinds import HEAD_BYTES
-from adapters.peft import checked_path, refuse_other_kind
+from adapters.peft import refuse_other_kind, resolve_file
 from adapters.tokenizer_config import default_template, token_text
 
 _CONFIG = tokenizer_config.FILE
@@ -84,7 +84,7 @@ def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
 
 
 def _text(folder: Path, name: str, within: Path | None, most: int) -> str:
-    path = checked_path(folder, name, within)
+    path = resolve_file(folder, name, within)
     try:
         size = path.stat().st_size
         if size > most:

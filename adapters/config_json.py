@@ -59,35 +59,35 @@ class Section:
         )
 
     def section(self, name: str) -> Section:
-        value = self._typed(name, dict, "an object")
+        value = self._get_typed(name, dict, "an object")
         return Section(self.path, value or {}, f"{self.prefix}{name}.")
 
     def count(self, *names: str, least: int = 0) -> int | None:
         allowed = "a positive whole number" if least else "a whole number of at least 0"
         for name in names:
-            value: int | None = self._typed(name, int, allowed)
+            value: int | None = self._get_typed(name, int, allowed)
             if value is None:
                 continue
             if isinstance(value, bool) or value < least:
-                raise self.refused(name, allowed)
+                raise self.build_error(name, allowed)
             return value
         return None
 
-    def needed(self, *names: str) -> int:
+    def require_count(self, *names: str) -> int:
         """A positive number that has to be there."""
         value = self.count(*names, least=1)
         if value is None:
-            raise self.refused(names[0], "a positive whole number")
+            raise self.build_error(names[0], "a positive whole number")
         return value
 
     def text(self, *names: str) -> str | None:
-        found = (self._typed(name, str, "a string") for name in names)
+        found = (self._get_typed(name, str, "a string") for name in names)
         return next((value for value in found if value is not None), None)
 
     def names(self, name: str) -> tuple[str, ...]:
-        value = self._typed(name, list, "a list of names") or []
+        value = self._get_typed(name, list, "a list of names") or []
         if not all(isinstance(item, str) for item in value):
-            raise self.refused(name, "a list of names")
+            raise self.build_error(name, "a list of names")
         return tuple(value)
 
     def flag(self, name: str) -> bool | None:
@@ -95,17 +95,17 @@ class Section:
         value = self.values.get(name)
         if value in ("enable", "disable"):
             return bool(value == "enable")
-        found: bool | None = self._typed(name, bool, "true or false")
+        found: bool | None = self._get_typed(name, bool, "true or false")
         return found
 
-    def refused(self, name: str, allowed: str) -> ConfigError:
+    def build_error(self, name: str, allowed: str) -> ConfigError:
         found = json.dumps(self.values.get(name))[:_SHOWN]
         return ConfigError(self.path, found, allowed, self.prefix + name)
 
-    def _typed(self, name: str, kind: type, allowed: str) -> Any:
+    def _get_typed(self, name: str, kind: type, allowed: str) -> Any:
         value = self.values.get(name)
         if value is not None and not isinstance(value, kind):
-            raise self.refused(name, allowed)
+            raise self.build_error(name, allowed)
         return value
 
 

@@ -24,7 +24,7 @@ from adapters.adapter import (
 from adapters.base_model import BaseModel
 from adapters.errors import CorruptFile, MissingFile, NotFinite
 from adapters.peft import WEIGHTS, file_identity
-from adapters.plan import Row, plan
+from adapters.plan import LoraRow, plan
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,7 +49,7 @@ def convert(adapter: Adapter, base: BaseModel) -> Converted:
 
 
 def pack(
-    rows: Sequence[Row], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
+    rows: Sequence[LoraRow], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
 ) -> Converted:
     """Write the rows, laid out for `base`, into one buffer. `load` gives a tensor by name, float32
     and 2-D.
@@ -71,7 +71,7 @@ def pack(
                         values = values * np.float32(piece.scale)
                 _check_range(values, file, piece.tensor, dtype)
                 end = position + values.size
-                buffer[index, position:end] = _rounded(values, dtype)
+                buffer[index, position:end] = _round_to_dtype(values, dtype)
                 position = end
     config = [(MODULE_IDS[row.module], row.layer, row.rank) for row in rows]
     weights = buffer.reshape(-1).view(np.uint8).data.toreadonly()
@@ -104,7 +104,7 @@ def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
         raise NotFinite(file, name, peak, f"below {_OVERFLOW[dtype]} when scaled", dtype)
 
 
-def _rounded(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
+def _round_to_dtype(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
     """Round to nearest, ties to even. bfloat16 comes as its bits in uint16."""
     if dtype == "float16":
         return values.astype(np.float16)

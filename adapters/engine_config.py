@@ -62,7 +62,7 @@ class EngineConfig:
     lora_target_modules: tuple[str, ...] = ()
     max_lora_rank: int | None = None
     qwen_type: str | None = None
-    whole: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    raw_config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def lora_dtype(self) -> str | None:
@@ -121,7 +121,7 @@ def _read_unified(top: Section) -> EngineConfig:
     moe = model.section("moe")
     every = build.flag("gather_all_token_logits")
     return EngineConfig(
-        whole=top.values,
+        raw_config=top.values,
         version=top.text("version"),
         architecture=model.text("architecture"),
         qwen_type=model.text("qwen_type"),
@@ -143,7 +143,7 @@ def _read_unified(top: Section) -> EngineConfig:
         pp_size=mapping.count("pp_size"),
         gather_context_logits=_first(build.flag("gather_context_logits"), every),
         gather_generation_logits=_first(build.flag("gather_generation_logits"), every),
-        paged_kv_cache=_first(_paged(build), plugins.flag("paged_kv_cache")),
+        paged_kv_cache=_first(_is_paged(build), plugins.flag("paged_kv_cache")),
         dora_plugin=plugins.flag("dora_plugin"),
         lora_target_modules=lora.names("lora_target_modules"),
         max_lora_rank=lora.count("max_lora_rank"),
@@ -159,7 +159,7 @@ def _read_builder(top: Section) -> EngineConfig:
     pipeline = build.count("pipeline_parallel")
     every = build.flag("gather_all_token_logits")
     return EngineConfig(
-        whole=top.values,
+        raw_config=top.values,
         architecture=build.text("name"),
         dtype=build.text("precision"),
         vocab_size=build.count("vocab_size"),
@@ -212,7 +212,7 @@ def _plugin(plugins: Section, name: str) -> str | None:
     return "auto" if value is True else plugins.text(name)
 
 
-def _paged(build: Section) -> bool | None:
+def _is_paged(build: Section) -> bool | None:
     kind = build.text("kv_cache_type")
     # Some releases write the enum's name in front: KVCacheType.PAGED.
     return None if kind is None else kind.upper().rpartition(".")[2] == "PAGED"

@@ -124,7 +124,7 @@ class BaseMismatch(AdapterError):
         self.trained_on = name
         self._facts = (file, field, name, allowed)
 
-    def explained(self, why: str) -> BaseMismatch:
+    def with_reason(self, why: str) -> BaseMismatch:
         """Return the same refusal with `why` behind it."""
         return BaseMismatch(*self._facts, why)
 

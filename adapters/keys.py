@@ -22,7 +22,7 @@ from adapters.errors import (
     UnsupportedFeature,
     UnsupportedModule,
 )
-from adapters.modules import Family, Place, family
+from adapters.modules import Family, ModuleLocation, family
 from adapters.peft import WEIGHTS
 
 MAX_KEY_CHARACTERS = 1024
@@ -54,7 +54,7 @@ class LoraKey:
     """
 
     path: str
-    place: Place
+    location: ModuleLocation
     side: str
     adapter: str
     spellings: tuple[str, ...]
@@ -64,7 +64,7 @@ class LoraKey:
 class LoraModule:
     """The tensors of one module, by side, and `LoraKey.spellings` of both."""
 
-    place: Place
+    location: ModuleLocation
     keys: dict[str, str] = field(default_factory=dict)
     spellings: set[str] = field(default_factory=set)
 
@@ -90,7 +90,7 @@ def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
         module = modules.get(found.path)
         if module is None:
             _check_range(found, base)
-            module = modules[found.path] = LoraModule(found.place)
+            module = modules[found.path] = LoraModule(found.location)
         if (other := module.keys.setdefault(found.side, key)) != key:
             why = f"both are {found.path}.lora_{found.side}.weight"
             raise CorruptFile(WEIGHTS, other, key, "one name for each tensor", why)
@@ -103,7 +103,7 @@ def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
 
 
 def _check_range(key: LoraKey, base: BaseModel) -> None:
-    layer, expert = key.place.layer, key.place.expert
+    layer, expert = key.location.layer, key.location.expert
     if layer >= base.num_hidden_layers:
         allowed = f"0 .. {base.num_hidden_layers - 1}"
         raise LayerOutOfRange(WEIGHTS, f"layer of {key.path}", layer, allowed)

@@ -35,7 +35,7 @@ class FileProblem:
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
     """Return a problem for each file of a tokenizer that is a file of another kind."""
-    return _foreign(folder, _TOKENIZER_FILES)
+    return _foreign_problems(folder, _TOKENIZER_FILES)
 
 
 def find_weights(folder: Path) -> list[Path]:
@@ -47,20 +47,20 @@ def weight_problems(folder: Path) -> list[FileProblem]:
     """Return a problem for each reason why the weights of a folder cannot be loaded."""
     found = [path.name for path in find_weights(folder)]
     if (folder / INDEX).exists():
-        if problems := _foreign(folder, (INDEX, *found)):
+        if problems := _foreign_problems(folder, (INDEX, *found)):
             return problems
         try:
-            shards = _shards(folder / INDEX)
+            shards = _read_shard_names(folder / INDEX)
         except ValueError as error:
             return [FileProblem(f"{folder / INDEX} {error}", "download it again")]
         if missing := [name for name in shards if not (folder / name).is_file()]:
-            return [_missing(folder, missing, len(shards))]
-    elif problems := _foreign(folder, found):
+            return [_missing_problem(folder, missing, len(shards))]
+    elif problems := _foreign_problems(folder, found):
         return problems
     elif not found:
-        return [_without_weights(folder)]
-    cut = ((folder / name, _cut_at(folder / name)) for name in found)
-    return [_cut(path, whole) for path, whole in cut if whole is not None]
+        return [_no_weights_problem(folder)]
+    cut = ((folder / name, _expected_size_if_truncated(folder / name)) for name in found)
+    return [_truncated_problem(path, whole) for path, whole in cut if whole is not None]
 
 
 def is_incomplete(folder: Path) -> bool:
@@ -74,7 +74,7 @@ def is_incomplete(folder: Path) -> bool:
     return has_some and not has_pickles and bool(weight_problems(folder))
 
 
-def _shards(index: Path) -> list[str]:
+def _read_shard_names(index: Path) -> list[str]:
     """The files that an index names. Raises ValueError."""
     with index.open("rb") as file:
         raw = file.read(_MAX_INDEX_BYTES + 1)
@@ -90,7 +90,7 @@ def _shards(index: Path) -> list[str]:
     return shards
 
 
-def _cut_at(path: Path) -> int | None:
+def _expected_size_if_truncated(path: Path) -> int | None:
     """Return the bytes that a safetensors file has by its header, None unless it has fewer.
 
     What is wrong with a header otherwise is left to who loads it.
@@ -103,18 +103,18 @@ def _cut_at(path: Path) -> int | None:
                 return data if size < data <= _MAX_HEADER_BYTES else None
             tensors = json.loads(file.read(data - 8))
         ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != _METADATA]
-        whole = data + int(max(ends, default=0))
+        expected = data + int(max(ends, default=0))
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
-    return whole if size < whole else None
+    return expected if size < expected else None
 
 
-def _cut(path: Path, whole: int) -> FileProblem:
+def _truncated_problem(path: Path, whole: int) -> FileProblem:
     found = f"{path} was cut: it has {path.stat().st_size} of {whole} bytes by its header"
     return FileProblem(found, "download it again")
 
 
-def _missing(folder: Path, missing: list[str], count: int) -> FileProblem:
+def _missing_problem(folder: Path, missing: list[str], count: int) -> FileProblem:
     shown = ", ".join(missing[:_SHOWN])
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     return FileProblem(
@@ -124,7 +124,7 @@ def _missing(folder: Path, missing: list[str], count: int) -> FileProblem:
     )
 
 
-def _without_weights(folder: Path) -> FileProblem:
+def _no_weights_problem(folder: Path) -> FileProblem:
     if (name := find_gguf(folder)) is not None:
         return _problem(folder / name, GGUF)
     pickled = next((path for path in sorted(folder.glob(_PICKLES))), None)
@@ -133,7 +133,7 @@ def _without_weights(folder: Path) -> FileProblem:
     return FileProblem(f"{folder} has no {_WEIGHTS}", "download the model's weights into it")
 
 
-def _foreign(folder: Path, names: Iterable[str]) -> list[FileProblem]:
+def _foreign_problems(folder: Path, names: Iterable[str]) -> list[FileProblem]:
     kinds = ((folder / name, kind_of_file(folder / name)) for name in names)
     return [_problem(path, kind) for path, kind in kinds if kind is not None]
 

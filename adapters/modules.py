@@ -33,7 +33,7 @@ class Projection:
     parts: tuple[str, ...] = ()
 
 
-class Place(NamedTuple):
+class ModuleLocation(NamedTuple):
     """A linear layer of the model. `inside` is its path inside the transformer layer."""
 
     layer: int
@@ -53,7 +53,7 @@ class Family:
     layers: str
     projections: Mapping[str, Projection]
 
-    def locate(self, module_path: str) -> Place | None:
+    def locate(self, module_path: str) -> ModuleLocation | None:
         """Return where a module is; None for one that the family does not have."""
         found = re.fullmatch(rf"{re.escape(self.layers)}\.({_NUMBER})\.(.+)", module_path)
         if found is None:
@@ -64,7 +64,7 @@ class Family:
             return None
         expert = re.search(rf"\.({_NUMBER})\.", found.group(2))
         number = int(expert.group(1)) if expert else None
-        return Place(int(found.group(1)), number, inside, projection)
+        return ModuleLocation(int(found.group(1)), number, inside, projection)
 
 
 _ATTENTION = {

@@ -34,8 +34,8 @@ from adapters.errors import (
 from adapters.file_kinds import HEAD_BYTES, kind_of
 from adapters.modules import module_sizes
 from adapters.npy_files import CONFIG, OLD_CONFIG, WEIGHTS
-from adapters.peft import MAX_ADAPTER_BYTES, checked_path
-from adapters.plan import Piece, Row, check_runtime, complete
+from adapters.peft import MAX_ADAPTER_BYTES, resolve_file
+from adapters.plan import LoraRow, RowPiece, check_runtime, complete
 from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
 # numpy has no bfloat16; the converter's files hold it as 2-byte void.
@@ -97,7 +97,7 @@ def write(converted: Converted, folder: Path) -> None:
 
 
 def _open(folder: Path, name: str, within: Path | None, limit: int) -> npt.NDArray[Any]:
-    path = checked_path(folder, name, within)
+    path = resolve_file(folder, name, within)
     try:
         size = path.stat().st_size
         if size > limit:
@@ -145,7 +145,7 @@ def _config(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     return array[0, :, :3]
 
 
-def _row(index: int, entry: list[int], weights: npt.NDArray[Any], base: BaseModel) -> Row:
+def _row(index: int, entry: list[int], weights: npt.NDArray[Any], base: BaseModel) -> LoraRow:
     number, layer, rank = entry
     module = MODULE_NAMES.get(number)
     if module is None or module not in base.lora_target_modules:
@@ -167,10 +167,10 @@ def _row(index: int, entry: list[int], weights: npt.NDArray[Any], base: BaseMode
     if weights[0, index, length:].view(np.uint8).any():
         allowed = f"zeros after {length} values for this base model"
         raise ShapeMismatch(WEIGHTS, field, "further values", allowed)
-    return Row(module, layer, rank, length, (Piece(0, str(index), ((0, 1),)),))
+    return LoraRow(module, layer, rank, length, (RowPiece(0, str(index), ((0, 1),)),))
 
 
-def _check_distinct(rows: list[Row]) -> None:
+def _check_distinct(rows: list[LoraRow]) -> None:
     seen: set[tuple[str, int]] = set()
     for row in rows:
         if (row.module, row.layer) in seen:

@@ -37,7 +37,7 @@ WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
-_MOST_RANK = 2**31 - 1
+_MAX_RANK = 2**31 - 1
 """It goes to the engine as an int32; of a larger one alpha / r may be no float at all."""
 
 # fmt: off
@@ -86,8 +86,8 @@ def read(
     config = _read_config(folder, within)
     settings = _settings(config)
     if not os.path.lexists(folder / WEIGHTS):
-        raise _without_weights(folder)
-    path = checked_path(folder, WEIGHTS, within)
+        raise _no_weights_error(folder)
+    path = resolve_file(folder, WEIGHTS, within)
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -101,7 +101,7 @@ def read(
     return Adapter(settings, path, file_identity(status), tensors)
 
 
-def _without_weights(folder: Path) -> AdapterError:
+def _no_weights_error(folder: Path) -> AdapterError:
     """The error for a folder that lacks the weights: what it has in their place."""
     if (folder / PICKLE).exists():
         kind = kind_of_file(folder / PICKLE) or PICKLED
@@ -112,10 +112,10 @@ def _without_weights(folder: Path) -> AdapterError:
         return MissingFile(f"{WEIGHTS}.index.json", "format", "shards", WEIGHTS, says=says)
     if (name := find_gguf(folder)) is not None:
         return MissingFile(name, "format", "GGUF", WEIGHTS, says=GGUF.words)
-    return _missing(WEIGHTS)
+    return _missing_file_error(WEIGHTS)
 
 
-def _missing(name: str) -> MissingFile:
+def _missing_file_error(name: str) -> MissingFile:
     """The file that is not there. The folder is left out: it may be one of this process' own."""
     says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
     return MissingFile(name, "file", "not there", name, says=says)
@@ -132,14 +132,14 @@ def file_identity(status: os.stat_result) -> tuple[int, int, int]:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def checked_path(folder: Path, name: str, within: Path | None) -> Path:
+def resolve_file(folder: Path, name: str, within: Path | None) -> Path:
     """``folder/name`` as a regular file, inside `within` after all links."""
     path = folder / name
     try:
         real = path.resolve(strict=True)
         regular = stat.S_ISREG(real.stat().st_mode)
     except FileNotFoundError as error:
-        raise _missing(name) from error
+        raise _missing_file_error(name) from error
     except OSError as error:
         raise MissingFile(name, "file", error.strerror, "a readable file") from error
     if within is not None and not real.is_relative_to(within.resolve()):
@@ -151,7 +151,7 @@ def checked_path(folder: Path, name: str, within: Path | None) -> Path:
 
 
 def _read_config(folder: Path, within: Path | None) -> dict[str, Any]:
-    path = checked_path(folder, CONFIG, within)
+    path = resolve_file(folder, CONFIG, within)
     size = path.stat().st_size
     if size > _MAX_CONFIG_BYTES:
         raise TooLarge(CONFIG, "size", f"{size} bytes", f"{_MAX_CONFIG_BYTES} bytes")
@@ -174,7 +174,7 @@ def _settings(config: dict[str, Any]) -> LoraSettings:
     _check_targets(config.get("target_modules"))
     base = config.get("base_model_name_or_path")
     if base is not None and not isinstance(base, str):
-        raise _refuse(CorruptFile, "base_model_name_or_path", base, "a string or null")
+        raise _build_error(CorruptFile, "base_model_name_or_path", base, "a string or null")
     return LoraSettings(
         r=_rank("r", config.get("r")),
         lora_alpha=_alpha("lora_alpha", config.get("lora_alpha")),
@@ -187,16 +187,18 @@ def _settings(config: dict[str, Any]) -> LoraSettings:
 
 def _check_kind(config: dict[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise _refuse(UnsupportedFeature, "peft_type", config.get("peft_type"), "LORA")
+        raise _build_error(UnsupportedFeature, "peft_type", config.get("peft_type"), "LORA")
     if config.get("task_type") not in (None, "CAUSAL_LM"):
-        raise _refuse(UnsupportedFeature, "task_type", config["task_type"], "CAUSAL_LM or null")
+        raise _build_error(
+            UnsupportedFeature, "task_type", config["task_type"], "CAUSAL_LM or null"
+        )
     if config.get("swift_type") not in (None, "LORA"):
-        raise _refuse(UnsupportedFeature, "swift_type", config["swift_type"], "LORA or null")
+        raise _build_error(UnsupportedFeature, "swift_type", config["swift_type"], "LORA or null")
     if config.get("bias") not in (None, "none"):
-        raise _refuse(UnsupportedFeature, "bias", config["bias"], "none or null")
+        raise _build_error(UnsupportedFeature, "bias", config["bias"], "none or null")
     init = config.get("init_lora_weights")
     if not any(init is plain or init == plain for plain in _PLAIN_INIT):
-        raise _refuse(
+        raise _build_error(
             UnsupportedFeature,
             "init_lora_weights",
             init,
@@ -210,14 +212,14 @@ def _check_features(config: dict[str, Any]) -> None:
         if not value or field in _READ_BELOW or field in _TRAINING:
             continue
         why = _REFUSED.get(field, "not known to leave the LoRA weights' meaning as it is")
-        raise _refuse(UnsupportedFeature, field, value, "unset", why)
+        raise _build_error(UnsupportedFeature, field, value, "unset", why)
 
 
 def _check_targets(targets: Any) -> None:
     named = targets if isinstance(targets, list) else []
     for target in named:
         if isinstance(target, str) and target.rsplit(".", 1)[-1] in _EMBEDDINGS:
-            raise _refuse(
+            raise _build_error(
                 UnsupportedModule,
                 "target_modules",
                 target,
@@ -229,15 +231,15 @@ def _check_targets(targets: Any) -> None:
 def _flag(config: dict[str, Any], field: str) -> bool:
     value = config.get(field, False)
     if not isinstance(value, bool) and value is not None:
-        raise _refuse(CorruptFile, field, value, "true or false")
+        raise _build_error(CorruptFile, field, value, "true or false")
     return bool(value)
 
 
 def _rank(field: str, value: Any) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
-    if type(value) is not int or not 1 <= value <= _MOST_RANK:
-        raise _refuse(InvalidRank, field, value, f"a whole number from 1 to {_MOST_RANK}")
+    if type(value) is not int or not 1 <= value <= _MAX_RANK:
+        raise _build_error(InvalidRank, field, value, f"a whole number from 1 to {_MAX_RANK}")
     return value
 
 
@@ -249,7 +251,7 @@ def _alpha(field: str, value: Any) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise _refuse(CorruptFile, field, value, "a finite number")
+    raise _build_error(CorruptFile, field, value, "a finite number")
 
 
 def _patterns(
@@ -257,11 +259,13 @@ def _patterns(
 ) -> tuple[tuple[ModulePattern, _Number], ...]:
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
-        raise _refuse(CorruptFile, field, patterns, f"an object of up to {_MAX_PATTERNS} entries")
+        raise _build_error(
+            CorruptFile, field, patterns, f"an object of up to {_MAX_PATTERNS} entries"
+        )
     characters = sum(map(len, patterns))
     if characters > _MAX_PATTERN_CHARACTERS:
         allowed = f"{_MAX_PATTERN_CHARACTERS} characters in all keys"
-        raise _refuse(TooLarge, field, f"{characters} characters", allowed)
+        raise _build_error(TooLarge, field, f"{characters} characters", allowed)
     return tuple(
         (_compile(field, key), check(f"{field}[{key!r}]", value)) for key, value in patterns.items()
     )
@@ -271,12 +275,12 @@ def _compile(field: str, key: str) -> ModulePattern:
     try:
         return ModulePattern.compile(key)
     except NotAllowed as error:
-        raise _refuse(UnsupportedFeature, field, key, ALLOWED) from error
+        raise _build_error(UnsupportedFeature, field, key, ALLOWED) from error
     except ValueError as error:
-        raise _refuse(CorruptFile, field, key, f"a regular expression: {error}") from error
+        raise _build_error(CorruptFile, field, key, f"a regular expression: {error}") from error
 
 
-def _refuse(
+def _build_error(
     kind: type[AdapterError], field: str, found: Any, allowed: object, why: str = ""
 ) -> AdapterError:
     return kind(CONFIG, field, found, allowed, why)

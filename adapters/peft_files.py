@@ -65,12 +65,12 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
     linear layer of this architecture is, `ShapeMismatch` for tensors of another base model, and
     `UnsupportedEngine` for an unknown architecture.
     """
-    pairs, modules = _pairs(converted, base)
+    pairs, modules = _build_pairs(converted, base)
     rank = max(a.shape[0] for a, _ in pairs.values())
     tensors: dict[str, Bits] = {}
     for path, (a, b) in pairs.items():
-        tensors[f"base_model.model.{path}.lora_A.weight"] = _filled(a, (rank, a.shape[1]))
-        tensors[f"base_model.model.{path}.lora_B.weight"] = _filled(b, (b.shape[0], rank))
+        tensors[f"base_model.model.{path}.lora_A.weight"] = _pad(a, (rank, a.shape[1]))
+        tensors[f"base_model.model.{path}.lora_B.weight"] = _pad(b, (b.shape[0], rank))
     config = {
         "base_model_name_or_path": base.names[0],
         "bias": "none",
@@ -82,7 +82,7 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
         "use_rslora": False,
     }
     dtype = "F16" if converted.dtype == "float16" else "BF16"
-    header = _header(tensors, dtype)
+    header = _build_header(tensors, dtype)
     return PeftFiles(json.dumps(config).encode(), header, tuple(tensors.values()), modules)
 
 
@@ -91,7 +91,7 @@ def changes_nothing(converted: Converted, base: BaseModel) -> bool:
 
     Raises `ShapeMismatch` for tensors of another base model.
     """
-    pairs = _rows(converted, base).values()
+    pairs = _read_rows(converted, base).values()
     return not any(_has_values(a) and _has_values(b) for a, b in pairs)
 
 
@@ -99,10 +99,10 @@ def _has_values(bits: Bits) -> bool:
     return bool((bits & 0x7FFF).any())  # 0x8000 is a zero, too
 
 
-def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
+def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
     """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``; and which
     modules they feed."""
-    rows = _rows(converted, base)
+    rows = _read_rows(converted, base)
     layout = family(base)
     # What was not converted has no part in how fused layers were taken apart.
     engine = replace(
@@ -115,7 +115,9 @@ def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], froz
     for layer in sorted({layer for _, layer in rows}):
         for inside, projection in layout.projections.items():
             found = (
-                None if projection.kind == "expert" else _joined(rows, layer, projection, engine)
+                None
+                if projection.kind == "expert"
+                else _take_layer(rows, layer, projection, engine)
             )
             if found is not None:
                 path = f"{layout.layers}.{layer}.{inside}"
@@ -131,7 +133,7 @@ def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], froz
     return written, frozenset(module for places in fed for module, _ in places)
 
 
-def _rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], Pair]:
+def _read_rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], Pair]:
     weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)
     rows: dict[tuple[str, int], Pair] = {}
     for row, (number, layer, rank) in zip(weights, converted.config_rows(), strict=True):
@@ -145,32 +147,32 @@ def _rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], Pair]:
     return rows
 
 
-def _joined(
+def _take_layer(
     rows: dict[tuple[str, int], Pair], layer: int, projection: Projection, engine: BaseModel
 ) -> Pair | None:
     """Takes the rows of one linear layer out of `rows`; None where it has none."""
     found = placements(projection, engine)
-    places = [(module, layer) for module, _ in found]
-    if not places or not all(place in rows for place in places):
+    row_keys = [(module, layer) for module, _ in found]
+    if not row_keys or not all(place in rows for place in row_keys):
         return None
-    pairs = [rows[place] for place in places]
+    pairs = [rows[place] for place in row_keys]
     a, b = pairs[0]
     if any(not np.array_equal(a, other) for other, _ in pairs[1:]):
         return None  # no single layer was taken apart into these
-    for place in places:
+    for place in row_keys:
         del rows[place]
     if projection.kind == "plain":
         return a, b
-    whole = np.empty((sum(b.shape[0] for _, b in pairs), a.shape[0]), np.uint16)
+    fused = np.empty((sum(b.shape[0] for _, b in pairs), a.shape[0]), np.uint16)
     for (_, part), (_, slices) in zip(pairs, found, strict=True):
-        taken = 0
+        copied = 0
         for start, stop in slices:
-            whole[start:stop] = part[taken : taken + stop - start]
-            taken += stop - start
-    return a, whole
+            fused[start:stop] = part[copied : copied + stop - start]
+            copied += stop - start
+    return a, fused
 
 
-def _filled(bits: Bits, shape: tuple[int, int]) -> Bits:
+def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
     if bits.shape == shape:
         return bits
     filled = np.zeros(shape, np.uint16)
@@ -178,7 +180,7 @@ def _filled(bits: Bits, shape: tuple[int, int]) -> Bits:
     return filled
 
 
-def _header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
+def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
     """That of a safetensors file; filled up, so that the values begin at a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     start = 0

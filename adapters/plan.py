@@ -41,7 +41,7 @@ Patterns = tuple[tuple[ModulePattern, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowPiece:
     """Rows `slices` of one 2-D tensor, times `scale`, flattened to `offset` in a row."""
 
     offset: int
@@ -51,14 +51,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoraRow:
     """One row of the tensors. What no piece fills is zero; `length` is without the padding."""
 
     module: str
     layer: int
     rank: int
     length: int
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[RowPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,12 @@ class _Pair:
     scale: float
 
 
-def plan(adapter: Adapter, base: BaseModel) -> list[Row]:
+def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
     """All rows for this base model. Raises a subclass of `AdapterError` for what does not fit."""
     named = adapter.settings.base_model_name_or_path
     if named is not None and not base.is_called(named):
         raise BaseMismatch(CONFIG, "base_model_name_or_path", named, ", ".join(base.names))
-    rows: dict[tuple[int, str], Row] = {}
+    rows: dict[tuple[int, str], LoraRow] = {}
     for pair in _pairs(adapter, base):
         _check_shapes(adapter, pair, base)
         for row in _rows(pair, base):
@@ -89,7 +89,7 @@ def plan(adapter: Adapter, base: BaseModel) -> list[Row]:
     return complete(rows.values(), base)
 
 
-def complete(rows: Iterable[Row], base: BaseModel) -> list[Row]:
+def complete(rows: Iterable[LoraRow], base: BaseModel) -> list[LoraRow]:
     """Add the zero rows that q, k and v need, put all in order, check the total size.
 
     The runtime takes attn_q, attn_k and attn_v of a layer together or not at all.
@@ -100,7 +100,7 @@ def complete(rows: Iterable[Row], base: BaseModel) -> list[Row]:
         for name in _QKV:
             if (layer, name) not in found and name in base.lora_target_modules:
                 length = rank * sum(module_sizes(name, base))
-                found[layer, name] = Row(name, layer, rank, length)
+                found[layer, name] = LoraRow(name, layer, rank, length)
     ordered = sorted(found.values(), key=lambda row: (row.layer, MODULE_IDS[row.module]))
     size = len(ordered) * max(row.length for row in ordered) * ITEM_BYTES
     if size > MAX_CONVERTED_BYTES:
@@ -113,7 +113,7 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
     modules = read_modules(adapter.tensors, base)
     _check_pattern_work(adapter, modules.values())
     for path, found in modules.items():
-        layer, expert, inside, projection = found.place
+        layer, expert, inside, projection = found.location
         if len(found.keys) == 1:
             missing = "B" if "A" in found.keys else "A"
             field = f"{path}.lora_{missing}.weight"
@@ -199,7 +199,7 @@ def _linear_sizes(pair: _Pair, base: BaseModel) -> tuple[int, int]:
     return inputs, outputs
 
 
-def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
+def _rows(pair: _Pair, base: BaseModel) -> Iterator[LoraRow]:
     if pair.expert is not None:
         yield _expert_row(pair, base)
         return
@@ -217,10 +217,10 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
         inputs, outputs = module_sizes(module, base)
         b = pair.rank * inputs
         pieces = (
-            Piece(0, pair.keys["A"], ((0, pair.rank),)),
-            Piece(b, pair.keys["B"], slices, pair.scale),
+            RowPiece(0, pair.keys["A"], ((0, pair.rank),)),
+            RowPiece(b, pair.keys["B"], slices, pair.scale),
         )
-        yield Row(module, pair.layer, pair.rank, pair.rank * (inputs + outputs), pieces)
+        yield LoraRow(module, pair.layer, pair.rank, pair.rank * (inputs + outputs), pieces)
 
 
 def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slices]]:
@@ -290,7 +290,7 @@ def check_runtime(module: str, base: BaseModel) -> None:
         )
 
 
-def _expert_row(pair: _Pair, base: BaseModel) -> Row:
+def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
     """[experts, rank, in] flattened, then [experts, out, rank]; an absent expert stays zero."""
     module = pair.projection.module
     if module not in base.lora_target_modules:
@@ -305,14 +305,14 @@ def _expert_row(pair: _Pair, base: BaseModel) -> Row:
     a = pair.expert * pair.rank * inputs
     b = pair.rank * (base.num_experts * inputs + pair.expert * outputs)
     pieces = (
-        Piece(a, pair.keys["A"], ((0, pair.rank),)),
-        Piece(b, pair.keys["B"], ((0, outputs),), pair.scale),
+        RowPiece(a, pair.keys["A"], ((0, pair.rank),)),
+        RowPiece(b, pair.keys["B"], ((0, outputs),), pair.scale),
     )
     length = base.num_experts * pair.rank * (inputs + outputs)
-    return Row(module, pair.layer, pair.rank, length, pieces)
+    return LoraRow(module, pair.layer, pair.rank, length, pieces)
 
 
-def _merge(known: Row | None, row: Row, pair: _Pair) -> Row:
+def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
     """Experts of one layer and module share a row, and therefore a rank."""
     if known is None:
         return row
@@ -323,4 +323,4 @@ def _merge(known: Row | None, row: Row, pair: _Pair) -> Row:
         field = f"rank of {pair.path}"
         why = "all experts of a layer share one row"
         raise InvalidRank(WEIGHTS, field, row.rank, known.rank, why)
-    return Row(row.module, row.layer, row.rank, row.length, known.pieces + row.pieces)
+    return LoraRow(row.module, row.layer, row.rank, row.length, known.pieces + row.pieces)

@@ -134,7 +134,7 @@ class Version:
         return max(rows.rank for rows in self.modules)
 
 
-class Declared(NamedTuple):
+class DeclaredContent(NamedTuple):
     """What the configuration file's source of a name held, and the revision that took it over."""
 
     revision: int
@@ -158,11 +158,11 @@ class Record:
     updated: float
     served: str
     versions: tuple[Version, ...]
-    declared: Declared | None = None
+    declared: DeclaredContent | None = None
     before: tuple[str, ...] | None = None
 
     @property
-    def removed(self) -> bool:
+    def is_removed(self) -> bool:
         return not self.versions
 
     @property
@@ -180,15 +180,15 @@ class Record:
             return self.before
         return tuple(v.digest for v in self.versions[: self.versions.index(self.version)])
 
-    def serving(self, digest: str, now: float) -> Record:
+    def with_served(self, digest: str, now: float) -> Record:
         """After a change of this name that serves this version of it."""
         before = tuple(each for each in (*self.earlier, self.served) if each != digest)
         revision = self.revision + 1
         return replace(self, revision=revision, updated=now, served=digest, before=before)
 
-    def back_at(self, digest: str, now: float) -> Record:
+    def with_rollback(self, digest: str, now: float) -> Record:
         """The same, but what was served after this version is not gone back to any more."""
-        changed, earlier = self.serving(digest, now), self.earlier
+        changed, earlier = self.with_served(digest, now), self.earlier
         if digest not in earlier:
             return changed
         return replace(changed, before=earlier[: earlier.index(digest)])
@@ -218,10 +218,10 @@ def merge(one: Record, other: Record) -> Record:
     if one.life != other.life:
         return one if one.life > other.life else other
     latest = max(one, other, key=_change)
-    if one.removed and other.removed:
+    if one.is_removed and other.is_removed:
         return latest
-    if one.removed or other.removed:
-        return one if one.removed else other
+    if one.is_removed or other.is_removed:
+        return one if one.is_removed else other
     known: dict[str, Version] = {}
     for version in (*one.versions, *other.versions):
         kept = known.setdefault(version.digest, version)

@@ -18,7 +18,14 @@ from typing import Protocol
 from adapters.adapter import Converted
 from adapters.chat_template import ChatTemplate
 from adapters.errors import BaseMismatch, InvalidName, UnknownAdapter, UnknownVersion
-from adapters.record import Declared, Record, Version, check_name, draw_task_id, split_selector
+from adapters.record import (
+    DeclaredContent,
+    Record,
+    Version,
+    check_name,
+    draw_task_id,
+    split_selector,
+)
 
 Change = Callable[[Record | None], Record]
 _LATER_S = 0.001
@@ -53,7 +60,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Snapshot:
-        live = {record.name: record for record in records if not record.removed}
+        live = {record.name: record for record in records if not record.is_removed}
         return cls(MappingProxyType(live))
 
     def resolve(self, model: str) -> Version:
@@ -117,7 +124,7 @@ class Registry:
         version = Version.of(converted, base, now, source, task_id, chat_template, added_by)
 
         def add(record: Record | None) -> Record:
-            if record is None or record.removed:
+            if record is None or record.is_removed:
                 life, revision = (record.life, record.revision) if record else (0, 0)
                 return Record(
                     name=name,
@@ -126,7 +133,7 @@ class Registry:
                     updated=now,
                     served=version.digest,
                     versions=(version,),
-                    declared=Declared(revision + 1, version.digest) if declared else None,
+                    declared=DeclaredContent(revision + 1, version.digest) if declared else None,
                     before=(),
                 )
             _check_base(name, base, record)
@@ -140,9 +147,11 @@ class Registry:
                 created = max(now, record.versions[-1].created + _LATER_S)
                 added = replace(version, created=created)
                 record = replace(record, versions=(*record.versions, added))
-            changed = record.serving(version.digest, now)
+            changed = record.with_served(version.digest, now)
             if declared:
-                changed = replace(changed, declared=Declared(changed.revision, version.digest))
+                changed = replace(
+                    changed, declared=DeclaredContent(changed.revision, version.digest)
+                )
             return changed
 
         return await self._change(name, add)
@@ -155,9 +164,9 @@ class Registry:
         now = self._clock()
 
         def rollback(record: Record | None) -> Record:
-            known = _live(name, record)
-            target = _before(known) if digest is None else known.find(digest).digest
-            return known if target == known.served else known.back_at(target, now)
+            known = _require_live(name, record)
+            target = _previous_digest(known) if digest is None else known.find(digest).digest
+            return known if target == known.served else known.with_rollback(target, now)
 
         return await self._change(name, rollback)
 
@@ -166,7 +175,7 @@ class Registry:
         now = self._clock()
 
         def remove(record: Record | None) -> Record:
-            known = _live(name, record)
+            known = _require_live(name, record)
             revision = known.revision + 1
             gone = replace(known, served="", versions=(), declared=None, before=None)
             return replace(gone, revision=revision, updated=now)
@@ -191,15 +200,15 @@ class Registry:
         return draw_task_id()
 
 
-def _live(name: str, record: Record | None) -> Record:
-    if record is None or record.removed:
+def _require_live(name: str, record: Record | None) -> Record:
+    if record is None or record.is_removed:
         raise UnknownAdapter("adapter", "name", name, "a registered adapter")
     return record
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
     """Raises `UnknownAdapter` and `UnknownVersion` where the content is still to be added."""
-    known = _live(name, record)
+    known = _require_live(name, record)
     known.find(digest)
     _check_base(name, base, known)
     last = known.declared
@@ -207,17 +216,17 @@ def _declare(name: str, base: str, digest: str, now: float, record: Record | Non
         return known
     # Who changed what is served before anybody kept what was declared is not known.
     served = known.served if last is None else digest
-    changed = known.serving(served, now)
-    return replace(changed, declared=Declared(changed.revision, digest))
+    changed = known.with_served(served, now)
+    return replace(changed, declared=DeclaredContent(changed.revision, digest))
 
 
 def _check_base(name: str, base: str, record: Record | None) -> None:
-    if record is not None and not record.removed and record.version.base != base:
+    if record is not None and not record.is_removed and record.version.base != base:
         why = "remove the name first"
         raise BaseMismatch(name, "base", base, record.version.base, why)
 
 
-def _before(record: Record) -> str:
+def _previous_digest(record: Record) -> str:
     if not record.earlier:
         known = ", ".join(version.short_digest for version in record.versions)
         served = record.served[:12]

@@ -44,13 +44,15 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     if parts > _MAX_PARTS:
         raise CorruptFile(name, "header", f"{parts} brackets, commas and quotes", _MAX_PARTS)
     try:
-        header = json.loads(raw, object_pairs_hook=_no_duplicates, parse_int=_number)
+        header = json.loads(raw, object_pairs_hook=_reject_duplicates, parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(name, "header", error, "a JSON object with distinct names") from error
     if not isinstance(header, dict):
         raise CorruptFile(name, "header", type(header).__name__, "a JSON object")
     header.pop("__metadata__", None)
-    tensors = {tensor: _tensor(name, tensor, entry, 8 + length) for tensor, entry in header.items()}
+    tensors = {
+        tensor: _parse_tensor(name, tensor, entry, 8 + length) for tensor, entry in header.items()
+    }
     _check_coverage(name, tensors, 8 + length, size)
     return tensors
 
@@ -67,20 +69,20 @@ def _describe_bad_head(head: bytes, size: int) -> str:
     )
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("a name occurs twice")
     return names
 
 
-def _number(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
         raise ValueError("a number is too long")
     return int(digits)
 
 
-def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
+def _is_int_list(value: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= MAX_DIMENSIONS
@@ -88,13 +90,13 @@ def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
     )
 
 
-def _tensor(file: str, name: str, entry: Any, data: int) -> TensorInfo:
+def _parse_tensor(file: str, name: str, entry: Any, data: int) -> TensorInfo:
     if not isinstance(entry, dict):
         raise CorruptFile(file, name, entry, "an object with dtype, shape and data_offsets")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not _whole_numbers(shape):
+    if not _is_int_list(shape):
         raise CorruptFile(file, f"{name} shape", shape, "a list of whole numbers")
-    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_int_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CorruptFile(file, f"{name} data_offsets", offsets, "[begin, end], begin <= end")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise UnsupportedFeature(file, f"{name} dtype", dtype, ", ".join(ITEM_BYTES))

@@ -23,7 +23,7 @@ class ClientFiles(NamedTuple):
     key: Path | None = None
 
     @property
-    def given(self) -> list[Path]:
+    def paths(self) -> list[Path]:
         return [path for path in self if path is not None]
 
     def read(self) -> list[bytes | None]:
@@ -38,7 +38,7 @@ class ClientFiles(NamedTuple):
         content = self.read()
         context = client_context(self, password)
         if self.read() != content:
-            raise CertificateError(f"{', '.join(map(str, self.given))}: written to at this moment")
+            raise CertificateError(f"{', '.join(map(str, self.paths))}: written to at this moment")
         return context, content
 
 

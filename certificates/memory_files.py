@@ -59,7 +59,7 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
         if (files, password) not in _copies:
             # Apart, a connection that is made between two exchanges would get another's key.
             ca, pair = _MemoryFile(), _MemoryFile()
-            watched = ReloadedValue(name, files.given, partial(_copy, files, password, ca, pair))
+            watched = ReloadedValue(name, files.paths, partial(_copy, files, password, ca, pair))
             memory = (ca.path, pair.path, pair.path)
             paths = ClientFiles(*(path and kept for path, kept in zip(files, memory, strict=True)))
             _copies[files, password] = _Copies(paths, watched)

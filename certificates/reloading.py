@@ -57,7 +57,7 @@ class ReloadedValue(Generic[T]):
     def value(self) -> T:
         return self._value
 
-    def look(self, *, force: bool = False) -> None:
+    def refresh(self, *, force: bool = False) -> None:
         """Make the value anew where the files have changed, or in any case with `force`."""
         with self._lock:
             stamp = self._stamp()
@@ -88,7 +88,7 @@ def poll_all(*, force: bool = False) -> None:
     with _registry_lock:
         known = list(_registry)
     for each in known:
-        each.look(force=force)
+        each.refresh(force=force)
 
 
 class CertificatePoller:

@@ -81,7 +81,7 @@ class EngineLimits:
 
 def wanted_of(records: Iterable[Record]) -> list[Wanted]:
     """All versions of these names, the most wanted first."""
-    live = sorted((r for r in records if not r.removed), key=lambda r: r.updated, reverse=True)
+    live = sorted((r for r in records if not r.is_removed), key=lambda r: r.updated, reverse=True)
     served = [record.version for record in live]
     older = [v for record in live for v in record.versions if v.digest != record.served]
     older.sort(key=lambda version: version.created, reverse=True)

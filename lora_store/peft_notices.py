@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from adapters.base_model import BaseModel
-from adapters.base_model_json import dump, read
+from adapters.base_model_json import dump, parse
 from adapters.record import is_digest
 from lora_store import redis_url
 from lora_store.primary import Primary
@@ -84,7 +84,7 @@ class PeftNotices:
     def base(self) -> BaseModel | None:
         with use(self._primary) as client:
             raw: bytes | None = client.get(f"{self._prefix}:base")
-        return None if raw is None else self._read("base", raw, read)
+        return None if raw is None else self._read("base", raw, parse)
 
     # Agents.
 

@@ -125,7 +125,7 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
             f"if it is the same model, set GATEWAY_BASE_MODEL_ALIASES='{value}' or, in the file of "
             f"GATEWAY_CONFIG, base_model_aliases: {value}"
         )
-    return error.explained(why)
+    return error.with_reason(why)
 
 
 def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> _Read:

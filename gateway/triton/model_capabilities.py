@@ -263,7 +263,7 @@ def _read(
     engine_dir = Path(engine_folder(core))
     engine, problem = _engine_config(engine_dir)
     digest = hashlib.sha256(config.SerializeToString(deterministic=True))
-    digest.update(json.dumps(engine.whole, sort_keys=True).encode())
+    digest.update(json.dumps(engine.raw_config, sort_keys=True).encode())
     limit = max_seq_len if engine.max_seq_len is None else engine.max_seq_len
     if limit is None:
         raise EngineUnavailable(

@@ -161,7 +161,7 @@ class ConnectionOptions:
         found = _SHARED.get(files)
         if found is None:
             name = "certificates of the connections to Triton"
-            found = ReloadedValue(name, files.given, partial(_client_tls, files))
+            found = ReloadedValue(name, files.paths, partial(_client_tls, files))
             _SHARED[files] = found
         return found
 

@@ -57,21 +57,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     kind = ARCHITECTURES[architecture]
     bias, tied = fields.flag("attention_bias"), fields.flag("tie_word_embeddings")
     dtype = fields.text("torch_dtype", "dtype")
-    heads = fields.needed("num_attention_heads", "n_head")
-    hidden = fields.needed("hidden_size", "n_embd")
+    heads = fields.require_count("num_attention_heads", "n_head")
+    hidden = fields.require_count("hidden_size", "n_embd")
     return Checkpoint(
         folder=folder,
         architecture=architecture,
         dtype=dtype and dtype.removeprefix("torch."),
-        num_hidden_layers=fields.needed("num_hidden_layers", "n_layer"),
+        num_hidden_layers=fields.require_count("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=fields.count("num_key_value_heads", least=1) or heads,
         head_size=fields.count("head_dim", least=1) or hidden // heads,
         intermediate_size=fields.count("intermediate_size", "n_inner", least=1) or 4 * hidden,
         num_experts=fields.count("num_local_experts") or 0,
-        vocab_size=fields.needed("vocab_size"),
-        max_position_embeddings=fields.needed("max_position_embeddings", "n_positions"),
+        vocab_size=fields.require_count("vocab_size"),
+        max_position_embeddings=fields.require_count("max_position_embeddings", "n_positions"),
         attention_bias=kind.qkv_bias if bias is None else bias,
         tied_embeddings=kind.tied_embeddings if tied is None else tied,
         quantization=_quantization(fields),
@@ -81,7 +81,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _architecture(fields: Section) -> str:
     found = fields.values.get("architectures")
     if not isinstance(found, list) or len(found) != 1 or found[0] not in ARCHITECTURES:
-        raise fields.refused("architectures", f"one of {', '.join(ARCHITECTURES)}")
+        raise fields.build_error("architectures", f"one of {', '.join(ARCHITECTURES)}")
     return str(found[0])
 
 

@@ -66,7 +66,7 @@ def test_modules_of_a_later_release_are_taken_beside_known_ones(tmp_path: Path) 
     config = _changed("build_config.lora_config.lora_target_modules", modules)
     base = read_base_model(_write(tmp_path, config), ("demo",))
     assert base.lora_target_modules == ("attn_q", "moe_latent_fc1")
-    assert base_model_json.read(base_model_json.dump(base)) == base
+    assert base_model_json.parse(base_model_json.dump(base)) == base
     # The cache has pages for all of them, of sizes that nobody here knows.
     with pytest.raises(errors.UnsupportedEngine, match="moe_latent_fc1"):
         cache_fit(base, (), CacheSettings())

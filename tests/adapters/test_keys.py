@@ -52,7 +52,7 @@ def _digest(folder: Path, base: BaseModel = BASE) -> str:
 )
 def test_what_savers_write(layout: Family, name: str, path: str) -> None:
     found = read_key(name, layout)
-    assert found.place == layout.locate(found.path)
+    assert found.location == layout.locate(found.path)
     assert found.side == "A"
     assert path in ("", found.path)
 

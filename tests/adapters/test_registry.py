@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adapters import errors
 from adapters.adapter import Converted, ModuleRows, make_converted, task_id
 from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
-from adapters.record import Declared, Record, Version, check_name, merge, split_selector
+from adapters.record import DeclaredContent, Record, Version, check_name, merge, split_selector
 from adapters.record_json import as_json, from_json
 from adapters.registry import Change, Registry, Snapshot
 
@@ -349,7 +349,7 @@ def _records(draw: st.DrawFn) -> Record:
     served = draw(st.sampled_from([v.digest for v in versions])) if versions else ""
     others = [v.digest for v in versions if v.digest != served]
     before = st.lists(st.sampled_from(others), unique=True) if others else st.just([])
-    declared = st.builds(Declared, st.integers(1, 3), st.sampled_from(["a" * 64, "b" * 64]))
+    declared = st.builds(DeclaredContent, st.integers(1, 3), st.sampled_from(["a" * 64, "b" * 64]))
     return Record(
         name="zh",
         life=draw(st.integers(1, 2)),
@@ -373,14 +373,14 @@ def test_merge_does_not_depend_on_order_or_repetition(a: Record, b: Record, c: R
 @given(_records(), _records())
 def test_merge_loses_nothing_but_what_was_removed(a: Record, b: Record) -> None:
     merged = merge(a, b)
-    if not merged.removed:
+    if not merged.is_removed:
         assert merged.version in merged.versions
     for record in (a, b):
-        if record.life == merged.life and not merged.removed:
+        if record.life == merged.life and not merged.is_removed:
             known = {version.digest for version in merged.versions}
             assert known >= {version.digest for version in record.versions}
-        if record.removed and record.life == merged.life:
-            assert merged.removed
+        if record.is_removed and record.life == merged.life:
+            assert merged.is_removed
 
 
 @given(_records())

@@ -336,7 +336,7 @@ async def test_the_disk_is_tried_again_though_nothing_changes(
             await becomes(lambda: one.store.stats.syncs > looks + 3)
             assert one.store.stats.unwritten == 1
         await becomes(lambda: not one.store.stats.unwritten)
-    assert Disk(tmp_path).records()["zh"].removed
+    assert Disk(tmp_path).records()["zh"].is_removed
 
 
 def test_a_change_follows_what_redis_took_and_the_disk_did_not(tmp_path: Path) -> None:

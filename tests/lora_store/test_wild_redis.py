@@ -154,7 +154,7 @@ def test_a_record_fits_or_is_refused(raw: bytes) -> None:
     except ValueError:
         return
     assert read_record("zh", dump(found)) == found
-    assert found.removed or found.version.short_digest
+    assert found.is_removed or found.version.short_digest
     assert all(set(v.digest) <= set("0123456789abcdef") for v in found.versions)
 
 

@@ -196,7 +196,7 @@ async def test_a_renewal_that_cannot_listen_changes_nothing_and_is_tried_again(
         assert await shown() == [_der(first["crt"])] * 2
         secret.renew(**second)
         assert server._tls is not None
-        server._tls.look()
+        server._tls.refresh()
         # As without descriptors for the second one.
         whole = server._listeners[1].dup()
         server._listeners[1].close()
@@ -547,13 +547,13 @@ def test_every_way_to_change_a_file_is_seen(tmp_path: Path) -> None:
     path.write_bytes(b"1")
     watched = _watch(path)
     path.write_bytes(b"22")
-    watched.look()
+    watched.refresh()
     assert watched.value == b"22"
     # Renamed over it, of the same size and time.
     new.write_bytes(b"33")
     os.utime(new, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     new.replace(path)
-    watched.look()
+    watched.refresh()
     assert watched.value == b"33"
 
 
@@ -565,8 +565,8 @@ def test_a_change_of_permissions_is_seen(tmp_path: Path) -> None:
     before = path.stat().st_ctime_ns
     while path.stat().st_ctime_ns == before:  # the clock of files has steps
         path.chmod(0o600)
-    watched.look()
-    watched.look()
+    watched.refresh()
+    watched.refresh()
     assert watched.value == 1
 
 
@@ -578,16 +578,16 @@ def test_the_old_value_stays_until_there_is_a_better_one(
     watched = _watch(path)
     path.write_bytes(b"bad")
     for force in (False, False, True):
-        watched.look(force=force)
+        watched.refresh(force=force)
     path.unlink()
-    watched.look()
+    watched.refresh()
     assert watched.value == b"1"
     errors = [record.getMessage() for record in caplog.records]
     assert len(errors) == 3  # once, when asked, and once for what is wrong now
     assert f"test: {UNUSABLE}: bad content; what was read before" in errors[0]
     path.write_bytes(b"1")  # as it was
     with caplog.at_level(logging.INFO):
-        watched.look()
+        watched.refresh()
     assert "test: read again" in caplog.records[-1].getMessage()
 
 

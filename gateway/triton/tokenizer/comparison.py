@@ -104,7 +104,7 @@ async def compare(
         ends, pads = (_decimals(parameter(config, key)) for key in ("end_id", "pad_id"))
         found.differences += _id_differences(own, f"Triton's {name!r}", ends, pads)
     if engine is not None:
-        model = engine.whole.get("pretrained_config")
+        model = engine.raw_config.get("pretrained_config")
         model = model if isinstance(model, Mapping) else {}
         ends = _ids(model.get("eos_token_id"), model.get("end_id"))
         pads = _ids(model.get("pad_token_id"), model.get("pad_id"))

@@ -214,4 +214,4 @@ def test_all_aliases_there_may_be_are_told_to_agents(tmp_path: Path) -> None:
     save_model(tmp_path)
     names = tuple(f"{n:02}" + "\U0001f600" * 126 for n in range(64))
     base = read_base_model(tmp_path, names)
-    assert base_model_json.read(base_model_json.dump(base)) == base
+    assert base_model_json.parse(base_model_json.dump(base)) == base
