@@ -1,7 +1,8 @@
-"""LoRA adapters: PEFT form in, TensorRT-LLM tensors out, and the names they are served under.
+"""LoRA adapters: PEFT files in, TensorRT-LLM tensors out, and the registry of their names.
 
-`adapters.peft` reads, `adapters.convert` converts, `adapters.npy` imports and exports the files of
-TensorRT-LLM's own converter, `adapters.registry` maps a name to its versions and
-`adapters.sizes` says how many fit an engine's caches. Nothing here knows a network.
-Only `convert`, `npy` and `peft_files` import numpy: serving what is already converted does without.
+`adapters.peft` reads PEFT folders, `adapters.convert` converts them, `adapters.npy` imports and
+exports the files of TensorRT-LLM's own converter, `adapters.registry` maps a name to its versions,
+and `adapters.sizes` computes how many adapters fit an engine's caches. No module uses the network.
+
+Only `convert`, `npy` and `peft_files` import numpy; serving already converted adapters needs none.
 """

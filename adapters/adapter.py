@@ -1,4 +1,4 @@
-"""The two forms of an adapter: as PEFT saved it, and as TensorRT-LLM takes it. Both are frozen."""
+"""The two immutable forms of an adapter: as PEFT saved it, and as TensorRT-LLM takes it."""
 
 from __future__ import annotations
 
@@ -43,15 +43,18 @@ MODULE_IDS: Mapping[str, int] = {
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
-"""Modules whose rows are right for engines of one `tp_size` alone: fused ones are put side by side
-for its ranks, and experts are split by none (`adapters.plan`)."""
+"""Modules whose rows fit engines of one `tp_size` only.
+
+Fused modules are interleaved for the engine's ranks; expert modules cannot be split
+(`adapters.plan`).
+"""
 
 _CONFIG_ROW = struct.Struct("<3i")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a safetensors file; `start` and `stop` are byte offsets in that file."""
+    """A tensor of a safetensors file; `start` and `stop` are byte offsets in that file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,7 +64,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """What ``adapter_config.json`` says about ranks and scaling, checked."""
+    """Validated rank and scaling settings of ``adapter_config.json``."""
 
     r: int
     lora_alpha: float
@@ -79,8 +82,8 @@ class LoraSettings:
 class Adapter:
     """A PEFT adapter whose configuration and safetensors header were validated.
 
-    `identity` is (inode, size, mtime in ns) of the weights file at that moment: reading from a
-    file that has changed since is refused.
+    `identity` is (inode, size, mtime in ns) of the weights file at validation; a file that has
+    changed since then is refused when it is read.
     """
 
     settings: LoraSettings
@@ -100,12 +103,13 @@ class ModuleRows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Converted:
-    """One adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
+    """An adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
 
-    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is
-    [1, rows, width] in `dtype`, little-endian. Both are the exact bytes that go onto the wire.
-    `digest` is `content_digest` of these, in hex. `tp_size` is the engine's that they were laid out
-    for, where that matters and is known: whoever keeps the tensors by their digest keeps it apart.
+    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is [1, rows,
+    width] in `dtype`, little-endian. Both are the exact bytes sent to Triton. `digest` is
+    `content_digest` of both, in hex. `tp_size` is that of the engine for which the tensors were
+    laid out; None where the layout does not depend on it or it is unknown. A store indexed by
+    digest must store `tp_size` separately.
     """
 
     dtype: Dtype
@@ -126,12 +130,12 @@ class Converted:
         return self.rows * self.width * ITEM_BYTES
 
     def config_rows(self) -> Iterator[tuple[int, int, int]]:
-        """(module id, layer, rank) of each row, in order."""
+        """Return (module id, layer, rank) of each row, in order."""
         return _CONFIG_ROW.iter_unpack(self.config)
 
     @property
     def modules(self) -> tuple[ModuleRows, ...]:
-        """The rows grouped by module and rank, in the order of the module ids."""
+        """Rows grouped by module and rank, in the order of the module ids."""
         layers: dict[tuple[int, int], list[int]] = {}
         for module, layer, rank in self.config_rows():
             layers.setdefault((module, rank), []).append(layer)
@@ -142,15 +146,17 @@ class Converted:
 
 
 def pack_config(rows: list[tuple[int, int, int]]) -> bytes:
-    """(module id, layer, rank) rows as the bytes of `lora_config`."""
+    """Pack (module id, layer, rank) rows into the bytes of `lora_config`."""
     return b"".join(_CONFIG_ROW.pack(*row) for row in rows)
 
 
 def content_digest(
     dtype: Dtype, rows: int, width: int, config: bytes, weights: bytes | bytearray | memoryview
 ) -> str:
-    """sha256 in hex over one ASCII line ``lora <dtype> <rows> <width>`` + newline, then the
-    bytes of `config`, then those of `weights`. The same tensors give the same digest anywhere.
+    """Return the sha256 hex digest of an adapter's tensors.
+
+    The hash covers one ASCII line ``lora <dtype> <rows> <width>`` + newline, then the bytes of
+    `config`, then those of `weights`. Equal tensors have equal digests on every machine.
     """
     digest = hashlib.sha256(f"lora {dtype} {rows} {width}\n".encode())
     digest.update(config)
@@ -159,9 +165,11 @@ def content_digest(
 
 
 def task_id(digest: str) -> int:
-    """A `lora_task_id` for who registers nothing: the digest's first 63 bits, 1 to 2**63 - 1.
+    """Return a `lora_task_id` for callers without a registry: the digest's first 63 bits, 1 to
+    2**63 - 1.
 
-    Versions of a registry have one that nobody can aim at, see `adapters.record.draw_task_id`.
+    Versions in a registry have random ids, which an attacker cannot choose: see
+    `adapters.record.draw_task_id`.
     """
     return (int(digest[:16], 16) >> 1) or 1
 
@@ -173,7 +181,7 @@ def make_converted(
     weights: bytes | bytearray | memoryview,
     tp_size: int | None = None,
 ) -> Converted:
-    """`Converted` with its digest computed."""
+    """Return a `Converted` with its digest computed."""
     config = pack_config(rows)
     digest = content_digest(dtype, len(rows), width, config, weights)
     return Converted(

@@ -1,7 +1,7 @@
-"""What an engine accepts: shapes, data type, LoRA modules and the rank limit.
+"""Limits of an engine for adapters: shapes, data type, LoRA modules and the largest rank.
 
-Read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later: `pretrained_config`
-and `build_config`), or from a Hugging Face ``config.json``, which knows the shapes only.
+Read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later: `pretrained_config` and
+`build_config`), or from a Hugging Face ``config.json``, which has the shapes only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from adapters.errors import MissingFile, UnsupportedEngine
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """One served base model, as far as adapters are concerned.
+    """A served base model, as far as adapters are concerned.
 
-    `names` are all names it is known by; an adapter's `base_model_name_or_path` must be one of
-    them. Field names are those of TensorRT-LLM's configuration. Sizes are of the whole model,
-    before any tensor parallel split. `lora_target_modules` may have names of later releases, which
-    are in no table here.
+    `names` are all names of the model; an adapter's `base_model_name_or_path` must be one of them.
+    Field names are those of TensorRT-LLM's configuration. Sizes are of the complete model, before
+    any tensor parallel split. `lora_target_modules` may contain module names of later releases,
+    which `MODULE_IDS` lacks.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class BaseModel:
     pp_size: int = 1
 
     def is_called(self, name_or_path: str) -> bool:
-        """Return True if a name or a path is this model's, or that of a quantized copy."""
+        """Return True if `name_or_path` names this model or a quantized copy of it."""
         return any(is_same_model(name_or_path, name) for name in self.names)
 
 
@@ -58,9 +58,9 @@ def read_base_model(
     """Read ``folder/config.json``; `names` gain the folder's own name and `_name_or_path`.
 
     The keyword arguments override the file: `dtype` where Triton declares another type for
-    `lora_weights`, the other two for a Hugging Face configuration, which has no build limits
-    (then: its own data type, float16 unless it is bfloat16, every module, rank 64).
-    Raises `MissingFile` and `UnsupportedEngine`.
+    `lora_weights`, the other two for a Hugging Face configuration, which has no build limits.
+    Defaults for those: its own data type (float16 unless bfloat16), every module, rank 64. Raises
+    `MissingFile` and `UnsupportedEngine`.
     """
     known = (*names, folder.resolve().name)
     try:
@@ -88,7 +88,7 @@ def read_base_model(
 
 
 def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -> BaseModel:
-    """An engine as adapters see it. Raises `UnsupportedEngine`, with `file` in it."""
+    """Return the base model of an engine. Raises `UnsupportedEngine`, which names `file`."""
 
     def refuse(field: str, found: object, allowed: str) -> UnsupportedEngine:
         return UnsupportedEngine(file, field, found, allowed)
@@ -103,7 +103,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    # Of a later release's modules only adapters that have them are refused.
+    # Unknown modules of a later release are no error here: only adapters that use them are refused.
     if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")

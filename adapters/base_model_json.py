@@ -1,4 +1,4 @@
-"""A base model as JSON: gateways tell agents beside Triton what versions were converted for."""
+"""Base models as JSON: gateways send agents the base model that versions were converted for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dump(base: BaseModel) -> bytes:
 
 
 def parse(raw: bytes) -> BaseModel:
-    """Raises ValueError for what is none, or has fields that are not known."""
+    """Parse a base model. Raises ValueError for other content and for unknown fields."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes are no base model")
     found = json.loads(raw)

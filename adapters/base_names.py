@@ -1,9 +1,8 @@
-"""Names of base models: when two of them are of one model.
+"""Comparison of base model names.
 
-They are compared as ids of the Hugging Face Hub, without regard to case. The owner counts where
-both names have one: a folder has none. A copy that was quantized for training has the name of its
-model and a suffix, which does not count. Nothing else is left out: sizes, releases and `-Instruct`
-tell models apart.
+Names are compared as ids of the Hugging Face Hub, case-insensitively. The owner counts only if both
+names have one, because a folder has none. The suffix of a copy that was quantized for training is
+ignored. Nothing else is ignored: sizes, releases and `-Instruct` distinguish models.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
 MAX_NAME_CHARACTERS = 4096
-"""Longest path of Linux; each name is compared with each alias."""
+"""Longest path on Linux. Bounds the work: each name is compared with each alias."""
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
-# Longest first. Not among them: GGUF and MLX, which PEFT does not train, `4bit` alone, and QAT,
-# whose weights are trained ones of its own.
+# Longest first. Left out on purpose: GGUF and MLX, which PEFT does not train; `4bit` alone; and
+# QAT, whose weights were trained separately.
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),
@@ -26,17 +25,17 @@ _QUANTIZATIONS = (
 
 
 def model_id(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) in lower case; of a path the last component, without an owner."""
+    """Return (owner, name) in lower case. A path yields its last component and no owner."""
     owner, name = _split(name_or_path)
     return (None if owner is None else owner.casefold()), name.casefold()
 
 
 def _split(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) as they are written.
+    """Return (owner, name) in the original spelling.
 
-    A snapshot in the Hub's cache ends in a commit hash, so there it is the repository's id.
+    A snapshot in the Hub's cache ends in a commit hash; the repository's id is returned for it.
     """
-    # No regular expression: an adapter's author chooses this text, of up to a whole file.
+    # No regular expression: an adapter's author chooses this text, which may fill the entire file.
     parts = name_or_path.strip().replace("\\", "/").rstrip("/").rsplit("/", 3)
     if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         owner, found, name = parts[-3].removeprefix("models--").rpartition("--")
@@ -56,7 +55,7 @@ def split_quantization(name: str) -> tuple[str, str]:
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Return True if both names, or paths, are of one base model."""
+    """Return True if both names, or paths, name one base model."""
     if max(len(one), len(other)) > MAX_NAME_CHARACTERS:
         return False
     (owner, name), (other_owner, other_name) = model_id(one), model_id(other)
@@ -66,7 +65,7 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
-    """Return what to tell of an adapter of a quantized copy; None if `names` have that copy."""
+    """Return the note for an adapter of a quantized copy; None if `names` have that copy."""
     _, name = _split(trained_on)
     suffix = split_quantization(name)[1]
     if not suffix or name.casefold() in (model_id(each)[1] for each in names):
@@ -78,7 +77,7 @@ def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
 
 
 def suggested_alias(name_or_path: str) -> str | None:
-    """Return the alias that makes this name one of the base model's; None if none can."""
+    """Return the alias that makes `name_or_path` a name of the base model; None if none can."""
     owner, name = _split(name_or_path)
     name = split_quantization(name)[0]
     alias = name if owner is None else f"{owner}/{name}"
@@ -96,7 +95,7 @@ def alias_problem(alias: str) -> str | None:
         return "must be NAME or OWNER/NAME, as the Hugging Face Hub has them"
     if parts[0] in (".", "..", "~"):
         return "must be NAME or OWNER/NAME, not a path: a folder's name is enough"
-    # A refusal shows an alias to paste, and its adapter's author chose it.
+    # Refusals show this alias for pasting into a shell, and the adapter's author chose the text.
     if not _UNSAFE.isdisjoint(alias):
         return f"must be without {' '.join(sorted(_UNSAFE))}"
     return None

@@ -1,7 +1,7 @@
-"""The chat template of an adapter's folder, where transformers' `save_pretrained` leaves it.
+"""The chat template in an adapter's folder, as transformers' `save_pretrained` writes it.
 
-An adapter that was trained on chats of another form than its base model's needs its own. It is
-part of a version: the same weights with another template are another version.
+An adapter that was trained on chats of another format than its base model's needs its own template.
+The template is part of a version: the same weights with another template are another version.
 """
 
 from __future__ import annotations
@@ -20,34 +20,38 @@ from adapters.tokenizer_config import default_template, token_text
 
 _CONFIG = tokenizer_config.FILE
 FILE = "chat_template.jinja"
-# Templates of today's models have up to 20 KB. A record holds those of all its versions.
+# Templates of today's models have up to 20 KB. A record stores the templates of all its versions.
 MAX_CHARACTERS = 64 * 1024
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """`source` is Jinja; `eos_token` ends a turn in it, if the folder says so."""
+    """Jinja `source`, and `eos_token`, which ends a turn in it; None where the folder has none."""
 
     source: str
     eos_token: str | None = None
 
     def digest(self, weights: str) -> str:
-        """sha256 in hex of a version with this template; `weights` is the tensors' own digest."""
+        """Return the sha256 hex digest of a version with this template; `weights` is the tensors'
+        digest.
+        """
         text = json.dumps([weights, self.source, self.eos_token])
         return hashlib.sha256(f"chat template {text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTemplate:
-    """A template as it was found; `added_tokens` are the ids and tokens its tokenizer added."""
+    """A template read from a folder; `added_tokens` are the (id, text) of tokens its tokenizer
+    added.
+    """
 
     template: ChatTemplate
     added_tokens: tuple[tuple[int, str], ...] = ()
 
 
 def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
-    """The template of a folder, None where it has none.
+    """Return the template of a folder; None if the folder has none.
 
     `within`: every file must really lie inside this folder. Raises subclasses of `AdapterError`.
     """

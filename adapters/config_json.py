@@ -1,4 +1,4 @@
-"""config.json of a model's folder, TensorRT-LLM's or Hugging Face's: what is wrong is named."""
+"""Reader of a model folder's config.json, of TensorRT-LLM or Hugging Face; errors name the field."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """The file or a field of it is not what it has to be; `field` is "" for the whole file.
+    """The file, or one of its fields, is invalid; `field` is "" for the complete file.
 
-    `says` takes the place of the message's end where a value and its range say nothing.
+    `says` replaces the end of the message where a value and its range explain nothing.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object that names its fields in errors. A field that is null counts as absent.
+    """A JSON object that names its fields in errors. A null field counts as absent.
 
-    Where several names are given, the first that is there counts. All raise ConfigError for
-    another type.
+    Where a method takes several names, the first field present is used. Methods raise ConfigError
+    for a value of another type.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Section:
 
     @property
     def is_engine(self) -> bool:
-        """Of the whole file: whether it is that of an engine, and not of a Hugging Face model."""
+        """True if the complete file is an engine's, and not a Hugging Face model's."""
         return not self.values.keys().isdisjoint(
             ("pretrained_config", "build_config", "builder_config")
         )
@@ -74,7 +74,7 @@ class Section:
         return None
 
     def require_count(self, *names: str) -> int:
-        """A positive number that has to be there."""
+        """Return a positive number; raise ConfigError if the field is absent."""
         value = self.count(*names, least=1)
         if value is None:
             raise self.build_error(names[0], "a positive whole number")
@@ -91,7 +91,7 @@ class Section:
         return tuple(value)
 
     def flag(self, name: str) -> bool | None:
-        """A boolean, or trtllm-build's `enable` and `disable`."""
+        """Return a boolean field; accepts trtllm-build's `enable` and `disable` too."""
         value = self.values.get(name)
         if value in ("enable", "disable"):
             return bool(value == "enable")
@@ -124,7 +124,7 @@ def _why_missing(path: Path, reason: str) -> str:
 
 
 def read_config(folder: Path) -> Section:
-    """``folder/config.json``. Raises ConfigError, ConfigMissing."""
+    """Read ``folder/config.json``. Raises ConfigError and ConfigMissing."""
     path = folder / FILE
     try:
         raw = path.read_bytes()

@@ -1,6 +1,6 @@
-"""PEFT tensors to `lora_weights`: scaled, rounded to the engine's data type, row by row.
+"""Conversion of PEFT tensors to `lora_weights`: scaled, and rounded to the engine's data type.
 
-One buffer of the final size is allocated; besides it, one tensor at a time is in memory.
+One buffer of the final size is allocated, plus one tensor at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _OVERFLOW = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp+127")}
 
 
 def convert(adapter: Adapter, base: BaseModel) -> Converted:
-    """The tensors for this base model, in its data type.
+    """Convert an adapter for this base model, in the model's data type.
 
     Raises a subclass of `AdapterError` for everything that does not fit, for NaN and infinities,
-    and for a file that changed since it was read.
+    and for a file that changed since it was validated.
     """
     rows = plan(adapter, base)
     try:
@@ -51,10 +51,12 @@ def convert(adapter: Adapter, base: BaseModel) -> Converted:
 def pack(
     rows: Sequence[LoraRow], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
 ) -> Converted:
-    """Write the rows, laid out for `base`, into one buffer. `load` gives a tensor by name, float32
-    and 2-D.
+    """Write the rows, laid out for `base`, into one buffer.
 
-    Raises `NotFinite`, which names `file`.
+    Args:
+        load: returns a tensor by name, float32 and 2-D.
+        file: the name in errors.
+    Raises `NotFinite`.
     """
     dtype = base.dtype
     width = max(row.length for row in rows)
@@ -80,7 +82,7 @@ def pack(
 
 
 def to_float32(raw: npt.NDArray[Any], bfloat16: bool) -> Floats:
-    """float16, float32 or (as uint16) bfloat16 values as float32, exactly."""
+    """Return float16, float32 or (as uint16) bfloat16 values as float32, exactly."""
     if bfloat16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32, copy=False)
@@ -96,7 +98,7 @@ def _load(file: BinaryIO, name: str, tensor: TensorInfo) -> Floats:
 
 
 def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
-    # max() carries NaN along, so two passes find everything.
+    # max() propagates NaN, so two passes find NaN and infinities.
     peak = float(np.maximum(values.max(), -values.min())) if values.size else 0.0
     if not np.isfinite(peak):
         raise NotFinite(file, name, peak, "finite values, also when scaled")
@@ -105,7 +107,7 @@ def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
 
 
 def _round_to_dtype(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
-    """Round to nearest, ties to even. bfloat16 comes as its bits in uint16."""
+    """Round to nearest, ties to even. bfloat16 results are bits in uint16."""
     if dtype == "float16":
         return values.astype(np.float16)
     bits = values.view(np.uint32)

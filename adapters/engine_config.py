@@ -1,6 +1,6 @@
-"""What a TensorRT-LLM engine folder says about itself in its config.json.
+"""Reader of a TensorRT-LLM engine folder's config.json.
 
-Two forms exist. v0.8 and later have `pretrained_config` (the model) and `build_config` (the
+Two formats exist. v0.8 and later have `pretrained_config` (the model) and `build_config` (the
 limits). v0.5 to v0.7 have `builder_config` (both, under other names) and `plugin_config`.
 """
 
@@ -18,13 +18,13 @@ _OFF = (None, False, "", "disable", "false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Facts of an engine, named as in TensorRT-LLM's build configuration; None is "not said".
+    """Facts of an engine, named as in TensorRT-LLM's build configuration; None if not stated.
 
-    Lengths are in tokens, sizes are of the whole model before any tensor parallel split.
-    `max_seq_len` is prompt plus output; before v0.11 it is the sum of the two limits.
-    `lora_plugin` is a dtype or `auto`, and None for an engine without LoRA.
-    `quant_algo` and `kv_cache_quant_algo` are names such as FP8 or INT8. `qwen_type` tells the
-    generations of Qwen apart, which share an architecture. `whole` is the file as it was read.
+    Lengths are in tokens, sizes are of the complete model before any tensor parallel split.
+    `max_seq_len` is prompt plus output; before v0.11 the sum of the two limits. `lora_plugin` is a
+    dtype or `auto`, and None for an engine without LoRA. `quant_algo` and `kv_cache_quant_algo` are
+    names such as FP8 or INT8. `qwen_type` distinguishes the generations of Qwen, which share an
+    architecture. `raw_config` is the file's JSON object.
     """
 
     version: str | None = None
@@ -66,17 +66,23 @@ class EngineConfig:
 
     @property
     def lora_dtype(self) -> str | None:
-        """The dtype that `lora_weights` must have; None without LoRA or where nothing says it."""
+        """The dtype that `lora_weights` must have; None without LoRA or if the file does not state
+        it.
+        """
         return self.dtype if self.lora_plugin == "auto" else self.lora_plugin
 
     @property
     def lora_tp_size(self) -> int | None:
-        """The ranks that `lora_weights` must be laid out for; None where `lora_dtype` is."""
+        """The number of ranks that `lora_weights` must be laid out for; None if `lora_dtype` is
+        None.
+        """
         return None if self.lora_dtype is None else self.tp_size or 1
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """Whether KV cache reuse and chunked context work: both read the cache in blocks."""
+        """True if KV cache reuse and chunked context work, which read the cache in blocks; None if
+        unknown.
+        """
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:
             return False
         return self.use_paged_context_fmha
@@ -88,7 +94,7 @@ def read_engine_config(folder: Path) -> EngineConfig:
 
 
 def engine_config(top: Section) -> EngineConfig:
-    """What a whole file says. Raises ConfigError where it is not an engine's."""
+    """Return the facts in an engine's file. Raises ConfigError for another kind of file."""
     if top.is_engine:
         return _read_builder(top) if "builder_config" in top.values else _read_unified(top)
     if is_trtllm_checkpoint(top):
@@ -105,7 +111,7 @@ def engine_config(top: Section) -> EngineConfig:
 
 
 def is_trtllm_checkpoint(top: Section) -> bool:
-    """Return True for what convert_checkpoint.py writes: weights by rank, and no engine yet."""
+    """Return True for the output of convert_checkpoint.py: weights by rank, not yet an engine."""
     return (
         not top.is_engine
         and isinstance(top.values.get("architecture"), str)
@@ -114,7 +120,7 @@ def is_trtllm_checkpoint(top: Section) -> bool:
 
 
 def _read_unified(top: Section) -> EngineConfig:
-    """v0.8 and later."""
+    """Read the format of v0.8 and later."""
     model, build = top.section("pretrained_config"), top.section("build_config")
     plugins, lora = build.section("plugin_config"), build.section("lora_config")
     mapping, quantization = model.section("mapping"), model.section("quantization")
@@ -153,7 +159,7 @@ def _read_unified(top: Section) -> EngineConfig:
 
 
 def _read_builder(top: Section) -> EngineConfig:
-    """v0.5 to v0.7."""
+    """Read the format of v0.5 to v0.7."""
     build, plugins = top.section("builder_config"), top.section("plugin_config")
     tensor = build.count("tensor_parallel")
     pipeline = build.count("pipeline_parallel")
@@ -182,7 +188,7 @@ def _read_builder(top: Section) -> EngineConfig:
 
 
 def _limits(build: Section) -> dict[str, Any]:
-    """What has the same name in both forms."""
+    """Return the limits that both formats name alike."""
     prompt, output = build.count("max_input_len"), build.count("max_output_len")
     both = None if prompt is None or output is None else prompt + output
     return {
@@ -205,7 +211,7 @@ def _plugins(plugins: Section) -> dict[str, Any]:
 
 
 def _plugin(plugins: Section, name: str) -> str | None:
-    """The dtype of a plugin, or None for one that is off."""
+    """Return the dtype of a plugin; None if the plugin is off."""
     value = plugins.values.get(name)
     if value in _OFF:
         return None

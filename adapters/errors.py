@@ -1,8 +1,8 @@
-"""Why an adapter was refused, or a converted one could not be had.
+"""Reasons why an adapter was refused, or a converted one is unavailable.
 
-Every `AdapterError` carries the same four facts: the file, the field in it, what was found and
-what would have been allowed. `code` is a stable word for programs; the message is for people, and
-in words of its own (`says`) where a value and its range say nothing.
+Every `AdapterError` has the same four facts: the file, the field in it, the value found and the
+values allowed. `code` is a stable identifier for programs; the message is for people. `says`
+replaces the message's end where a value and its range explain nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SHOWN = 200
 
 
 def _short(value: object) -> str:
-    """Return what an adapter's author may have chosen as one short line that prints."""
+    """Return text that an adapter's author may have chosen as one short printable line."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _SHOWN:
         text = f"{text[:_SHOWN]}..."
@@ -49,7 +49,7 @@ class AdapterError(Exception):
 
 
 class MissingFile(AdapterError):
-    """A file of the adapter is not there or cannot be read."""
+    """A file of the adapter is missing or cannot be read."""
 
     code = "adapter_file_missing"
 
@@ -125,12 +125,12 @@ class BaseMismatch(AdapterError):
         self._facts = (file, field, name, allowed)
 
     def with_reason(self, why: str) -> BaseMismatch:
-        """Return the same refusal with `why` behind it."""
+        """Return the same refusal with the reason `why` appended."""
         return BaseMismatch(*self._facts, why)
 
 
 class UnsupportedEngine(AdapterError):
-    """The base model's configuration cannot be read, or it takes no LoRA adapters."""
+    """The base model's configuration cannot be read, or the engine takes no LoRA adapters."""
 
     code = "engine_takes_no_lora"
 
@@ -148,38 +148,38 @@ class UnknownVersion(AdapterError):
 
 
 class InvalidSource(AdapterError):
-    """What cannot be the name of a place that adapters come from."""
+    """The text cannot name a source of adapters."""
 
     code = "adapter_source_invalid"
 
 
 class SourceNotAllowed(AdapterError):
-    """A place that this gateway may not read from, or that leads there."""
+    """The gateway is not allowed to read from this source, or from where it redirects."""
 
     code = "adapter_source_not_allowed"
 
 
 class SourceUnavailable(AdapterError):
-    """The place does not answer, refuses or is too slow. Trying again later can help."""
+    """The source does not respond, refuses or is too slow. Retrying later can help."""
 
     code = "adapter_source_unavailable"
 
 
 class SourceUnsupported(AdapterError):
-    """A package that reads such places is not installed here."""
+    """The package that reads this kind of source is not installed."""
 
     code = "adapter_source_unsupported"
 
 
 class StoreError(Exception):
-    """The store of converted adapters failed; nothing is wrong with the request."""
+    """The store of converted adapters failed; the request is valid."""
 
     code: ClassVar[str] = "adapter_store_error"
 
 
 @contextmanager
 def store_errors(folder: str) -> Iterator[None]:
-    """An `OSError` inside becomes a `StoreError` that names the folder in words."""
+    """Turn an `OSError` inside into a `StoreError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -187,17 +187,17 @@ def store_errors(folder: str) -> Iterator[None]:
 
 
 class StoreUnavailable(StoreError):
-    """A tier does not answer. It heals by itself: trying again later can help."""
+    """A storage tier does not respond. The store recovers by itself: retrying later can help."""
 
     code = "adapter_store_unavailable"
 
 
 class WritesRefused(StoreError):
-    """Redis answers and takes no writes now; it may be full."""
+    """Redis responds but refuses writes now; its memory may be full."""
 
 
 class ChangeUnknown(StoreError):
-    """Redis did not say whether it took a change of a name, and the disk did not take it."""
+    """Redis did not confirm the change of a name, and the disk refused it."""
 
     code = "adapter_change_unknown"
 

@@ -1,7 +1,7 @@
-"""Kinds of files by their first bytes, for files that are not what their names say.
+"""Detection of files that are not what their names suggest, by their first bytes.
 
-Models and adapters come as downloads, and some of them are something else: the pointer that Git
-leaves where Git LFS is not installed, a pickle, a file of llama.cpp. Only the first bytes are read.
+Models and adapters are downloads, and some files turn out to be something else: the pointer that
+Git leaves where Git LFS is not installed, a pickle, a file of llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file: `name` with its article, and `fix`, which says what to do about it."""
+    """A kind of file: its `name` with an article, and `fix`, the remedy."""
 
     name: str
     fix: str
 
     @property
     def words(self) -> str:
-        """The finding and what to do, to be put after the file's name."""
+        """The finding and the remedy, to be put after the file's name."""
         return f"is {self.name}; {self.fix}"
 
 
@@ -49,14 +49,14 @@ WEB_PAGE = FileKind(
 
 
 def kind_of(head: bytes) -> FileKind | None:
-    """Return the kind that a file's first `HEAD_BYTES` show, None for any other content."""
+    """Return the kind that a file's first `HEAD_BYTES` show; None for any other content."""
     if head.startswith(_LFS):
         return LFS_POINTER
     if head.startswith(b"GGUF"):
         return GGUF
     if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive with a pickle in it
         return PICKLE
-    # Safetensors may begin with these two bytes as well: its header is at byte 8.
+    # Safetensors may begin with these two bytes as well, but have the header's `{` at byte 8.
     if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and head[8:9] != b"{":
         return PICKLE
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -65,7 +65,7 @@ def kind_of(head: bytes) -> FileKind | None:
 
 
 def kind_of_file(path: Path) -> FileKind | None:
-    """Return the kind of a file; None for other content and for what cannot be read."""
+    """Return the kind of a file; None for other content and for unreadable files."""
     if not path.is_file():  # opening a pipe would wait for its other end
         return None
     try:
@@ -76,7 +76,7 @@ def kind_of_file(path: Path) -> FileKind | None:
 
 
 def find_gguf(folder: Path) -> str | None:
-    """Return the name of a GGUF file in a folder, None where there is none."""
+    """Return the name of a GGUF file in a folder; None if the folder has none."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
@@ -86,6 +86,6 @@ def find_gguf(folder: Path) -> str | None:
 
 
 def describe_gguf(folder: Path, lead: str) -> str:
-    """Return `lead`, the name of a GGUF file in a folder and what to do; "" without such a file."""
+    """Return `lead`, the name of the folder's GGUF file and the remedy; "" without such a file."""
     name = find_gguf(folder)
     return "" if name is None else f"{lead}{name} {GGUF.words}"

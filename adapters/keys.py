@@ -1,9 +1,9 @@
-"""The names of tensors in an adapter's weights file: which LoRA module, and which half of it.
+"""Tensor names in an adapter's weights file: the LoRA module, and A or B.
 
-PEFT saves ``base_model.model.PATH.lora_A.weight``. Other savers leave the prefix out, put the
-adapter's name behind `lora_A`, or leave in what wraps the model during training. TensorRT-LLM's
-converter takes all of these, as it looks for ``.layers.N.`` alone. So does this reader, except that
-nothing unknown may stand in front of the layers: another tower's layers are not the model's.
+PEFT saves ``base_model.model.PATH.lora_A.weight``. Other savers omit the prefix, append the
+adapter's name to `lora_A`, or retain wrappers used in training. TensorRT-LLM's converter accepts
+all of these, because it searches for ``.layers.N.`` only. This reader accepts them too, but refuses
+an unknown prefix before the layers: another tower's layers are not the model's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SIDES = ("lora_A", "lora_B")
 _PEFT_PREFIX = ["base_model", "model"]
 # torch.compile, DistributedDataParallel, FSDP and activation checkpointing.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-# What stands in front of the layers, besides the family's own root: PEFT, and the text model of a
-# multimodal one.
+# Known prefixes of the layers, in addition to the family's own root: PEFT's, and that of the text
+# model in a multimodal one.
 _ROOTS = frozenset(["base_model", "model", "language_model"])
 _OTHER_TOWERS = frozenset(
     [
@@ -46,11 +46,12 @@ _ALLOWED = "base_model.model.<module>.lora_A.weight and lora_B.weight"
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """One tensor's name, taken apart.
+    """A tensor's name, parsed.
 
-    `path` is the module as `adapters.modules` spells it, `place` where in the model that is, `side`
-    is A or B, and `adapter` the name of the adapter or "". `spellings` are the paths that
-    `rank_pattern` may mean: in PEFT's own form the one that PEFT sees, else all that are possible.
+    `path` is the module as `adapters.modules` spells it, `location` its position in the model,
+    `side` A or B, and `adapter` the name of the adapter or "". `spellings` are the paths that
+    `rank_pattern` may mean: for names in PEFT's own form the one that PEFT sees, else all possible
+    ones.
     """
 
     path: str
@@ -62,7 +63,7 @@ class LoraKey:
 
 @dataclass(slots=True)
 class LoraModule:
-    """The tensors of one module, by side, and `LoraKey.spellings` of both."""
+    """The tensors of one module by side, and the `LoraKey.spellings` of both."""
 
     location: ModuleLocation
     keys: dict[str, str] = field(default_factory=dict)
@@ -70,17 +71,17 @@ class LoraModule:
 
 
 def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
-    """Return the modules that these tensors are of, by `LoraKey.path`.
+    """Return the modules of these tensors, by `LoraKey.path`.
 
-    Each is looked for in the model at once, so the first that is not there ends it.
+    Each name is checked against the model immediately, so the first unknown one raises.
 
     Raises:
-        LayerOutOfRange: for a layer or an expert that the model does not have.
-        UnsupportedEngine: for a model of an unknown architecture.
-        UnsupportedFeature: for a name of another form, and for tensors of two adapters.
-        UnsupportedModule: for a module that is not in the model's layers.
-        CorruptFile: for two names of one tensor.
-        TooLarge: for a name that is too long.
+        LayerOutOfRange: a layer or an expert that the model does not have.
+        UnsupportedEngine: a model of an unknown architecture.
+        UnsupportedFeature: a name of another form, or tensors of two adapters.
+        UnsupportedModule: a module that is not in the model's layers.
+        CorruptFile: two names of one tensor.
+        TooLarge: a name that is too long.
     """
     layout = family(base)
     modules: dict[str, LoraModule] = {}
@@ -113,7 +114,7 @@ def _check_range(key: LoraKey, base: BaseModel) -> None:
 
 
 def read_key(key: str, layout: Family) -> LoraKey:
-    """Take one tensor's name apart. Raises as `read_modules` does."""
+    """Parse one tensor's name. Raises as `read_modules` does."""
     if len(key) > MAX_KEY_CHARACTERS:
         found = f"{key[:80]}... of {len(key)} characters"
         raise TooLarge(WEIGHTS, "tensor", found, f"a name of up to {MAX_KEY_CHARACTERS}")
@@ -164,10 +165,10 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
-    """Return what `rank_pattern` may call the module with the raw path `raw`.
+    """Return the paths that `rank_pattern` may use for the module with the raw path `raw`.
 
-    A name in PEFT's form holds the path that PEFT matches patterns with, and no other. Of any other
-    name nobody knows whether what was stripped was there when the patterns were written.
+    A name in PEFT's form contains exactly the path that PEFT matches patterns with. For any other
+    name it is unknown whether the stripped parts existed when the patterns were written.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

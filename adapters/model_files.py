@@ -1,4 +1,4 @@
-"""Checks of a model's folder: files that are missing, cut or of another kind."""
+"""Checks of a model's folder: files that are missing, truncated or of another kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that cannot be used: what was `found`, which names it, and the `fix`."""
+    """A file that cannot be used: `found` names it and the problem, `fix` the remedy."""
 
     found: str
     fix: str
@@ -34,12 +34,12 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each file of a tokenizer that is a file of another kind."""
+    """Return a problem for each tokenizer file that is a file of another kind."""
     return _foreign_problems(folder, _TOKENIZER_FILES)
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model's folder, in the order of their names."""
+    """Return the safetensors files of a model's folder, sorted by name."""
     return sorted(folder.glob(_WEIGHTS))
 
 
@@ -64,9 +64,9 @@ def weight_problems(folder: Path) -> list[FileProblem]:
 
 
 def is_incomplete(folder: Path) -> bool:
-    """Return True where some weights are there, and cannot be loaded as they are.
+    """Return True if the folder has weights that cannot be loaded as they are.
 
-    A folder without any weights is one that has yet to be downloaded. Pickled ones are read by
+    A folder without any weights has yet to be downloaded. Pickled weights are read by
     TensorRT-LLM's own tools.
     """
     has_some = bool(find_weights(folder)) or find_gguf(folder) is not None
@@ -75,7 +75,7 @@ def is_incomplete(folder: Path) -> bool:
 
 
 def _read_shard_names(index: Path) -> list[str]:
-    """The files that an index names. Raises ValueError."""
+    """Return the file names in an index. Raises ValueError."""
     with index.open("rb") as file:
         raw = file.read(_MAX_INDEX_BYTES + 1)
     if len(raw) > _MAX_INDEX_BYTES:
@@ -91,9 +91,9 @@ def _read_shard_names(index: Path) -> list[str]:
 
 
 def _expected_size_if_truncated(path: Path) -> int | None:
-    """Return the bytes that a safetensors file has by its header, None unless it has fewer.
+    """Return the size that a safetensors file's header implies; None unless the file is shorter.
 
-    What is wrong with a header otherwise is left to who loads it.
+    Other faults of the header are left to the loader.
     """
     try:
         size = path.stat().st_size

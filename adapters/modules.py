@@ -1,4 +1,4 @@
-"""Which PEFT module becomes which TensorRT-LLM LoRA module, and the sizes of each.
+"""Mapping of PEFT modules to TensorRT-LLM LoRA modules, and the sizes of each.
 
 Sources: `hf_modules_to_trtllm_modules` of examples/hf_lora_convert.py, `lora_manager.py` and the
 models' own `trtllm_modules_to_hf_modules` for the names; `LoraModule::createLoraModules`
@@ -16,16 +16,16 @@ from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
-# Without leading zeros: no two names are of one layer.
+# Without leading zeros, so that each layer has exactly one name.
 _NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the Hugging Face model and the LoRA module for it.
+    """A linear layer of the Hugging Face model and its LoRA module.
 
-    `parts` are the modules that a fused projection can be split into when the engine was built
-    without the fused one, in the order in which the output holds them.
+    `parts` are the modules that a fused projection is split into if the engine was built without
+    the fused one, in the order of their rows in the output.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Projection:
 
 
 class ModuleLocation(NamedTuple):
-    """A linear layer of the model. `inside` is its path inside the transformer layer."""
+    """A linear layer of one model. `inside` is its path within the transformer layer."""
 
     layer: int
     expert: int | None
@@ -54,7 +54,7 @@ class Family:
     projections: Mapping[str, Projection]
 
     def locate(self, module_path: str) -> ModuleLocation | None:
-        """Return where a module is; None for one that the family does not have."""
+        """Return the location of a module; None if the family does not have it."""
         found = re.fullmatch(rf"{re.escape(self.layers)}\.({_NUMBER})\.(.+)", module_path)
         if found is None:
             return None
@@ -115,7 +115,7 @@ GPT = Family(
     },
 )
 
-# By `architecture` of the engine's pretrained_config or of the Hugging Face configuration.
+# Keyed by `architecture` of the engine's pretrained_config or of the Hugging Face configuration.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,
@@ -136,7 +136,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family(base: BaseModel) -> Family:
-    """The family of a base model. Raises `UnsupportedEngine` naming the known ones."""
+    """Return the family of a base model. Raises `UnsupportedEngine`, which names the known ones."""
     # Mixtral engines are built with TensorRT-LLM's Llama class.
     if base.num_experts and base.architecture in ("LlamaForCausalLM", "LLaMAForCausalLM"):
         return MIXTRAL
@@ -149,9 +149,9 @@ def family(base: BaseModel) -> Family:
 
 
 def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
-    """(in, out) of a LoRA module as the TensorRT-LLM runtime counts them, unsplit.
+    """Return (in, out) of a LoRA module as the TensorRT-LLM runtime counts them, unsplit.
 
-    A row with rank r holds r * (in + out) values.
+    A row with rank r has r * (in + out) values.
     """
     hidden, mlp, experts = base.hidden_size, base.intermediate_size, base.num_experts
     q = base.num_attention_heads * base.head_size
@@ -179,5 +179,5 @@ def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
 
 
 def splits_input(module: str) -> bool:
-    """Whether tensor parallelism splits A along `in` (else B along `out`)."""
+    """Return True if tensor parallelism splits A along `in`; else it splits B along `out`."""
     return module in ("attn_dense", "mlp_4h_to_h", "moe_4h_to_h")

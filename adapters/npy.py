@@ -1,8 +1,8 @@
-"""The files of TensorRT-LLM's hf_lora_convert.py: ``model.lora_weights.npy`` and
-``model.lora_config.npy`` (older: ``model.lora_keys.npy``).
+"""Reader and writer of the files of TensorRT-LLM's hf_lora_convert.py.
 
-They hold no shapes of the base model, so an import checks what can be checked: that the longest
-row has the width that this base model gives it, and that only zeros follow the shorter ones.
+The files are ``model.lora_weights.npy`` and ``model.lora_config.npy`` (older:
+``model.lora_keys.npy``). They contain no shapes of the base model, so an import checks that the
+longest row has this base model's width, and that only zeros follow the shorter ones.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from adapters.peft import MAX_ADAPTER_BYTES, resolve_file
 from adapters.plan import LoraRow, RowPiece, check_runtime, complete
 from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
-# numpy has no bfloat16; the converter's files hold it as 2-byte void.
+# numpy has no bfloat16; the converter's files use 2-byte void for it.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))
-# The converter's headers have 118 bytes; evaluating hostile ones takes milliseconds up to here.
+# The converter's headers have 118 bytes. Below this limit a hostile header takes milliseconds.
 _MAX_HEADER = 10_000
 _NPY: Any = _format  # its functions have no types
 _HEADERS: Mapping[tuple[int, int], Any] = {
@@ -57,11 +57,11 @@ def read(
     within: Path | None = None,
     max_bytes: int = MAX_ADAPTER_BYTES,
 ) -> Converted:
-    """The adapter in `folder`, in the base model's data type (float32 files are rounded).
+    """Return the adapter in `folder`, in the base model's data type (float32 files are rounded).
 
-    Rows come out in the order of `adapters.plan`; B must hold the scaling already, as the
-    converter leaves it, and fused layers be laid out for the base model's `tp_size`, which nothing
-    in the files tells. Arguments and errors as in `adapters.peft.read`.
+    Rows are in the order of `adapters.plan`. B must contain the scaling already, as the converter
+    writes it. Fused layers must be laid out for the base model's `tp_size`, which cannot be
+    verified from the files. Arguments and errors as in `adapters.peft.read`.
     """
     name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
     config = _config(_open(folder, name, within, max_bytes), name)
@@ -88,7 +88,7 @@ def read(
 
 
 def write(converted: Converted, folder: Path) -> None:
-    """Write both files, as the converter would (bfloat16 as 2-byte void)."""
+    """Write both files as the converter does (bfloat16 as 2-byte void)."""
     shape = (1, converted.rows, converted.width)
     storage: Any = "<f2" if converted.dtype == "float16" else _BFLOAT16
     np.save(folder / WEIGHTS, np.frombuffer(converted.weights, storage).reshape(shape))
@@ -108,16 +108,19 @@ def _open(folder: Path, name: str, within: Path | None, limit: int) -> npt.NDArr
 
 
 def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
-    """The array of an .npy file (format 1.0 and 2.0), over `raw` itself; never a pickle."""
-    # numpy copies and decodes as much as the header says it is long, before it looks at its own
-    # limit: so it gets no more than that.
+    """Return the array of an .npy file (format 1.0 and 2.0), as a view of `raw`. Pickles are
+    refused.
+    """
+    # numpy copies and decodes the length that the header states before it checks its own limit, so
+    # it is given at most this many bytes.
     if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
         raise CorruptFile(name, "header", kind.name, ".npy", says=kind.words)
     file = io.BytesIO(raw[:_MAX_HEADER])
     try:
         read_header = _HEADERS[_NPY.read_magic(file)]
         shape, fortran_order, dtype = read_header(file, max_header_size=_MAX_HEADER)
-    except Exception as error:  # whatever Python's parser and numpy's dtypes make of any text
+    # Python's parser and numpy's dtypes raise anything for hostile text.
+    except Exception as error:
         raise CorruptFile(name, "header", raw[:80], "that of an .npy file, 1.0 or 2.0") from error
     if dtype not in _DTYPES:
         raise UnsupportedFeature(name, "dtype", str(dtype), ", ".join(map(str, _DTYPES)))
@@ -133,7 +136,10 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
 
 
 def _config(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """[rows, 3]. Newer TensorRT-LLM adds a column that marks DoRA; it may only say no."""
+    """Check the configuration and return it as int32 [rows, 3].
+
+    Newer TensorRT-LLM appends a column that marks DoRA; only 0 is accepted in it.
+    """
     if array.dtype != np.int32:
         raise UnsupportedFeature(name, "dtype", str(array.dtype), "int32")
     if array.ndim != 3 or array.shape[0] != 1 or array.shape[2] not in (3, 4):

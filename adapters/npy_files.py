@@ -1,5 +1,6 @@
-"""What TensorRT-LLM's hf_lora_convert.py calls an adapter's files. `adapters.npy` reads them, with
-numpy; whoever only looks for them does without.
+"""File names that TensorRT-LLM's hf_lora_convert.py uses.
+
+Separate from `adapters.npy`, which imports numpy: checking whether the files exist needs none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The keys of `rank_pattern` and `alpha_pattern`: which modules of an adapter one means.
+"""Keys of `rank_pattern` and `alpha_pattern`, which select modules of an adapter.
 
-PEFT takes a key as a regular expression for the end of a module's path (`get_pattern_key`). An
-adapter's author is a stranger, and Python's own matcher can be made to run for ever, so keys are
-matched by Rust's `regex`, which pydantic brings along: its time grows with the text and with the
-expression, whatever is in them. The two agree on everything that `_LANGUAGE` lets through; the rest
-(look-around, back-references, flags) is refused.
+PEFT treats a key as a regular expression for the end of a module's path (`get_pattern_key`). The
+adapter's author is not trusted, and a pattern can make Python's matcher run without end. So keys
+are matched by Rust's `regex`, which pydantic includes: its time is bounded by the lengths of text
+and expression. The two engines agree on everything that `_LANGUAGE` accepts; the rest (look-around,
+back-references, flags) is refused.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ MAX_PATTERN = 256
 
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
-# No two alternatives begin alike, and no token begins with a repeat: matching it is linear.
+# Linear time: no two alternatives start alike, and no token starts with a repeat.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "
     "[a-z0-9], and * + ? {n,m}, the last with numbers below 100 and not behind a group"
 )
-# Paths of modules are ASCII; Rust's own \d and \w are large tables of Unicode.
+# Module paths are ASCII; Rust's own \d and \w are large Unicode tables.
 _ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 
 
 class NotAllowed(ValueError):
-    """A key that may be an expression, but not one of `ALLOWED`."""
+    """A key that may be a valid expression, but is not of the form `ALLOWED`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePattern:
-    """One key. `matches` is what PEFT's ``re.match(rf"(.*\\.)?({key})$", path)`` says."""
+    """A compiled key.
+
+    `matches` returns the result of PEFT's ``re.match(rf"(.*\\.)?({key})$", path)``.
+    """
 
     key: str
     _validator: SchemaValidator
 
     @classmethod
     def compile(cls, key: str) -> ModulePattern:
-        """Raises `NotAllowed`, and ValueError for what is no regular expression."""
+        """Compile a key. Raises `NotAllowed`, and ValueError for an invalid regular expression."""
         if len(key) > MAX_PATTERN or not _LANGUAGE.fullmatch(key):
             raise NotAllowed(f"not of the allowed form: {ALLOWED}")
         expression = rf"(.*\.)?({key})$"
         try:
-            re.compile(expression)  # what PEFT could not have used either
+            re.compile(expression)  # also refuses what PEFT's own matcher would refuse
             rust = re.sub(r"\\.", lambda found: _ASCII.get(found[0], found[0]), expression)
             schema = core_schema.str_schema(pattern=f"^(?:{rust})", regex_engine="rust-regex")
             return cls(key, SchemaValidator(schema))

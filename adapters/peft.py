@@ -1,7 +1,7 @@
-"""Read an adapter in PEFT form: ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""Reader of adapters in PEFT form: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-Checked here: everything that the files say by themselves. Whether the adapter fits a base model
-is `adapters.convert`'s business. Field meanings: `LoraConfig` of PEFT 0.21.
+Checks everything that the files show by themselves; `adapters.convert` checks whether the adapter
+fits a base model. Field meanings: `LoraConfig` of PEFT 0.21.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_RANK = 2**31 - 1
-"""It goes to the engine as an int32; of a larger one alpha / r may be no float at all."""
+"""The engine takes the rank as an int32. With a larger one alpha / r may not be a finite float."""
 
 # fmt: off
 _READ_BELOW = frozenset({
     "alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha",
     "peft_type", "r", "rank_pattern", "swift_type", "target_modules", "task_type", "use_rslora",
 })
-# How it was trained: without effect on what was saved.
+# Training settings without effect on the saved weights.
 _TRAINING = frozenset({
     "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
     "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config",
-    # Of ms-swift: optimizer, data type while training, which parts of a merged layer were trained.
+    # ms-swift: optimizer, data type in training, trained parts of a merged layer.
     "enable_lora", "lora_dtype", "lorap_emb_lr", "lorap_lr_ratio",
 })
 # fmt: on
@@ -65,8 +65,8 @@ _REFUSED = {
     "use_merged_linear": "ms-swift saves merged layers in a form of its own",
     "use_qa_lora": "ms-swift's QA-LoRA pools the input in front of A",
 }
-# These subtract something from the base weights when the adapter is created; what is left fits
-# that changed base only. PEFT writes `true` here when it saved a plain LoRA instead.
+# These subtract something from the base weights when the adapter is created, so the adapter fits
+# the changed base only. PEFT writes `true` here if it saved a plain LoRA instead.
 _PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
 _EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
 _MAX_PATTERNS = 4096
@@ -78,10 +78,12 @@ _Number = TypeVar("_Number", int, float)
 def read(
     folder: Path, *, within: Path | None = None, max_bytes: int = MAX_ADAPTER_BYTES
 ) -> Adapter:
-    """Read and check the two files in `folder`; the weights' values are not read yet.
+    """Read and validate the two files in `folder`; the weights' values are not read yet.
 
-    `within`: every file must really lie inside this folder, symbolic links followed.
-    `max_bytes`: limit of the weights file. Raises subclasses of `AdapterError`.
+    Args:
+        within: every file must really lie inside this folder, symbolic links followed.
+        max_bytes: limit of the weights file.
+    Raises subclasses of `AdapterError`.
     """
     config = _read_config(folder, within)
     settings = _settings(config)
@@ -102,7 +104,7 @@ def read(
 
 
 def _no_weights_error(folder: Path) -> AdapterError:
-    """The error for a folder that lacks the weights: what it has in their place."""
+    """Return the error for a folder without weights; it names the files found in their place."""
     if (folder / PICKLE).exists():
         kind = kind_of_file(folder / PICKLE) or PICKLED
         says = f"{kind.words}; {WEIGHTS} is what is read"
@@ -116,24 +118,26 @@ def _no_weights_error(folder: Path) -> AdapterError:
 
 
 def _missing_file_error(name: str) -> MissingFile:
-    """The file that is not there. The folder is left out: it may be one of this process' own."""
+    """Return the error for a missing file. It omits the folder, which may be internal to the
+    gateway.
+    """
     says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
     return MissingFile(name, "file", "not there", name, says=says)
 
 
 def refuse_other_kind(name: str, head: bytes) -> None:
-    """Raise `CorruptFile` where a text file's first bytes are those of a file of another kind."""
+    """Raise `CorruptFile` if a text file's first bytes are those of a file of another kind."""
     if (kind := kind_of(head)) is not None:
         raise CorruptFile(name, "content", kind.name, name, says=kind.words)
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What changes when a file is replaced or written to."""
+    """Return a value that changes when the file is replaced or written to."""
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def resolve_file(folder: Path, name: str, within: Path | None) -> Path:
-    """``folder/name`` as a regular file, inside `within` after all links."""
+    """Return ``folder/name`` if it is a regular file inside `within` after resolving links."""
     path = folder / name
     try:
         real = path.resolve(strict=True)

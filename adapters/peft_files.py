@@ -1,13 +1,12 @@
-"""A converted adapter back in PEFT form, for engines that read adapters from their own disk.
+"""Conversion back to PEFT form, for engines that read adapters from their own disk.
 
-The files are a function of the converted tensors and the `tp_size` for which these lie as they do,
-so one digest names both forms, what was checked is what an engine reads, and versions from before
-there was this form have it too. The scale is in B already, rounded once; so the configuration says
-a scale of 1.
+The files are a pure function of the converted tensors and their `tp_size`. So one digest names both
+forms, the engine reads what was validated, and versions created before this form existed have it
+too. B already includes the scale, rounded once, so the configuration states a scale of 1.
 
-TensorRT-LLM's LLM API (`lora_manager.py`) reads `r`, `lora_alpha` and `use_rslora` alone, takes the
-scale of each module from its own rank, and knows neither `rank_pattern` nor `alpha_pattern`. So all
-modules get the largest rank, filled up with zeros, and `lora_alpha` is that rank.
+TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`, derives
+each module's scale from its own rank, and ignores `rank_pattern` and `alpha_pattern`. So all
+modules get the largest rank, padded with zeros, and `lora_alpha` is that rank.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Pair = tuple[Bits, Bits]
 
 @dataclass(frozen=True, slots=True)
 class PeftFiles:
-    """``adapter_config.json``, and ``adapter_model.safetensors`` piece by piece.
+    """``adapter_config.json``, and ``adapter_model.safetensors`` in pieces.
 
-    `modules` are those that its layers feed, by TensorRT-LLM's names.
+    `modules` are the TensorRT-LLM modules that the layers feed.
     """
 
     config: bytes
@@ -48,22 +47,26 @@ class PeftFiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both files."""
+        """Size of both files in bytes."""
         return len(self.config) + len(self.header) + sum(bits.nbytes for bits in self.tensors)
 
     def weights(self) -> Iterator[bytes | memoryview]:
-        """The content of the weights file; nothing is copied."""
+        """Return the content of the weights file, without copying."""
         yield self.header
         for bits in self.tensors:
             yield bits.reshape(-1).view(np.uint8).data
 
 
 def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
-    """The files for what was converted for `base`, or for an engine of it with another `tp_size`.
+    """Return the files for an adapter converted for `base`, or for an engine of it with another
+    `tp_size`.
 
-    Linear layers alone, fused ones too: raises `UnsupportedModule` for experts and for what no
-    linear layer of this architecture is, `ShapeMismatch` for tensors of another base model, and
-    `UnsupportedEngine` for an unknown architecture.
+    Supports linear layers only, fused ones included.
+
+    Raises:
+        UnsupportedModule: experts, and modules that are no linear layer of this architecture.
+        ShapeMismatch: tensors of another base model.
+        UnsupportedEngine: an unknown architecture.
     """
     pairs, modules = _build_pairs(converted, base)
     rank = max(a.shape[0] for a, _ in pairs.values())
@@ -87,7 +90,7 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
 
 
 def changes_nothing(converted: Converted, base: BaseModel) -> bool:
-    """Return True if A or B is zero in all rows, so that answers are the base model's.
+    """Return True if A or B is zero in all rows, so that the adapter has no effect.
 
     Raises `ShapeMismatch` for tensors of another base model.
     """
@@ -96,15 +99,17 @@ def changes_nothing(converted: Converted, base: BaseModel) -> bool:
 
 
 def _has_values(bits: Bits) -> bool:
-    return bool((bits & 0x7FFF).any())  # 0x8000 is a zero, too
+    return bool((bits & 0x7FFF).any())  # 0x8000 is negative zero
 
 
 def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
-    """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``; and which
-    modules they feed."""
+    """Return the pairs by linear layer, and the modules they feed.
+
+    Keys are paths such as ``model.layers.0.self_attn.q_proj``.
+    """
     rows = _read_rows(converted, base)
     layout = family(base)
-    # What was not converted has no part in how fused layers were taken apart.
+    # Modules that were not converted must not influence how fused layers were split.
     engine = replace(
         base,
         lora_target_modules=tuple({module for module, _ in rows}),
@@ -150,7 +155,7 @@ def _read_rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], P
 def _take_layer(
     rows: dict[tuple[str, int], Pair], layer: int, projection: Projection, engine: BaseModel
 ) -> Pair | None:
-    """Takes the rows of one linear layer out of `rows`; None where it has none."""
+    """Remove one linear layer's rows from `rows` and return them joined; None if it has none."""
     found = placements(projection, engine)
     row_keys = [(module, layer) for module, _ in found]
     if not row_keys or not all(place in rows for place in row_keys):
@@ -158,7 +163,7 @@ def _take_layer(
     pairs = [rows[place] for place in row_keys]
     a, b = pairs[0]
     if any(not np.array_equal(a, other) for other, _ in pairs[1:]):
-        return None  # no single layer was taken apart into these
+        return None  # these parts did not come from a single layer
     for place in row_keys:
         del rows[place]
     if projection.kind == "plain":
@@ -181,7 +186,7 @@ def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
 
 
 def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
-    """That of a safetensors file; filled up, so that the values begin at a multiple of 8 bytes."""
+    """Return a safetensors header, padded so that the values start at a multiple of 8 bytes."""
     entries: dict[str, Any] = {}
     start = 0
     for name, bits in tensors.items():

@@ -1,7 +1,7 @@
-"""Where every tensor of an adapter goes: the rows of `lora_config`, before any value is read.
+"""The layout of an adapter: the rows of `lora_config`, planned before any value is read.
 
-Row layout (TensorRT-LLM v0.17): A [rank, in] row-major, then B [out, rank] row-major, then zeros
-up to the longest row. One row per module and layer, ordered by layer, then module id.
+Row layout (TensorRT-LLM v0.17): A [rank, in] row-major, then B [out, rank] row-major, then zeros up
+to the longest row. One row per module and layer, ordered by layer, then module id.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from adapters.modules import Projection, module_sizes
 from adapters.patterns import ModulePattern
 from adapters.peft import CONFIG, WEIGHTS
 
-# A gRPC message cannot pass 2 GiB; the rest of the request needs some room too.
+# A gRPC message is limited to 2 GiB; 1 MiB is reserved for the rest of the request.
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _QKV = ("attn_q", "attn_k", "attn_v")
-# Every key of rank_pattern and alpha_pattern may be tried on every module: characters of the keys
-# times modules. 441 modules of a 63-layer model with a full path for each are 8 million.
+# Bounds the work: every key of rank_pattern and alpha_pattern may be tried on every module. Unit:
+# characters of the keys times modules. 441 modules of a 63-layer model with a full path each need 8
+# million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
@@ -52,7 +53,7 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class LoraRow:
-    """One row of the tensors. What no piece fills is zero; `length` is without the padding."""
+    """A row of the tensors. Values without a piece are zero; `length` excludes the padding."""
 
     module: str
     layer: int
@@ -76,7 +77,9 @@ class _Pair:
 
 
 def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
-    """All rows for this base model. Raises a subclass of `AdapterError` for what does not fit."""
+    """Return all rows for this base model. Raises a subclass of `AdapterError` if the adapter does
+    not fit.
+    """
     named = adapter.settings.base_model_name_or_path
     if named is not None and not base.is_called(named):
         raise BaseMismatch(CONFIG, "base_model_name_or_path", named, ", ".join(base.names))
@@ -90,7 +93,7 @@ def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
 
 
 def complete(rows: Iterable[LoraRow], base: BaseModel) -> list[LoraRow]:
-    """Add the zero rows that q, k and v need, put all in order, check the total size.
+    """Add the zero rows that q, k and v need, sort all rows, check the total size.
 
     The runtime takes attn_q, attn_k and attn_v of a layer together or not at all.
     """
@@ -132,9 +135,9 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
 
 
 def _scaling(settings: LoraSettings, path: str, spellings: Collection[str]) -> tuple[int, float]:
-    """Return rank and scale of a module, by the first pattern that fits one of its spellings.
+    """Return rank and scale of a module, from the first pattern that matches one of its spellings.
 
-    Raises `UnsupportedFeature` if other patterns with other values fit other spellings.
+    Raises `UnsupportedFeature` if other patterns with other values match other spellings.
     """
 
     def one(field: str, patterns: Patterns[Number], default: Number) -> Number:
@@ -190,7 +193,7 @@ def _check_shapes(adapter: Adapter, pair: _Pair, base: BaseModel) -> None:
 
 
 def _linear_sizes(pair: _Pair, base: BaseModel) -> tuple[int, int]:
-    """(in, out) of the Hugging Face linear layer."""
+    """Return (in, out) of the Hugging Face linear layer."""
     inputs, outputs = module_sizes(pair.projection.module, base)
     if pair.projection.kind == "expert":
         return inputs // base.num_experts, outputs // base.num_experts
@@ -224,9 +227,9 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[LoraRow]:
 
 
 def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slices]]:
-    """Which modules a linear layer's output feeds, and which rows of B each one takes.
+    """Return the modules that a linear layer's output feeds, with the rows of B for each.
 
-    Empty where the engine has no module for it. Raises what `check_runtime` raises.
+    Empty if the engine has no module for the layer. Raises the errors of `check_runtime`.
     """
     targets = base.lora_target_modules
     if projection.module in targets:
@@ -246,11 +249,11 @@ def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slice
 
 
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
-    """Rows of a fused B in the order in which the engine's fused weight holds them.
+    """Return the rows of a fused B in the order of the engine's fused weight.
 
     gate_up: TensorRT-LLM's fused weight is [up; gate], Hugging Face's is [gate; up]. Under tensor
     parallelism the runtime gives each rank one contiguous share of B, so every rank's parts are
-    put side by side (as `interleave_fused_lora_weights_for_tp` of lora_manager.py does).
+    adjacent (as in `interleave_fused_lora_weights_for_tp` of lora_manager.py).
     """
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -271,7 +274,7 @@ def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
 
 
 def check_runtime(module: str, base: BaseModel) -> None:
-    """Refuse what the C++ runtime is known to read at wrong offsets."""
+    """Refuse modules that the C++ runtime is known to read at wrong offsets."""
     attention = base.num_attention_heads * base.head_size
     if module == "attn_dense" and attention != base.hidden_size:
         raise UnsupportedModule(
@@ -291,7 +294,10 @@ def check_runtime(module: str, base: BaseModel) -> None:
 
 
 def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
-    """[experts, rank, in] flattened, then [experts, out, rank]; an absent expert stays zero."""
+    """Return the row of one expert.
+
+    Layout: [experts, rank, in] flattened, then [experts, out, rank]. An absent expert stays zero.
+    """
     module = pair.projection.module
     if module not in base.lora_target_modules:
         targets = ", ".join(base.lora_target_modules)
@@ -313,7 +319,9 @@ def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
 
 
 def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
-    """Experts of one layer and module share a row, and therefore a rank."""
+    """Merge an expert's row with those before it: experts of one layer and module share row and
+    rank.
+    """
     if known is None:
         return row
     if pair.expert is None:

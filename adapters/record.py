@@ -1,15 +1,15 @@
-"""What is known of one adapter name: its versions and the one now served. Frozen.
+"""The record of one adapter name: its versions and the one served now. Immutable.
 
-Records are kept in several places at once (each gateway's disk, Redis), and any of them may have
-missed a change. `merge` joins two copies; it is commutative, associative and idempotent, so all
-places agree once they have seen each other, in whatever order:
+Copies of a record exist on each gateway's disk and in Redis, and any copy may have missed a change.
+`merge` joins two copies; it is commutative, associative and idempotent, so all copies converge in
+whatever order they are merged:
 
-- A removal is final in its `life`; adding the name again starts the next life, which wins. An old
-  copy can therefore never bring a removed adapter back.
+- A removal is final in its `life`. Adding the name again starts the next life, which wins, so an
+  old copy can never restore a removed adapter.
 - Within a life versions are only ever added, so the union of both copies loses nothing.
-- The version served is the one of the later change (`revision`, then `updated`), and so is what was
-  served before it.
-- So is the content that was declared last, by the `revision` with which it was.
+- The served version, and the history of served versions, come from the later change (`revision`,
+  then `updated`).
+- The content declared last comes from the copy with the higher `revision` of that declaration.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
 DECLARED = "configuration"
-"""Who adds what the configuration file declares."""
+"""`added_by` of versions that the configuration file declares."""
 SETTINGS = "GATEWAY_ADAPTERS"
-"""Who adds what that setting names."""
+"""`added_by` of versions that this setting names."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SELECTED = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is a whole content digest, and so safe as part of a path and of a key."""
+    """Return True if `text` is a full content digest, which is safe in a path or a key."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
-    """`name`, or ``tenant/name``. Raises `InvalidName`."""
+    """Return `name`, or ``tenant/name``, if valid. Raises `InvalidName`."""
     segments = name.split("/")
     if (
         len(segments) > 2
@@ -53,17 +53,19 @@ def check_name(name: str) -> str:
 
 
 def selector(name: str, digest: str) -> str:
-    """``NAME@DIGEST``: a version's own name as a model, which no rollback moves."""
+    """Return ``NAME@DIGEST``: the model name of one version, unaffected by rollbacks."""
     return f"{name}@{digest[:SHORT_DIGEST]}"
 
 
 def selected_name(model: str) -> str:
-    """The name in ``NAME`` or ``NAME@DIGEST``, whatever the digest is."""
+    """Return the name in ``NAME`` or ``NAME@DIGEST``, without validating the digest."""
     return model.partition("@")[0]
 
 
 def split_selector(model: str) -> tuple[str, str | None]:
-    """``NAME`` or ``NAME@DIGEST`` as (name, digest or None); a digest has 12 to 64 hex digits."""
+    """Split ``NAME`` or ``NAME@DIGEST`` into (name, digest or None); a digest has 12 to 64 hex
+    digits.
+    """
     name, at, digest = model.partition("@")
     if at and not _SELECTED.fullmatch(digest):
         allowed = f"NAME@ and {SHORT_DIGEST} to 64 lower-case hex digits"
@@ -73,15 +75,14 @@ def split_selector(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One immutable content of an adapter. `created` is in seconds since 1970.
+    """An immutable content of an adapter. `created` is in seconds since 1970.
 
-    `nbytes` is the size of the weights as sent; `source` says where it came from, in words or as a
-    URL without what is secret, `added_by` who added it: an admin by the beginning of the key's
-    hash, `DECLARED` or `SETTINGS`; None in what is from before, or an older gateway wrote.
-    `task_id` is what engines know it by, 1 to 2**63 - 1. `weights` is the content digest of the
-    tensors, by which stores keep them; `digest` is the same, but of the `chat_template` as well
-    where there is one. `tp_size` is as in `Converted`, None as well where a gateway wrote it that
-    did not know of it.
+    `nbytes` is the size of the weights as sent. `source` describes the origin, as text or as a URL
+    without secrets. `added_by` is an admin (the start of the key's hash), `DECLARED` or `SETTINGS`;
+    None in records of older gateways. `task_id` identifies the content to engines, 1 to 2**63 - 1.
+    `weights` is the content digest of the tensors, the key in stores; `digest` also covers the
+    `chat_template` if there is one. `tp_size` is as in `Converted`, and None too if an older
+    gateway wrote the record.
     """
 
     digest: str
@@ -130,12 +131,12 @@ class Version:
 
     @property
     def rank(self) -> int:
-        """The largest rank of any module."""
+        """Largest rank of any module."""
         return max(rows.rank for rows in self.modules)
 
 
 class DeclaredContent(NamedTuple):
-    """What the configuration file's source of a name held, and the revision that took it over."""
+    """Content of a name's source in the configuration file, and the revision that applied it."""
 
     revision: int
     digest: str
@@ -143,13 +144,13 @@ class DeclaredContent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One name. `versions` is sorted by `created`; a removed record has none.
+    """The record of a name. `versions` is sorted by `created`; a removed record has none.
 
-    `served` is the digest of the version that the bare name stands for, "" when removed.
-    `revision` counts the changes of the name, over all its lives. `declared` is None as well where
-    gateways that do not know of it have written all copies. `before` has digests of what was served
-    before, each once and the last one last; None where a gateway that does not know of it made the
-    last change, and when removed.
+    `served` is the digest of the version that the bare name selects, "" when removed. `revision`
+    counts the changes of the name, over all its lives. `declared` is None too if gateways that do
+    not know the field wrote all copies. `before` has the digests served earlier, each once, the
+    latest last; None when removed, or when a gateway that does not know the field made the last
+    change.
     """
 
     name: str
@@ -167,34 +168,37 @@ class Record:
 
     @property
     def version(self) -> Version:
-        """The version now served. Raises `UnknownVersion` when the record is removed."""
+        """The version served now. Raises `UnknownVersion` when the record is removed."""
         return self.find(self.served)
 
     @property
     def earlier(self) -> tuple[str, ...]:
-        """What a rollback goes back to, the last one first to be served again.
+        """Digests that a rollback can return to, the next target last.
 
-        Where it is not known what was served before, it is what was added before.
+        Without a history of served versions, the versions added earlier.
         """
         if self.before is not None:
             return self.before
         return tuple(v.digest for v in self.versions[: self.versions.index(self.version)])
 
     def with_served(self, digest: str, now: float) -> Record:
-        """After a change of this name that serves this version of it."""
+        """Return the record after a change that serves this version."""
         before = tuple(each for each in (*self.earlier, self.served) if each != digest)
         revision = self.revision + 1
         return replace(self, revision=revision, updated=now, served=digest, before=before)
 
     def with_rollback(self, digest: str, now: float) -> Record:
-        """The same, but what was served after this version is not gone back to any more."""
+        """Return the record after a rollback to this version.
+
+        Versions served after this one are no longer rollback targets.
+        """
         changed, earlier = self.with_served(digest, now), self.earlier
         if digest not in earlier:
             return changed
         return replace(changed, before=earlier[: earlier.index(digest)])
 
     def find(self, digest: str) -> Version:
-        """The version whose digest starts so. Raises `UnknownVersion`."""
+        """Return the version whose digest starts with `digest`. Raises `UnknownVersion`."""
         found = [version for version in self.versions if version.digest.startswith(digest)]
         if len(found) != 1 or not digest:
             known = ", ".join(version.short_digest for version in self.versions)
@@ -203,18 +207,17 @@ class Record:
 
 
 def draw_task_id() -> int:
-    """A `lora_task_id` for new content, 1 to 2**63 - 1.
+    """Draw a random `lora_task_id` for new content, 1 to 2**63 - 1.
 
-    An engine ignores new weights under an id that it holds, and nobody knows for how long it holds
-    one: until it needs the room or restarts. So no id is given twice. It is drawn and not computed
-    from the content: the first 63 bits of a digest are few enough to search for two contents that
-    share them, and to have the one served under the other's name.
+    An engine ignores new weights under an id that it holds, and evicts ids at unknown times. So no
+    id is used twice. Ids are random rather than computed from the content: at 63 bits an attacker
+    could find two contents with equal digests and have one served under the other's name.
     """
     return secrets.randbelow(2**63 - 1) + 1
 
 
 def merge(one: Record, other: Record) -> Record:
-    """The record that knows what both know; see the rule at the top of this file."""
+    """Return the record that combines both copies; see the rules at the top of this file."""
     if one.life != other.life:
         return one if one.life > other.life else other
     latest = max(one, other, key=_change)
@@ -231,14 +234,14 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # Of two copies of one change that which knows what was served before wins.
+    # Of two copies of one change, the copy that has the history of served versions wins.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
-    # A gateway that knows no templates writes versions without: the copies that have one win. So do
-    # those that say who added them, and for which tp_size.
+    # A gateway that does not know templates writes versions without them, so copies that have a
+    # template win. The same applies to `added_by` and `tp_size`.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
     return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

@@ -1,4 +1,4 @@
-"""Records as JSON, as they lie on disk and in Redis. What is read may be anybody's writing."""
+"""Records as JSON, on disk and in Redis. The input is not trusted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
 from adapters.errors import InvalidName
 from adapters.record import DeclaredContent, Record, Version, check_name, is_digest
 
-_MAX_COUNT = 2**53  # what every reader of JSON takes for a whole number
+_MAX_COUNT = 2**53  # 2**53: the largest integer that every JSON reader represents exactly
 _MAX_TASK_ID = 2**63 - 1
 _MAX_TEXT = 4096
 
@@ -57,7 +57,7 @@ def _template_as_json(version: Version) -> dict[str, Any]:
 
 
 def from_json(value: object) -> Record:
-    """The record. Raises ValueError, saying which field is wrong."""
+    """Parse a record. Raises ValueError, which names the wrong field."""
     fields = _parse_object("record", value)
     name = _parse_text("name", fields.get("name"))
     try:
@@ -127,7 +127,7 @@ def _parse_version(value: object) -> Version:
         nbytes=_parse_int("nbytes", fields.get("nbytes"), 1, _MAX_COUNT),
         modules=modules,
         source=_parse_text("source", fields.get("source")),
-        # Before ids were drawn they were those of the content.
+        # Versions written before ids were random use the id computed from the content.
         task_id=_parse_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
         chat_template=template,
         added_by=_parse_text("added_by", fields["added_by"]) if "added_by" in fields else None,
@@ -142,7 +142,7 @@ def _parse_template(version: dict[str, object]) -> ChatTemplate:
     source, eos_token = fields.get("source"), fields.get("eos_token")
     if not isinstance(source, str) or len(source) > MAX_CHARACTERS:
         raise ValueError(f"chat_template: not a text of up to {MAX_CHARACTERS} characters")
-    # Versions and adapters often share one: it is in memory once.
+    # Versions and adapters often share one template: interned, it is in memory once.
     return ChatTemplate(
         sys.intern(source), None if eos_token is None else _parse_text("eos_token", eos_token)
     )
@@ -161,7 +161,7 @@ def _parse_module(value: object) -> ModuleRows:
 
 
 def _parse_task_id(value: object) -> int:
-    # Text, as 63 bits are more than some readers of JSON can hold in a number.
+    # Written as text: some JSON readers cannot represent 63 bits in a number.
     if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
         raise ValueError("task_id: not digits")
     return _parse_int("task_id", int(value[:20]), 1, _MAX_TASK_ID)
@@ -192,7 +192,8 @@ def _parse_int(field: str, value: object, least: int, most: int) -> int:
 
 
 def _parse_time(field: str, value: object) -> float:
-    # `type`, as True is an int. This comparison, as it takes NaN and whole numbers of any size.
+    # `type`, because True is an int. This comparison also refuses NaN and accepts integers of any
+    # size.
     if type(value) not in (int, float) or not abs(cast(float, value)) < _MAX_COUNT:
         raise ValueError(f"{field}: not a time in seconds")
     return cast(float, value)

@@ -1,8 +1,8 @@
-"""Adapter names and what they stand for, and the protocol of the store that keeps them.
+"""Adapter names and their versions, and the protocol of the store behind them.
 
-`Snapshot` is what requests read: immutable, replaced as a whole when anything changes.
-`Registry` makes the changes; each is one atomic change of one record in the store, so that
-concurrent changes by other processes are never lost.
+`Snapshot` is what requests read: immutable, replaced as one object when anything changes.
+`Registry` makes the changes. Each is one atomic change of one record in the store, so concurrent
+changes by other processes are never lost.
 """
 
 from __future__ import annotations
@@ -32,29 +32,33 @@ _LATER_S = 0.001
 
 
 class Store(Protocol):
-    """Keeps converted adapters by digest and records by name. Raises `StoreError` subclasses."""
+    """Storage of converted adapters by digest and of records by name. Raises `StoreError`
+    subclasses.
+    """
 
     async def get(self, digest: str) -> Converted:
-        """The tensors, verified. Raises `VersionUnavailable` or `StoreUnavailable`."""
+        """Return the tensors, verified. Raises `VersionUnavailable` or `StoreUnavailable`."""
 
     async def put(self, converted: Converted) -> None:
-        """Keep the tensors durably. Putting what is there already changes nothing."""
+        """Store the tensors durably. Storing an existing digest changes nothing."""
 
     async def records(self) -> Mapping[str, Record]:
-        """All records, removed ones included, at least as new as what `change` returned here."""
+        """Return all records, removed ones included, at least as new as the last result of `change`
+        here.
+        """
 
     async def change(self, name: str, change: Change) -> Record:
         """Replace a record by ``change(record)`` atomically.
 
-        `change` may be called again when another process was faster; what it raises is passed
-        on, and nothing is written then. Returning the record unchanged writes nothing. Nor has
-        anything changed anywhere when this raises, but for `ChangeUnknown`.
+        `change` may be called again when another process was faster. Its exceptions are passed on,
+        and then nothing is written. Returning the record unchanged writes nothing. Nothing has
+        changed anywhere when this raises, except for `ChangeUnknown`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All adapters at one moment."""
+    """The adapters at one moment."""
 
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -64,7 +68,7 @@ class Snapshot:
         return cls(MappingProxyType(live))
 
     def resolve(self, model: str) -> Version:
-        """The version that ``NAME`` or ``NAME@DIGEST12`` selects.
+        """Return the version that ``NAME`` or ``NAME@DIGEST12`` selects.
 
         Raises `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
         """
@@ -80,8 +84,9 @@ class Snapshot:
 
 
 class Registry:
-    """Changes names. `snapshot` is current after each change made here; for the changes of other
-    processes the store's owner passes all records to `refresh`.
+    """Changes of adapter names. `snapshot` is current after each change made here.
+
+    For changes made by other processes, the store's owner passes all records to `refresh`.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -90,7 +95,7 @@ class Registry:
         self.snapshot = Snapshot()
 
     def refresh(self, records: Mapping[str, Record]) -> None:
-        """Take over all records, as the store gave them."""
+        """Replace the snapshot by all records of the store."""
         self.snapshot = Snapshot.of(records.values())
 
     async def load(self) -> None:
@@ -109,8 +114,8 @@ class Registry:
     ) -> Record:
         """Make this content the served version of `name`, as a new version if it is new.
 
-        With `declared`, content that the name has is served only where it was declared as other
-        content last, by whichever process, so that a rollback holds until the source changes.
+        With `declared`, existing content is served only if the content declared last, by any
+        process, was different. So a rollback holds until the declared source changes.
         """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
@@ -143,7 +148,7 @@ class Registry:
             if record.served == version.digest:
                 return record
             if not known:
-                # Versions are in the order of their times, whosever clock is behind.
+                # Versions are sorted by time, even if this machine's clock is behind.
                 created = max(now, record.versions[-1].created + _LATER_S)
                 added = replace(version, created=created)
                 record = replace(record, versions=(*record.versions, added))
@@ -159,7 +164,7 @@ class Registry:
     async def rollback(self, name: str, digest: str | None = None) -> Record:
         """Serve an older version: the given one, or the one that was served before this one.
 
-        What was served after that is not gone back to, until it is served again.
+        Versions served after it are no rollback targets until they are served again.
         """
         now = self._clock()
 
@@ -171,7 +176,7 @@ class Registry:
         return await self._change(name, rollback)
 
     async def remove(self, name: str) -> Record:
-        """Forget the name and its versions. Requests that have a version already go on."""
+        """Forget the name and its versions. Requests that already have a version continue."""
         now = self._clock()
 
         def remove(record: Record | None) -> Record:
@@ -192,7 +197,9 @@ class Registry:
         return record
 
     def _task_id(self, weights: str) -> int:
-        """That of these weights in another version: engines hold them once. Else a new one."""
+        """Return the id of these weights in another version, so that engines hold them once; else a
+        new id.
+        """
         for record in self.snapshot.records.values():
             for version in record.versions:
                 if version.weights == weights:
@@ -207,14 +214,14 @@ def _require_live(name: str, record: Record | None) -> Record:
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
-    """Raises `UnknownAdapter` and `UnknownVersion` where the content is still to be added."""
+    """Declare existing content; raise `UnknownAdapter` or `UnknownVersion` if it is missing."""
     known = _require_live(name, record)
     known.find(digest)
     _check_base(name, base, known)
     last = known.declared
     if last is not None and last.digest == digest:
         return known
-    # Who changed what is served before anybody kept what was declared is not known.
+    # Without an earlier declaration it is unknown who chose the served version, so it stays.
     served = known.served if last is None else digest
     changed = known.with_served(served, now)
     return replace(changed, declared=DeclaredContent(changed.revision, digest))

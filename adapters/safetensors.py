@@ -1,7 +1,7 @@
-"""The header of a safetensors file, checked before anything in it is believed.
+"""Reader of a safetensors file's header, validated before any of it is used.
 
-Format (huggingface/safetensors): u64 little-endian header length, a JSON object of
-name -> {dtype, shape, data_offsets}, then the data without holes. numpy is not needed here.
+Format (huggingface/safetensors): u64 little-endian header length, a JSON object of name -> {dtype,
+shape, data_offsets}, then the data without holes. Needs no numpy.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from adapters.errors import CorruptFile, UnsupportedFeature
 from adapters.file_kinds import HEAD_BYTES, kind_of
 
 _MAX_HEADER = 16 * 1024 * 1024
-# Brackets, commas and quotes: 100,000 tensors have these. Without a limit, a header of 16 MiB
-# becomes half a gigabyte of empty objects.
+# Counts brackets, commas and quotes: 100,000 tensors have this many. Without a limit, a header of
+# 16 MiB could become half a gigabyte of empty objects.
 _MAX_PARTS = 2_500_000
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**63
-"""Beyond any file; reading and multiplying numbers without limit would take minutes."""
+"""More than any file has. Parsing and multiplying numbers without a limit could take minutes."""
 _MAX_DIGITS = 20
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
-    """Every tensor of the file; `size` is the file's size in bytes, `name` is for messages.
+    """Return every tensor of the file.
 
-    Raises `CorruptFile` when lengths, offsets or shapes contradict each other or the file, and
-    `UnsupportedFeature` for a data type other than F32, F16 and BF16.
+    `size` is the file's size in bytes, `name` is for messages. Raises `CorruptFile` when lengths,
+    offsets or shapes contradict each other or the file, and `UnsupportedFeature` for a data type
+    other than F32, F16 and BF16.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -58,7 +59,7 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
 
 
 def _describe_bad_head(head: bytes, size: int) -> str:
-    """Return what is wrong with a file that does not begin as safetensors does."""
+    """Return the problem of a file that does not start as safetensors does."""
     if not head:
         return "is empty; save or download it again"
     if (kind := kind_of(head)) is not None:

@@ -1,9 +1,9 @@
-"""How many adapters fit TensorRT-LLM's LoRA caches, and which settings to use.
+"""Capacity of TensorRT-LLM's LoRA caches in adapters, and recommended settings.
 
 The arithmetic is that of `PeftCacheManager::getPageManagerConfig` and
 `LoraCache::determineNumPages` (cpp/tensorrt_llm, v0.17): a cache is a number of pages of
-`slots_per_page` slots of `page_width` values; an adapter takes whole pages, its rows are laid
-into them in order, and no row crosses a page.
+`slots_per_page` slots of `page_width` values. An adapter takes entire pages, its rows are laid into
+them in order, and no row crosses a page.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class CacheSettings:
     """Parameters of the `tensorrt_llm` model.
 
     host_bytes: lora_cache_host_memory_bytes. gpu_bytes: lora_cache_gpu_memory_fraction times the
-    memory that is free after engine and KV cache, in bytes; None when it is not known.
-    The two sizes are ranks: lora_cache_optimal_adapter_size and lora_cache_max_adapter_size.
+    memory that is free after engine and KV cache, in bytes; None when unknown. The two sizes are
+    ranks: lora_cache_optimal_adapter_size and lora_cache_max_adapter_size.
     """
 
     host_bytes: int = DEFAULT_HOST_BYTES
@@ -38,11 +38,11 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """What a set of adapters needs of caches with these settings. Pages are per GPU.
+    """Cache pages that a set of adapters needs with these settings, per GPU.
 
     `host_min_bytes`: below it TensorRT-LLM refuses to start ("Not enough space allocated to host
-    LoRA cache"). `host_adapters`, `gpu_adapters`: how many adapters as large as the largest of
-    the set fit at once.
+    LoRA cache"). `host_adapters`, `gpu_adapters`: how many adapters as large as the largest of the
+    set fit at once.
     """
 
     page_bytes: int
@@ -70,14 +70,14 @@ class CacheFit:
 
     @property
     def bytes_needed(self) -> int:
-        """Smallest cache that holds the whole set with this page size."""
+        """Smallest cache that holds the complete set with this page size."""
         return max(self.pages_needed * self.page_bytes, self.host_min_bytes)
 
 
 def cache_fit(
     base: BaseModel, adapters: Sequence[Sequence[ModuleRows]], settings: CacheSettings
 ) -> CacheFit:
-    """How `adapters` (the `modules` of each) fit the caches of an engine with these settings."""
+    """Compute how `adapters` (the `modules` of each) fit the caches of an engine."""
     pages = _Pages.of(base, settings)
     alike = Counter(tuple(adapter) for adapter in adapters)
     needed = {adapter: pages.count(base, adapter) for adapter in alike}
@@ -92,10 +92,10 @@ def cache_fit(
 
 
 def recommend(base: BaseModel, adapters: Sequence[Sequence[ModuleRows]]) -> CacheSettings:
-    """Settings with which the set fits in the least host memory.
+    """Return the settings with which the set fits in the least host memory.
 
-    `max_adapter_size` is the largest rank of the set; `optimal_adapter_size` is the one, of all
-    ranks up to it, whose pages waste least.
+    `max_adapter_size` is the largest rank of the set. `optimal_adapter_size` is the rank up to that
+    whose pages waste least.
     """
     largest = max((rows.rank for adapter in adapters for rows in adapter), default=1)
     best: CacheSettings | None = None
@@ -134,7 +134,7 @@ class _Pages:
         return _ceil_div(size // (self.width * ITEM_BYTES), self.slots)
 
     def count(self, base: BaseModel, adapter: Iterable[ModuleRows]) -> int:
-        """Pages of one adapter on the pipeline stage that needs most."""
+        """Return the pages of one adapter on the pipeline stage that needs most."""
         layers = base.num_hidden_layers // base.pp_size
         rows = sorted(
             (layer, MODULE_IDS[group.module], group.rank * _local_size(group.module, base))
@@ -157,7 +157,7 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """in + out of a module on one tensor parallel rank."""
+    """Return in + out of a module on one tensor parallel rank."""
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":
         return inputs + outputs

@@ -8,17 +8,17 @@ FILE = "tokenizer_config.json"
 
 
 def token_text(token: Any) -> Any:
-    """The text of a special token, which stands there alone or as an object with its `content`.
+    """Return the text of a special token, given as text or as an object with `content`.
 
-    Raises KeyError for an object without it. What is neither is given back as it is.
+    Raises KeyError for an object without `content`. Any other value is returned unchanged.
     """
     return token["content"] if isinstance(token, dict) else token
 
 
 def default_template(templates: Any) -> Any:
-    """The chat template: `templates` itself, or of a list of several the one named `default`.
+    """Return the chat template: `templates` itself, or the entry named `default` of a list.
 
-    None where there is none; what is no text is given back as it is.
+    None if there is none. A value that is not text is returned unchanged.
     """
     if not isinstance(templates, list):
         return templates

@@ -1,1 +1,1 @@
-"""Certificates that are renewed while connections run: contexts, made anew from files."""
+"""TLS contexts that are rebuilt from certificate files while connections run."""

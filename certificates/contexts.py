@@ -1,7 +1,7 @@
-"""Contexts of TLS from PEM files, each made whole: what is wrong names the file.
+"""TLS contexts from PEM files. Each is built in one step; errors name the file.
 
-A context is never changed after it was made: authorities can be added to one and not taken away,
-and a certificate whose key does not fit would be in it already.
+A context is never changed after it was built: authorities can be added but not removed, and a
+certificate whose key does not match would already be loaded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 
 class CertificateError(OSError):
-    """Files that cannot be used. The message repeats nothing of what is in them."""
+    """Files that cannot be used. The message contains nothing of their content."""
 
 
 class ClientFiles(NamedTuple):
-    """PEM files of a client: the authorities that it trusts, and its certificate with its key."""
+    """PEM files of a client: the authorities it trusts, and its certificate and key."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -27,13 +27,13 @@ class ClientFiles(NamedTuple):
         return [path for path in self if path is not None]
 
     def read(self) -> list[bytes | None]:
-        """Return the content of each. Raises OSError."""
+        """Return the content of each file. Raises OSError."""
         return [None if path is None else _read(path) for path in self]
 
     def load(self, password: str | None = None) -> tuple[ssl.SSLContext, list[bytes | None]]:
-        """Return a client's context and the content that it was made of.
+        """Return a client's context and the content it was built from.
 
-        Raises OSError for files that cannot be used, and for files that change meanwhile.
+        Raises OSError for files that cannot be used, and for files that change during the call.
         """
         content = self.read()
         context = client_context(self, password)
@@ -45,7 +45,7 @@ class ClientFiles(NamedTuple):
 def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLContext:
     """Return a context that checks the server's name. Raises OSError.
 
-    Without authorities, those of the system are trusted.
+    Without `ca` the system's authorities are trusted.
     """
     if files.ca is None:
         context = ssl.create_default_context()
@@ -61,8 +61,8 @@ def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLCo
 def server_context(cert: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
     """Return a server's context; with `client_ca`, clients need a certificate. Raises OSError.
 
-    A resumed session shows no certificate, so a client whose authority is trusted no more would
-    come in with one that it has from before. Where certificates are demanded, none are given out.
+    A resumed session shows no certificate, so a client whose authority is no longer trusted could
+    reconnect with an old session. Where certificates are required, no session tickets are issued.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -82,14 +82,14 @@ def load_pair(
 
     Raises:
         OSError: a file cannot be read.
-        CertificateError: a file is no PEM file, or the two do not belong together.
+        CertificateError: a file is no PEM file, or certificate and key do not match.
     """
     of_key = cert if key is None else key
     for path in {cert, of_key}:
         _read(path)
 
     def given_password() -> str:
-        if password is None:  # OpenSSL would ask at the terminal
+        if password is None:  # otherwise OpenSSL asks at the terminal
             raise CertificateError(f"{of_key} is encrypted; give the key without a password")
         return password
 
@@ -115,7 +115,7 @@ def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """OpenSSL's own errors do not name the file. Raises OSError, which does."""
+    """Read a file first: OpenSSL's own errors do not name it. Raises OSError, which does."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Certificate files as they were when they could last be used, for libraries that take files alone.
+"""Copies in memory of the last usable certificate files, for libraries that only take paths.
 
-Such a library reads its files with each connection, and knows no context that somebody else made.
-So it is given files in memory. What is in those changes once new files have been found good, and
-until then connections are made with the old ones. A certificate and its key are in one of them.
+Such a library reads its files with each connection and accepts no ready-made context. It is given
+files in memory instead, whose content is replaced only after new files were found valid. A
+certificate and its key share one file, so they are replaced together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from certificates.reloading import ReloadedValue
 
 
 class _MemoryFile:
-    """A file in this process' memory, whose content is exchanged in one step."""
+    """A file in this process' memory, whose content is replaced in one step."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("certificate")
@@ -35,7 +35,7 @@ class _MemoryFile:
 
 
 class _Copies(NamedTuple):
-    """Paths in memory, and what looks at the real files for as long as this process lives."""
+    """Paths in memory, and the value that polls the real files for the life of the process."""
 
     paths: ClientFiles
     watched: ReloadedValue[None]
@@ -46,18 +46,18 @@ _copies: dict[tuple[ClientFiles, str | None], _Copies] = {}
 
 
 def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
-    """Return paths of files in memory in place of the given ones. Never closed.
+    """Return paths of in-memory copies of the given files. The copies are never closed.
 
     Args:
-        name: what the files are for, in the log.
+        name: purpose of the files, for the log.
         files: files that may be renewed; those that are None stay None.
         password: the password of the key.
-
     Raises OSError for files that cannot be used.
     """
     with _lock:
         if (files, password) not in _copies:
-            # Apart, a connection that is made between two exchanges would get another's key.
+            # Certificate and key share one file: a connection between two writes would get another
+            # pair's key.
             ca, pair = _MemoryFile(), _MemoryFile()
             watched = ReloadedValue(name, files.paths, partial(_copy, files, password, ca, pair))
             memory = (ca.path, pair.path, pair.path)
@@ -67,7 +67,7 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
 
 
 def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
-    """Raises OSError for files that cannot be used, and where they change meanwhile."""
+    """Copy the files. Raises OSError for files that cannot be used or change during the copy."""
     _, (of_ca, *of_pair) = files.load(password)
     ca.write(of_ca or b"")
     pair.write(b"\n".join(filter(None, of_pair)))

@@ -1,7 +1,7 @@
-"""Values that are made of certificate files, and made anew when the files have changed.
+"""Values built from certificate files, and rebuilt when the files change.
 
-Files are looked at, not subscribed to: their status tells of a write in place, of a rename over
-them, and of the symbolic link that Kubernetes exchanges when it renews a Secret.
+Files are polled rather than watched: their status shows a write in place, a rename over them, and
+the symbolic link that Kubernetes exchanges when it renews a Secret.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakSet
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 2.0
-"""Seconds between two polls of the files. Connections that begin meanwhile use the old ones."""
+"""Seconds between two polls. New connections use the old files until the next poll."""
 
 T = TypeVar("T")
 _Stamp = tuple[object, ...]
@@ -29,25 +29,26 @@ _registry: WeakSet[ReloadedValue[Any]] = WeakSet()
 
 
 class ReloadedValue(Generic[T]):
-    """A value made of files. It stays as it is until a new one could be made. For any thread.
+    """A value built from files, retained until a new one could be built. Thread-safe.
 
-    Ask for `value` with each connection: who keeps it misses the next one.
+    Read `value` for each connection; a stored copy misses later reloads.
     """
 
     def __init__(self, name: str, files: Iterable[Path], make: Callable[[], T]) -> None:
-        """Make the first value.
+        """Build the first value.
 
         Args:
-            name: what the files are for, in the log.
-            files: what `make` reads.
-            make: raises OSError or ValueError for files that cannot be used, as this does then.
+            name: purpose of the files, for the log.
+            files: the files that `make` reads.
+            make: builds the value; raises OSError or ValueError for unusable files, which this
+                passes on.
         """
         self._name = name
         self._files = tuple(files)
         self._make = make
         self._lock = threading.Lock()
         self._problem = ""
-        # Before they are read: what is written in between is seen by the next look.
+        # Taken before the files are read, so that the next poll notices a write in between.
         self._tried = self._stamp()
         self._value = make()
         with _registry_lock:
@@ -58,7 +59,7 @@ class ReloadedValue(Generic[T]):
         return self._value
 
     def refresh(self, *, force: bool = False) -> None:
-        """Make the value anew where the files have changed, or in any case with `force`."""
+        """Rebuild the value if the files have changed, or in any case with `force`."""
         with self._lock:
             stamp = self._stamp()
             if stamp == self._tried and not force:
@@ -84,7 +85,7 @@ class ReloadedValue(Generic[T]):
 
 
 def poll_all(*, force: bool = False) -> None:
-    """Have every value of this process look at its files. Blocks."""
+    """Refresh every value of this process. Blocks."""
     with _registry_lock:
         known = list(_registry)
     for each in known:
@@ -92,7 +93,7 @@ def poll_all(*, force: bool = False) -> None:
 
 
 class CertificatePoller:
-    """Looks at all files from time to time while it is open. Belongs to one event loop."""
+    """Polls all files periodically while open. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -122,7 +123,7 @@ class CertificatePoller:
                 continue  # no thread for a gateway without certificates
             try:
                 await asyncio.to_thread(poll_all, force=force)
-            except Exception:  # the next look may find better files
+            except Exception:  # the next poll may find valid files
                 log.exception("looking at certificate files failed")
 
 
@@ -131,5 +132,5 @@ def _status(path: Path) -> object:
         found = os.stat(path)
     except OSError as error:
         return error.errno
-    # The time of a change of the inode tells of permissions that were mended, too.
+    # The inode's change time also shows corrected permissions.
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
