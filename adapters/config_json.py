@@ -1,4 +1,4 @@
-"""Reader of a model folder's config.json, of TensorRT-LLM or Hugging Face; errors name the field."""
+"""Reader of config.json of TensorRT-LLM and Hugging Face folders; errors name the field."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ import tritonclient.grpc.aio as triton
 from adapters.adapter import MODULE_IDS
 from bench.machine import pin_family
 from bench.servers import MODEL, Bench, Unmeasured, environment
-from ops.local_stack.state import ADMIN_KEY_FILE, State
+from ops.local_stack.state import ADMIN_KEY_FILE, StackState
 
 HIDDEN, INNER, KV, LAYERS = 4096, 14336, 1024, 32
 SIZES = {
@@ -200,7 +200,7 @@ async def add(client: httpx.AsyncClient, name: str, tensors: Tensors, folder: Pa
 
 
 async def measure(
-    state: State, key: str, folder: Path, *, requests: int, adapters: int
+    state: StackState, key: str, folder: Path, *, requests: int, adapters: int
 ) -> dict[str, Any]:
     url = state.gateway
     headers = {"authorization": f"Bearer {key}"}
@@ -271,7 +271,7 @@ def lora(bench: Bench) -> list[dict[str, Any]]:
         assert process.stdout is not None
         if not process.stdout.readline().startswith("ready:"):
             raise Unmeasured(f"gateway up ended with code {process.wait()}")
-        state = State.read(folder / "state")
+        state = StackState.read(folder / "state")
         key = (folder / "state" / ADMIN_KEY_FILE).read_text()
         pin_family(state.pids["gateway"], bench.cores.gateway)
         pin_family(state.pids["triton"], bench.cores.upstream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.loadtest.chart import COLOURS, Line, bars, graph, levels, logarithmic, svg
+from ops.loadtest.chart import COLOURS, Series, bars, graph, levels, logarithmic, svg
 
 
 def drawn(parts: dict[str, list[dict[str, Any]]]) -> str:
@@ -26,7 +26,7 @@ def _by_streams(unit: str, rows: list[dict[str, Any]], column: str) -> str:
         if row[column] > 0:
             series.setdefault(row["who"], []).append((row["streams"], row[column]))
     lines = [
-        Line(who, COLOURS[n % len(COLOURS)], points)
+        Series(who, COLOURS[n % len(COLOURS)], points)
         for n, (who, points) in enumerate(series.items())
     ]
     across = levels([x for line in lines for x, _ in line.points])

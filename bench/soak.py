@@ -32,8 +32,8 @@ import httpx
 import psutil
 
 from bench.machine import ROOT
-from ops.loadtest.chart import COLOURS, Line, graph, linear, svg
-from ops.local_stack.state import State
+from ops.loadtest.chart import COLOURS, Series, graph, linear, svg
+from ops.local_stack.state import StackState
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
@@ -83,18 +83,20 @@ def main() -> int:
     return 1 if grown else 0
 
 
-def _state(up: subprocess.Popen[bytes], folder: Path) -> State:
+def _state(up: subprocess.Popen[bytes], folder: Path) -> StackState:
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline and up.poll() is None:
         with suppress(OSError, ValueError, httpx.TransportError):
-            state = State.read(folder)
+            state = StackState.read(folder)
             if httpx.get(f"{state.gateway}/health/ready").status_code == 200:
                 return state
         time.sleep(0.2)
     raise SystemExit("the stack did not start; see stack.log")
 
 
-async def _soak(state: State, clients: int, seconds: float) -> tuple[list[Sample], Counter[str]]:
+async def _soak(
+    state: StackState, clients: int, seconds: float
+) -> tuple[list[Sample], Counter[str]]:
     outcomes: Counter[str] = Counter()
     ends = time.monotonic() + seconds
     tasks = [
@@ -112,7 +114,7 @@ async def _soak(state: State, clients: int, seconds: float) -> tuple[list[Sample
     return samples, outcomes
 
 
-def _processes(state: State) -> dict[str, list[psutil.Process]]:
+def _processes(state: StackState) -> dict[str, list[psutil.Process]]:
     gateway, triton, redis = (psutil.Process(state.pids[n]) for n in ("gateway", "triton", "redis"))
     return {
         "gateway": [gateway, *gateway.children(recursive=True)],
@@ -201,7 +203,7 @@ def _over_time(
     title: str, unit: str, samples: Sequence[Sample], value: Callable[[Sample], float]
 ) -> str:
     lines = [
-        Line(server, colour, [(e.seconds / 60, value(e)) for e in samples if e.server == server])
+        Series(server, colour, [(e.seconds / 60, value(e)) for e in samples if e.server == server])
         for server, colour in _COLOURS.items()
     ]
     minutes = linear([each.seconds / 60 for each in samples])

@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Page, expect
 from docs.browser import running_chromium
 from docs.screenshots import DESKTOP, IMAGES, PHONE, fonts
 from gateway.config.tenants import key_hash, new_key
-from ops.local_stack.state import State
+from ops.local_stack.state import StackState
 
 _READY = re.compile(r"^ready: (\S+)$")
 _DEMO = Path(__file__).parents[1] / "demo" / "adapters"
@@ -80,7 +80,7 @@ def _stack() -> Iterator[str]:
         assert up.stdout is not None
         try:
             url = next(found[1] for line in up.stdout if (found := _READY.match(line)))
-            triton = State.read(Path(folder)).triton_grpc
+            triton = StackState.read(Path(folder)).triton_grpc
             _configure(config, [triton, triton.replace("127.0.0.1", "localhost")])
             for name, demo in _ADAPTERS:
                 _upload(url, name, demo)

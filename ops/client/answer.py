@@ -9,10 +9,10 @@ from gateway.triton.direct import Reply
 from ops.client.question import Question
 from ops.client.request import LOG_PROBS, REASONS, STATISTICS
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
-class Answer:
+class AnswerPrinter:
     """What has come of it, by sequence or beam; `failed` once the server has told an error."""
 
     def __init__(
@@ -20,7 +20,7 @@ class Answer:
         question: Question,
         prompts: Prompts | None,
         prompt_ids: list[int],
-        say: Say,
+        say: PrintLine,
         *,
         accumulates: bool = False,
     ) -> None:
@@ -35,7 +35,7 @@ class Answer:
         self._texts: dict[int, str] = {}
         self.failed = False
 
-    def take(self, reply: Reply, since_ms: float) -> None:
+    def add_reply(self, reply: Reply, since_ms: float) -> None:
         """One response, `since_ms` after the request."""
         if reply.error:
             self.fail(reply.error)
@@ -53,7 +53,7 @@ class Answer:
             if question.verbose and question.streaming:
                 self._say(f"[{since_ms:.1f} ms] {ids}")
         for name in reply.names():
-            array = reply.array(name) if self._is_told(name) else None
+            array = reply.array(name) if self._is_requested(name) else None
             if array is None:
                 continue
             if name in LOG_PROBS:
@@ -68,7 +68,7 @@ class Answer:
         self._say("Received an error from server:")
         self._say(error)
 
-    def tell(self) -> None:
+    def print_result(self) -> None:
         """The whole texts and ids."""
         many = self._question.sequences > 1 and self._question.beam_width == 1
         for index, text in sorted(self._texts.items()):
@@ -79,20 +79,20 @@ class Answer:
                 prompt = self._prompts.decode(self._prompt_ids)
             self._say(f"Input: {prompt}")
         for index in sorted(self._ids):
-            ids = self._new(index)
+            ids = self._generated_ids(index)
             kind = "sequence_index" if many else "beam"
             if self._prompts is not None:
                 self._say(f"Output {kind} {index}: {self._prompts.tokenizer.decode(ids)}")
             self._say(f"Output sequence: {ids}")
 
-    def _is_told(self, name: str) -> bool:
+    def _is_requested(self, name: str) -> bool:
         """A model in Python sends more than was asked for."""
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False
         return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
-    def _new(self, index: int) -> list[int]:
+    def _generated_ids(self, index: int) -> list[int]:
         """The generated ids; a whole answer begins with the prompt unless that was excluded."""
         ids = self._ids[index]
         restated = not (self._question.streaming or self._question.exclude_input)
@@ -100,12 +100,12 @@ class Answer:
             return ids[len(self._prompt_ids) :]
         return ids
 
-    def matches(self) -> bool:
+    def report_match(self) -> bool:
         """Whether enough of the expected ids came; tells it. True where none are expected."""
         expected = self._question.expected_ids
         if expected is None:
             return True
-        found = self._new(0) if self._ids else []
+        found = self._generated_ids(0) if self._ids else []
         equal = sum(a == b for a, b in zip(found, expected, strict=False))
         part = equal / max(len(expected), len(found), 1)
         passed = part >= self._question.threshold

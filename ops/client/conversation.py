@@ -10,12 +10,12 @@ from gateway.tokenization.prompts import Prompts
 from gateway.triton.client import TritonClient
 from gateway.triton.direct import DirectModel, replies
 from gateway.triton.transport import ConnectionOptions
-from ops.client.answer import Answer, Say
+from ops.client.answer import AnswerPrinter, PrintLine
 from ops.client.question import Question
 from ops.client.request import check, compose, prompt_ids
 
 
-async def ask(url: str, options: ConnectionOptions, question: Question, say: Say) -> bool:
+async def ask(url: str, options: ConnectionOptions, question: Question, say: PrintLine) -> bool:
     """Sends it and tells the answer to `say` by lines; returns whether all went as expected.
 
     Raises OptionError where an option is to blame, GatewayError, and TimeoutError.
@@ -37,7 +37,7 @@ async def _converse(
     model: DirectModel,
     question: Question,
     prompts: Prompts | None,
-    say: Say,
+    say: PrintLine,
 ) -> bool:
     check(model, question)
     request_id = question.request_id or uuid.uuid4().hex
@@ -47,7 +47,7 @@ async def _converse(
     if question.stop_after_ms and model.is_ensemble:
         # An ensemble has no `stop`, but its core model's request has the same id.
         core = await DirectModel.find(client, "tensorrt_llm")
-    answer = Answer(question, prompts, ids, say, accumulates=model.llmapi)
+    answer = AnswerPrinter(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
     cancelled = False
 
@@ -63,17 +63,17 @@ async def _converse(
             stream.cancel()
 
     stopper = asyncio.create_task(stop()) if question.stop_after_ms else None
-    began, left = time.monotonic(), False
+    began, was_cancelled = time.monotonic(), False
     try:
         async for reply in replies(stream):
-            if left := cancelled and reply.cancelled:
+            if was_cancelled := cancelled and reply.cancelled:
                 break
             answer.take(reply, 1000 * (time.monotonic() - began))
     except asyncio.CancelledError:
         if not cancelled:
             raise
-        left = True
-    if left:
+        was_cancelled = True
+    if was_cancelled:
         say("Request is cancelled")
     elif not answer.failed:
         say("Got completed request")
@@ -83,11 +83,13 @@ async def _converse(
         else:
             stopper.cancel()
     stream.cancel()
-    answer.tell()
-    return not answer.failed and answer.matches()
+    answer.print_result()
+    return not answer.failed and answer.report_match()
 
 
-async def _request_stop(core: DirectModel, request_id: str, answer: Answer, say: Say) -> None:
+async def _request_stop(
+    core: DirectModel, request_id: str, answer: AnswerPrinter, say: PrintLine
+) -> None:
     async for reply in replies(await core.send(core.stop(request_id))):
         if reply.error and not reply.cancelled:
             answer.fail(reply.error)

@@ -95,9 +95,9 @@ def compose(
     composer.add_prompt(ids)
     composer.add_scalars()
     composer.add_words()
-    for name in _wanted(model, question):
+    for name in _list_outputs(model, question):
         composer.build.output(name)
-    return composer.with_lora()
+    return composer.build_with_lora()
 
 
 class _Composer:
@@ -145,13 +145,13 @@ class _Composer:
         if question.lora_task_id and question.lora_path is None:
             given["lora_task_id"] = ("--lora-task-id", question.lora_task_id)
         for logical, (option, value) in given.items():
-            self._need(logical, option)
+            self._require_input(logical, option)
             self.build.scalar(logical, value)
 
     def add_words(self) -> None:
         question = self._question
         for logical, (option, words) in question.words.items():
-            self._need(logical, option)
+            self._require_input(logical, option)
             if self._model.takes_text or logical in ("guide", "guide_type"):
                 self.build.texts(logical, words)
             elif self._prompts is None:
@@ -165,11 +165,11 @@ class _Composer:
             weights = question.bias_weights
             self.build.numbers("bias_weights", weights, len(weights))
 
-    def with_lora(self) -> Request | Message:
+    def build_with_lora(self) -> Request | Message:
         """The request, with the adapter of --lora-path where there is one."""
         question = self._question
         if question.lora_name:
-            self._need("lora_name", "--lora-name")
+            self._require_input("lora_name", "--lora-name")
         if question.lora_path is None:
             if question.lora_name:
                 raise OptionError("--lora-name: --lora-path is needed with it.")
@@ -177,30 +177,30 @@ class _Composer:
         if self._model.llmapi:
             self._add_lora_folder(question.lora_path)
             return self.build.request
-        self._need("lora_weights", "--lora-path")
+        self._require_input("lora_weights", "--lora-path")
         lora = _read_lora(question.lora_path, question.tokenizer_dir, self._model)
         self.build.scalar("lora_task_id", question.lora_task_id or lora.task_id)
         return with_weights(self.build.request, lora)
 
     def _add_lora_folder(self, path: Path) -> None:
         """The adapter by the three inputs of the llmapi repository, which go together."""
-        self._need("lora_path", "--lora-path")
+        self._require_input("lora_path", "--lora-path")
         key = self._question.lora_task_id
         if path.is_dir():
             path = path.absolute()
-            key = key or task_id(_digest(path))
+            key = key or task_id(_hash_adapter_files(path))
         if not key:
             raise OptionError(f"--lora-task-id: needed, as {path} is not seen from here.")
         self.build.scalar("lora_id", key)
         self.build.texts("lora_name", [self._question.lora_name or path.name])
         self.build.texts("lora_path", [str(path)])
 
-    def _need(self, logical: LogicalInput, option: str) -> None:
+    def _require_input(self, logical: LogicalInput, option: str) -> None:
         if logical not in self._model.inputs:
             raise OptionError(f"{option}: {self._model.name} has no input for it.")
 
 
-def _wanted(model: DirectModel, question: Question) -> list[str]:
+def _list_outputs(model: DirectModel, question: Question) -> list[str]:
     """The outputs to ask for."""
     if question.outputs is not None:
         return question.outputs
@@ -213,7 +213,7 @@ def _wanted(model: DirectModel, question: Question) -> list[str]:
     return [name for name in names if name in model.outputs]
 
 
-def _digest(folder: Path) -> str:
+def _hash_adapter_files(folder: Path) -> str:
     """Of an adapter's files: an engine that knows an id does not look at them again."""
     found = hashlib.sha256()
     for file in sorted(folder.glob("adapter_*")):
@@ -222,8 +222,8 @@ def _digest(folder: Path) -> str:
 
 
 def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Converted:
-    places = [tokenizer_dir, Path(model.engine_dir or "/nonexistent")]
-    folder = next((f for f in places if f is not None and (f / "config.json").exists()), None)
+    folders = [tokenizer_dir, Path(model.engine_dir or "/nonexistent")]
+    folder = next((f for f in folders if f is not None and (f / "config.json").exists()), None)
     if folder is None:
         raise OptionError("--lora-path: name the base model's folder with --tokenizer-dir.")
     dtype = model.lora_dtype

@@ -28,13 +28,13 @@ class AdminApi:
 
     def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:
         """`parsed` has what `options` asks for."""
-        from ops.local_stack.state import ADMIN_KEY_FILE, State
+        from ops.local_stack.state import ADMIN_KEY_FILE, StackState
 
         self._command = command
         url, key = parsed.url, os.environ.get("GATEWAY_ADMIN_KEY")
         try:
             if url is None:
-                url = State.read(parsed.state_dir).gateway
+                url = StackState.read(parsed.state_dir).gateway
             if key is None:
                 key = (parsed.state_dir / ADMIN_KEY_FILE).read_text().strip()
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ops.commands.client import TOKENIZER_TYPE_HELP, TOKENIZER_TYPES, grpc_alone
 
 if TYPE_CHECKING:
-    from ops.loadtest.measurement import Plan
+    from ops.loadtest.measurement import BenchPlan
 
 MODES = ("core", "e2e", "chat")
 
@@ -178,9 +178,9 @@ def run(parsed: argparse.Namespace) -> int:
     return 1 if any(run.failed for run in runs) else 0
 
 
-def _plan(parsed: argparse.Namespace) -> Plan:
+def _plan(parsed: argparse.Namespace) -> BenchPlan:
     """Raises ValueError, OSError for a workload or a stack that cannot be used."""
-    from ops.loadtest.measurement import Load, Plan, Servers
+    from ops.loadtest.measurement import BenchLoad, BenchPlan, Servers
     from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal
 
     servers = Servers(
@@ -202,11 +202,11 @@ def _plan(parsed: argparse.Namespace) -> Plan:
     else:
         source = FromHistogram(parsed.histogram, parsed.histogram_key)
     alone = parsed.modes == ["chat"] and parsed.workload == "dataset"
-    return Plan(
+    return BenchPlan(
         modes=parsed.modes,
-        servers=servers.completed(parsed.state_dir),
+        servers=servers.with_defaults(parsed.state_dir),
         source=source,
-        load=Load(
+        load=BenchLoad(
             levels=parsed.concurrency or [None],
             rate=parsed.request_rate,
             arrivals=parsed.time_delay_dist,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ops.deployment.checkpoint import Checkpoint
-    from ops.deployment.engine_plan import Plan
+    from ops.deployment.engine_plan import EnginePlan
     from ops.deployment.intent import Intent
 
 DEFAULT_VERSION = "0.17.0"
@@ -132,7 +132,7 @@ def run(parsed: argparse.Namespace) -> int:
     return int(fits is False)
 
 
-def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) -> Plan:
+def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) -> EnginePlan:
     """What the options of `add_plan_arguments` ask for, made in `folder`.
 
     `builds` is whether an engine is made, by some release.
@@ -183,7 +183,7 @@ def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
     return replace(intent, lora_modules=modules)
 
 
-def show(plan: Plan) -> None:
+def show(plan: EnginePlan) -> None:
     """The plan for people."""
     from ops.deployment.engine_plan import shell_lines, template_parameters
 
@@ -198,7 +198,7 @@ def show(plan: Plan) -> None:
         print(f"{name}:{json.dumps(value)}")
 
 
-def show_memory(plan: Plan) -> None:
+def show_memory(plan: EnginePlan) -> None:
     """The table, and what to change where it does not fit."""
     from ops.deployment.engine_plan import requests_at_once
     from ops.deployment.memory import largest_request, parameter_count

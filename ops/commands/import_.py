@@ -12,8 +12,8 @@ from ops.commands.engine import DEFAULT_VERSION, add_plan_arguments, read_plan, 
 from ops.deployment.launch import CORE_MODEL
 
 if TYPE_CHECKING:
-    from ops.deployment.engine_plan import Plan
-    from ops.deployment.importing import Imported
+    from ops.deployment.engine_plan import EnginePlan
+    from ops.deployment.importing import ImportedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +114,11 @@ def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
     parsed.trtllm_version = str(NEWEST)
 
 
-def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespace) -> None:
+def _show(
+    plan: EnginePlan, imported: ImportedModel, folder: Path, parsed: argparse.Namespace
+) -> None:
     where = shlex.quote(str(folder))
-    print(f"{imported.name} is in {where}: {', '.join(_made(folder))}")
+    print(f"{imported.name} is in {where}: {', '.join(_list_outputs(folder))}")
     print()
     if parsed.cpu:
         print("Serve it:")
@@ -161,5 +163,5 @@ def _show_names(release: str) -> None:
         )
 
 
-def _made(folder: Path) -> list[str]:
+def _list_outputs(folder: Path) -> list[str]:
     return sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())

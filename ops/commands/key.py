@@ -77,8 +77,9 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.key_command == "list":
         for key in call("GET", "")["data"]:
             print(
-                f"{key['id']}\t{key['tenant']}\tcreated {_shown(key['created_at'])}"
-                f"\texpires {_shown(key['expires_at'])}\tused {_shown(key['last_used_at'])}"
+                f"{key['id']}\t{key['tenant']}\tcreated {_format_time(key['created_at'])}"
+                f"\texpires {_format_time(key['expires_at'])}"
+                f"\tused {_format_time(key['last_used_at'])}"
                 f"\t{key['note']}"
             )
     else:
@@ -93,7 +94,7 @@ def _seconds(text: str) -> int:
     return int(text[:-1]) * unit
 
 
-def _shown(when: int | None) -> str:
+def _format_time(when: int | None) -> str:
     return "never" if when is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
 
 
@@ -126,8 +127,8 @@ def _new(parsed: argparse.Namespace) -> int:
 def _new_at_gateway(parsed: argparse.Namespace) -> int:
     if parsed.admin:
         raise SystemExit("gateway key: admins' keys are in the configuration file alone")
-    wanted = {"tenant": parsed.tenant, "note": parsed.note, "expires_in": parsed.expires_in}
-    made = AdminApi("gateway key", "/v1/keys", parsed)("POST", "", json=wanted)
+    body = {"tenant": parsed.tenant, "note": parsed.note, "expires_in": parsed.expires_in}
+    made = AdminApi("gateway key", "/v1/keys", parsed)("POST", "", json=body)
     print(made["value"])
     print(made["id"])
     print("The key is not shown again. It is valid now.", file=sys.stderr)

@@ -126,7 +126,7 @@ def _size(parsed: argparse.Namespace) -> int:
     from adapters.errors import AdapterError
 
     try:
-        read = [_read(folder) for folder in parsed.adapters]
+        read = [_read_adapter(folder) for folder in parsed.adapters]
         # Sizes do not depend on names, so whatever the adapters call their base is right.
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
@@ -152,7 +152,7 @@ def _size(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _read(folder: Path) -> Adapter:
+def _read_adapter(folder: Path) -> Adapter:
     """Raises SystemExit, with the folder as it was named."""
     from adapters import peft
     from adapters.errors import AdapterError

@@ -116,11 +116,11 @@ def _render(parsed: argparse.Namespace) -> int:
         overrides = _overrides(parsed)
         if parsed.repository == "llmapi":
             model = {} if parsed.model is None else {"model": parsed.model}
-            return _render_whole(parsed, overrides | model, write_llmapi)
+            return _render_without_description(parsed, overrides | model, write_llmapi)
         if parsed.model is not None:
             raise repository.DescriptionError("--model: only with --repository llmapi")
         if parsed.repository == "gpt":
-            return _render_whole(parsed, overrides, write_gpt)
+            return _render_without_description(parsed, overrides, write_gpt)
         description = (
             repository.from_yaml(parsed.description, overrides)
             if parsed.description
@@ -141,7 +141,7 @@ def _render(parsed: argparse.Namespace) -> int:
     )
 
 
-def _render_whole(
+def _render_without_description(
     parsed: argparse.Namespace,
     fields: Mapping[str, Any],
     write: Callable[[Mapping[str, Any], Path], None],

@@ -39,8 +39,8 @@ def run(parsed: argparse.Namespace) -> int:
     from ops.deployment.launch_checks import (
         LaunchError,
         check,
-        found_mode,
         read_core_models,
+        resolve_mode,
         warnings,
     )
     from ops.deployment.llmapi_yaml import LLM_CONFIG_PATH
@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
         is_hidden = parsed.slurm and not Path(launch.model_repo).exists()
         llm_config = os.environ.get(LLM_CONFIG_PATH)
         models = [] if is_hidden else read_core_models(launch, llm_config)
-        launch = found_mode(launch, models, is_llmapi=parsed.llmapi)
+        launch = resolve_mode(launch, models, is_llmapi=parsed.llmapi)
         check(launch, models)
         for text in warnings(launch):
             print(f"gateway triton launch: warning: {text}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ops.commands.folders import adapter_folder_problem
 
 if TYPE_CHECKING:
-    from ops.local_stack.stack import Options
+    from ops.local_stack.stack import StackOptions
 
 DEMO_MODEL = Path(__file__).parents[2] / "demo" / "model"
 DEMO_ADAPTERS = DEMO_MODEL.parent / "adapters"
@@ -101,27 +101,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Blocks until SIGINT or SIGTERM; returns the exit code."""
     from gateway.config.environment import unknown_variables
-    from ops.local_stack.up import WantedPorts, up
+    from ops.local_stack.up import RequestedPorts, up
 
     # Before anything starts; the gateway itself looks when Redis and Triton run.
     if problems := unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
-    wanted = WantedPorts(
+    wanted = RequestedPorts(
         gateway=parsed.port,
         redis=parsed.redis_port,
         triton_http=parsed.triton_http_port,
         triton_grpc=parsed.triton_grpc_port,
         triton_metrics=parsed.triton_metrics_port,
     )
-    return up(_imported(parsed) if parsed.imported else _options(parsed), wanted)
+    return up(_imported_options(parsed) if parsed.imported else _options(parsed), wanted)
 
 
-def _options(parsed: argparse.Namespace) -> Options:
-    from ops.local_stack.stack import Options
+def _options(parsed: argparse.Namespace) -> StackOptions:
+    from ops.local_stack.stack import StackOptions
 
     if parsed.model is None and not DEMO_MODEL.exists():
         raise SystemExit(f"gateway up: {DEMO_MODEL} does not exist; name a model with --model DIR")
-    return Options(
+    return StackOptions(
         model=parsed.model or DEMO_MODEL,
         adapters=dict(parsed.adapter) or (_demo_adapters() if parsed.model is None else {}),
         state_dir=parsed.state_dir,
@@ -133,10 +133,10 @@ def _options(parsed: argparse.Namespace) -> Options:
     )
 
 
-def _imported(parsed: argparse.Namespace) -> Options:
+def _imported_options(parsed: argparse.Namespace) -> StackOptions:
     from ops.deployment.importing import ImportingError, read_imported
     from ops.local_stack.llmapi import MAX_SEQ_LEN
-    from ops.local_stack.stack import Options
+    from ops.local_stack.stack import StackOptions
 
     if parsed.repository != INFLIGHT:
         raise SystemExit("gateway up: --repository: an imported one is there; leave it out")
@@ -147,7 +147,7 @@ def _imported(parsed: argparse.Namespace) -> Options:
     except ImportingError as error:
         raise SystemExit(f"gateway up: {error}") from error
     limit = imported.max_seq_len
-    return Options(
+    return StackOptions(
         model=imported.tokenizer_dir,
         adapters=dict(parsed.adapter),
         state_dir=parsed.state_dir,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ops.deployment.check_findings import Finding, by_severity
 from ops.deployment.check_llmapi import llmapi_findings
 from ops.deployment.check_names import name_findings
-from ops.deployment.check_repository import Places, RepositoryError, read_repository
+from ops.deployment.check_repository import LocalFolders, RepositoryError, read_repository
 from ops.deployment.check_serving import serving_findings
 from ops.deployment.check_structure import structure_findings
 from ops.deployment.check_values import value_findings
@@ -41,7 +41,7 @@ def check(
             "--adapter: only for a model of the llmapi repository; for others the gateway checks "
             "an adapter when it is added"
         )
-    places = Places(engine_dir, tokenizer_dir)
+    places = LocalFolders(engine_dir, tokenizer_dir)
     return by_severity(
         [
             *structure_findings(repository),

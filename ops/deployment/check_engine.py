@@ -67,7 +67,7 @@ def _finding(field: str, problem: str, fix: str, severity: Severity = "error") -
     return Finding(severity, CORE, field, problem, fix)
 
 
-def _limits(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_limits(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     for field, fact, consequence in _LIMITS:
         found, limit = values.get(field, ""), getattr(engine, fact)
         if found.isdecimal() and limit is not None and int(found) > limit:
@@ -78,7 +78,7 @@ def _limits(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding
             )
 
 
-def _data_types(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_data_types(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     logits, lora = engine.logits_dtype or "", engine.lora_dtype or ""
     for field, dtype, fact, consequence in (
         ("logits_datatype", logits, "logits_dtype", "logits come out as other numbers or fail"),
@@ -93,7 +93,7 @@ def _data_types(values: Values, engine: EngineConfig, said: str) -> Iterator[Fin
             )
 
 
-def _paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     for field in ("enable_kv_cache_reuse", "enable_chunked_context"):
         if not is_on(values, field):
             continue
@@ -121,7 +121,7 @@ def _paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iterator[F
             )
 
 
-def _offload(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_offload(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     is_off = "enable_kv_cache_reuse" in values and not is_on(values, "enable_kv_cache_reuse")
     if values.get("kv_cache_host_memory_bytes", "0") != "0" and is_off:
         yield _finding(
@@ -132,7 +132,7 @@ def _offload(values: Values, engine: EngineConfig, said: str) -> Iterator[Findin
         )
 
 
-def _static_batching(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_static_batching(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     if not is_static(values):
         return
     policy = values.get("batch_scheduler_policy")
@@ -158,7 +158,7 @@ def _static_batching(values: Values, engine: EngineConfig, said: str) -> Iterato
         )
 
 
-def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     if engine.lora_plugin is None:
         for field in LORA_PARAMETERS:
             if field in values:
@@ -203,7 +203,7 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
         )
 
 
-def _guided(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_guided_decoding(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     if "guided_decoding_backend" not in values:
         return
     backend = values.get("triton_backend")
@@ -223,7 +223,7 @@ def _guided(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding
         )
 
 
-def _max_utilization(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_max_utilization(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
     if (
         values.get("batch_scheduler_policy") != "max_utilization"
         or not is_on(values, "decoupled_mode")
@@ -250,12 +250,12 @@ def _number(values: Values, name: str, default: int) -> int:
 
 
 _RULES: tuple[Callable[[Values, EngineConfig, str], Iterator[Finding]], ...] = (
-    _limits,
-    _data_types,
-    _paged_blocks,
-    _offload,
-    _static_batching,
-    _lora,
-    _guided,
-    _max_utilization,
+    _check_limits,
+    _check_data_types,
+    _check_paged_blocks,
+    _check_offload,
+    _check_static_batching,
+    _check_lora,
+    _check_guided_decoding,
+    _check_max_utilization,
 )

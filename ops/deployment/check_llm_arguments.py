@@ -11,7 +11,7 @@ from adapters.model_files import is_incomplete, tokenizer_problems, weight_probl
 from adapters.modules import FAMILIES
 from adapters.peft import read
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.check_repository import Model, Places
+from ops.deployment.check_repository import LocalFolders, RepositoryModel
 from ops.deployment.check_serving import has_chat_template
 from ops.deployment.llmapi_yaml import LlmapiYaml
 
@@ -28,7 +28,7 @@ _PEFT_NAMES = frozenset(
 
 
 def llm_findings(
-    model: Model, yaml: LlmapiYaml, places: Places, adapters: Sequence[Path]
+    model: RepositoryModel, yaml: LlmapiYaml, places: LocalFolders, adapters: Sequence[Path]
 ) -> Iterator[Finding]:
     """All of them; `adapters` are PEFT folders that shall be served."""
 
@@ -47,12 +47,12 @@ def llm_findings(
 
 
 class _Arguments:
-    def __init__(self, model: Model, yaml: LlmapiYaml, finding: _Make) -> None:
+    def __init__(self, model: RepositoryModel, yaml: LlmapiYaml, finding: _Make) -> None:
         self._model = model
         self._yaml = yaml
         self._finding = finding
 
-    def checkpoint(self, places: Places) -> Iterator[Finding]:
+    def checkpoint(self, places: LocalFolders) -> Iterator[Finding]:
         found = self._yaml.get("model")
         if not isinstance(found, str) or not found:
             yield self._finding(
@@ -163,7 +163,7 @@ class _Arguments:
                 f"config.pbtxt has no input {', '.join(_LORA_INPUTS)}: no adapter can be asked for",
                 "take config.pbtxt and model.py from a release since 1.3, or remove it",
             )
-        yield from self._lora_modules()
+        yield from self._check_lora_modules()
         on_gpu, on_host = (yaml.count(_LORA, name) for name in ("max_loras", "max_cpu_loras"))
         if on_gpu is not None and on_host is not None and on_host < on_gpu:
             yield self._finding(
@@ -173,7 +173,7 @@ class _Arguments:
                 f"write at least {on_gpu}",
             )
 
-    def _lora_modules(self) -> Iterator[Finding]:
+    def _check_lora_modules(self) -> Iterator[Finding]:
         field = f"{_LORA}.lora_target_modules"
         found = self._yaml.get(_LORA, "lora_target_modules")
         if not found and not self._yaml.get(_LORA, "lora_dir"):

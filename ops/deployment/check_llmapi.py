@@ -11,7 +11,7 @@ from pathlib import Path
 from gateway.triton.pbtxt import ModelFile
 from ops.deployment.check_findings import Finding
 from ops.deployment.check_llm_arguments import llm_findings
-from ops.deployment.check_repository import Model, Places, Repository
+from ops.deployment.check_repository import LocalFolders, Repository, RepositoryModel
 from ops.deployment.check_triton_config import triton_config_findings
 from ops.deployment.llmapi_yaml import (
     LLM_CONFIG_PATH,
@@ -25,7 +25,7 @@ _PACKAGE = "tensorrt_llm"
 
 
 def llmapi_findings(
-    repository: Repository, places: Places, adapters: Sequence[Path], llm_config: str | None
+    repository: Repository, places: LocalFolders, adapters: Sequence[Path], llm_config: str | None
 ) -> list[Finding]:
     """On each model of the llmapi repository.
 
@@ -36,11 +36,11 @@ def llmapi_findings(
     found: list[Finding] = []
     for model in repository.llmapi_models:
         assert model.file is not None
-        found += _tensors(model, model.file)
-        found += _config(model, model.file)
+        found += _check_tensors(model, model.file)
+        found += _check_config(model, model.file)
         if not model.versions:
             continue
-        found += _shadows(model)
+        found += _check_shadows(model)
         try:
             yaml = read_llmapi_yaml(model.versions[-1], llm_config)
         except LlmapiYamlError as error:
@@ -53,7 +53,7 @@ def llmapi_findings(
     return found
 
 
-def _unread(model: Model, problem: str, llm_config: str | None) -> Finding:
+def _unread(model: RepositoryModel, problem: str, llm_config: str | None) -> Finding:
     fix = f"correct the file; gateway repo render --repository llmapi writes a whole {MODEL_YAML}"
     if llm_config:
         fix = f"correct {LLM_CONFIG_PATH}, here and where Triton runs, or unset it"
@@ -62,7 +62,7 @@ def _unread(model: Model, problem: str, llm_config: str | None) -> Finding:
     )
 
 
-def _elsewhere(model: Model, llm_config: str) -> Finding:
+def _elsewhere(model: RepositoryModel, llm_config: str) -> Finding:
     return Finding(
         "note",
         model.name,
@@ -72,7 +72,7 @@ def _elsewhere(model: Model, llm_config: str) -> Finding:
     )
 
 
-def _tensors(model: Model, config: ModelFile) -> Iterator[Finding]:
+def _check_tensors(model: RepositoryModel, config: ModelFile) -> Iterator[Finding]:
     needed = ("text_input", "sampling_param_max_tokens", "streaming")
     if missing := [name for name in needed if name not in config.inputs]:
         yield Finding(
@@ -113,7 +113,7 @@ def _tensors(model: Model, config: ModelFile) -> Iterator[Finding]:
         )
 
 
-def _config(model: Model, config: ModelFile) -> Iterator[Finding]:
+def _check_config(model: RepositoryModel, config: ModelFile) -> Iterator[Finding]:
     if config.max_batch_size:
         yield Finding(
             "error",
@@ -142,13 +142,13 @@ def _config(model: Model, config: ModelFile) -> Iterator[Finding]:
         )
 
 
-def _shadows(model: Model) -> Iterator[Finding]:
+def _check_shadows(model: RepositoryModel) -> Iterator[Finding]:
     """What Python would import in place of TensorRT-LLM."""
     version = model.versions[-1]
-    places = [version / _PACKAGE, version / f"{_PACKAGE}.py"]
+    paths = [version / _PACKAGE, version / f"{_PACKAGE}.py"]
     if model.name == _PACKAGE:
-        places.append(model.path / "__init__.py")
-    for path in places:
+        paths.append(model.path / "__init__.py")
+    for path in paths:
         if path.exists():
             yield Finding(
                 "error",

@@ -13,7 +13,7 @@ from adapters.config_json import ConfigError
 from adapters.engine_config import read_engine_config
 from gateway.triton.names import RENAMED
 from ops.deployment.check_findings import Finding
-from ops.deployment.check_repository import Model, Places, Repository
+from ops.deployment.check_repository import LocalFolders, Repository, RepositoryModel
 from ops.deployment.release import ReleaseError, read_sets
 from triton_repo.render import core_inputs
 
@@ -26,7 +26,9 @@ def other_names(name: str) -> tuple[str, ...]:
     return tuple(other for other in found if other != name)
 
 
-def name_findings(repository: Repository, places: Places, release: str | None) -> Iterator[Finding]:
+def name_findings(
+    repository: Repository, places: LocalFolders, release: str | None
+) -> Iterator[Finding]:
     """Find declared inputs that their model does not read.
 
     Args:
@@ -36,15 +38,17 @@ def name_findings(repository: Repository, places: Places, release: str | None) -
 
     Raises ReleaseError for a `release` that is not known.
     """
-    for model in [*repository.cores, *repository.scripted]:
+    for model in [*repository.cores, *repository.bls_models]:
         assert model.file is not None
         if model.file.backend == "python":
-            yield from _unread_by_module(model)
+            yield from _check_against_module(model)
         elif model.runs_engine:
-            yield from _unread_by_release(model, places, release)
+            yield from _check_against_release(model, places, release)
 
 
-def _unread_by_release(model: Model, places: Places, release: str | None) -> Iterator[Finding]:
+def _check_against_release(
+    model: RepositoryModel, places: LocalFolders, release: str | None
+) -> Iterator[Finding]:
     """Judge the backend in C++, which is that of the container."""
     said = f"{RELEASE_OPTION} {release}"
     if release is None:
@@ -59,7 +63,7 @@ def _unread_by_release(model: Model, places: Places, release: str | None) -> Ite
             raise
         return
     read = frozenset().union(*(core_inputs(one) for one in sets))
-    for name in (name for name in _declared(model) if name not in read):
+    for name in (name for name in _list_declared(model) if name not in read):
         if other := next((other for other in other_names(name) if other in read), None):
             yield _unread(model, name, f"{said}, whose backend reads {other}", other)
     if len(sets) > 1:
@@ -73,7 +77,7 @@ def _unread_by_release(model: Model, places: Places, release: str | None) -> Ite
         )
 
 
-def _unread_by_module(model: Model) -> Iterator[Finding]:
+def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
     """Judge a model in Python, which is what lies in its version folder."""
     if not model.versions:
         return
@@ -82,14 +86,14 @@ def _unread_by_module(model: Model) -> Iterator[Finding]:
         for path in sorted(model.versions[-1].glob("*.py"))
     )
     strings = set(re.findall(r"""["'](\w+)["']""", source))
-    for name in _declared(model):
+    for name in _list_declared(model):
         other = next((other for other in other_names(name) if other in strings), None)
         if name not in strings and other is not None:
             problem = f"{model.versions[-1].name}/model.py reads {other}"
             yield _unread(model, name, problem, other)
 
 
-def _unread(model: Model, name: str, problem: str, other: str) -> Finding:
+def _unread(model: RepositoryModel, name: str, problem: str, other: str) -> Finding:
     return Finding(
         "error",
         model.name,
@@ -100,12 +104,12 @@ def _unread(model: Model, name: str, problem: str, other: str) -> Finding:
     )
 
 
-def _declared(model: Model) -> list[str]:
+def _list_declared(model: RepositoryModel) -> list[str]:
     assert model.file is not None
     return [name for names in RENAMED for name in names if name in model.file.inputs]
 
 
-def _engine_release(model: Model, places: Places) -> str | None:
+def _engine_release(model: RepositoryModel, places: LocalFolders) -> str | None:
     folder = places.engine(model)
     try:
         return None if folder is None else read_engine_config(folder).version

@@ -25,7 +25,7 @@ class RepositoryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class RepositoryModel:
     """One folder of the repository. `file` is None where `problem` says why."""
 
     name: str
@@ -96,13 +96,13 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LocalFolders:
     """Folders of the engine and the tokenizer on this machine, if not those that Triton sees."""
 
     engine_dir: Path | None = None
     tokenizer_dir: Path | None = None
 
-    def engine(self, core: Model) -> Path | None:
+    def engine(self, core: RepositoryModel) -> Path | None:
         """Return the engine's folder on this machine, or None if nothing names it."""
         if self.engine_dir is not None:
             return self.engine_dir
@@ -114,22 +114,22 @@ class Repository:
     """All models by the names of their folders."""
 
     path: Path
-    models: Mapping[str, Model]
+    models: Mapping[str, RepositoryModel]
 
     @property
-    def cores(self) -> list[Model]:
+    def cores(self) -> list[RepositoryModel]:
         return [model for model in self.models.values() if model.runs_engine]
 
     @property
-    def llmapi_models(self) -> list[Model]:
+    def llmapi_models(self) -> list[RepositoryModel]:
         return [model for model in self.models.values() if model.is_llmapi]
 
     @property
-    def ensembles(self) -> list[Model]:
+    def ensembles(self) -> list[RepositoryModel]:
         return [model for model in self.models.values() if model.file and model.file.steps]
 
     @property
-    def scripted(self) -> list[Model]:
+    def bls_models(self) -> list[RepositoryModel]:
         """The models with the text interface that call others from Python: BLS."""
         return [
             model
@@ -158,10 +158,10 @@ def read_repository(path: Path) -> Repository:
     return Repository(path, {folder.name: _read_model(folder) for folder in folders})
 
 
-def _read_model(folder: Path) -> Model:
+def _read_model(folder: Path) -> RepositoryModel:
     if not (folder / CONFIG).is_file():
-        return Model(folder.name, folder, None, "the file is missing")
+        return RepositoryModel(folder.name, folder, None, "the file is missing")
     try:
-        return Model(folder.name, folder, read_pbtxt(folder / CONFIG))
+        return RepositoryModel(folder.name, folder, read_pbtxt(folder / CONFIG))
     except PbtxtError as error:
-        return Model(folder.name, folder, None, str(error))
+        return RepositoryModel(folder.name, folder, None, str(error))

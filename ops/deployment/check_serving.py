@@ -13,7 +13,7 @@ from adapters.file_kinds import kind_of_file
 from adapters.model_files import tokenizer_problems
 from ops.deployment.check_engine import engine_findings
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.check_repository import Model, Places, Repository
+from ops.deployment.check_repository import LocalFolders, Repository, RepositoryModel
 from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -53,23 +53,23 @@ _OUTDATED = (
 )
 
 
-def serving_findings(repository: Repository, places: Places) -> list[Finding]:
+def serving_findings(repository: Repository, places: LocalFolders) -> list[Finding]:
     found: list[Finding] = []
     for core in repository.cores:
-        found += _decoupled(repository, core)
-        found += _core_parameters(core)
-        found += _engine(core, places)
+        found += _check_decoupled(repository, core)
+        found += _check_core_parameters(core)
+        found += _check_engine(core, places)
     for model in repository.models.values():
-        found += _outdated(model)
+        found += _check_outdated(model)
         # The templates of the GPT repository have neither a count nor a stream to put out of order.
         if not any(core.is_gpt for core in repository.cores):
-            found += _instances(model)
-    found += _same_engine(repository)
-    found += _tokenizers(repository, places)
+            found += _check_instances(model)
+    found += _check_same_engine(repository)
+    found += _check_tokenizers(repository, places)
     return found
 
 
-def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
+def _check_decoupled(repository: Repository, core: RepositoryModel) -> Iterator[Finding]:
     assert core.file is not None
     if core.is_gpt:
         yield Finding(
@@ -90,7 +90,7 @@ def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
             "to stream, set model_transaction_policy { decoupled: true } here and in "
             "tensorrt_llm_bls",
         )
-    for model in repository.scripted:
+    for model in repository.bls_models:
         assert model.file is not None
         name = model.parameter("tensorrt_llm_model_name") or "tensorrt_llm"
         if name == core.name and model.file.decoupled != core.file.decoupled:
@@ -104,7 +104,7 @@ def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
             )
 
 
-def _core_parameters(core: Model) -> Iterator[Finding]:
+def _check_core_parameters(core: RepositoryModel) -> Iterator[Finding]:
     assert core.file is not None
     # Of the GPT repository `_decoupled` has said what to take instead; its templates have neither.
     if core.is_gpt:
@@ -139,7 +139,7 @@ def _core_parameters(core: Model) -> Iterator[Finding]:
         )
 
 
-def _outdated(model: Model) -> Iterator[Finding]:
+def _check_outdated(model: RepositoryModel) -> Iterator[Finding]:
     for old in _OUTDATED:
         if model.parameter(old.key):
             value = model.parameter(old.key)
@@ -148,7 +148,7 @@ def _outdated(model: Model) -> Iterator[Finding]:
             )
 
 
-def _instances(model: Model) -> Iterator[Finding]:
+def _check_instances(model: RepositoryModel) -> Iterator[Finding]:
     if model.file is None:
         return
     if model.name == POSTPROCESSING and model.file.instance_count > 1:
@@ -180,7 +180,7 @@ def _instances(model: Model) -> Iterator[Finding]:
         )
 
 
-def _engine(core: Model, places: Places) -> Iterator[Finding]:
+def _check_engine(core: RepositoryModel, places: LocalFolders) -> Iterator[Finding]:
     assert core.file is not None
     folder = places.engine(core)
     if folder is None:
@@ -197,10 +197,10 @@ def _engine(core: Model, places: Places) -> Iterator[Finding]:
         )
         return
     yield from engine_findings(core.values(), engine, folder)
-    yield from _ranks(core, engine, folder)
+    yield from _check_ranks(core, engine, folder)
 
 
-def _same_engine(repository: Repository) -> Iterator[Finding]:
+def _check_same_engine(repository: Repository) -> Iterator[Finding]:
     """preprocessing reads the engine's configuration for models that also take images."""
     named = {model.parameter("gpt_model_path") for model in repository.cores} - {""}
     preprocessing = repository.models.get(PREPROCESSING)
@@ -216,30 +216,30 @@ def _same_engine(repository: Repository) -> Iterator[Finding]:
         )
 
 
-def _ranks(core: Model, engine: EngineConfig, folder: Path) -> Iterator[Finding]:
+def _check_ranks(core: RepositoryModel, engine: EngineConfig, folder: Path) -> Iterator[Finding]:
     assert core.file is not None
     if core.file.backend != "tensorrtllm" and (folder / _CPU_WEIGHTS).is_file():
         return
-    wanted = engine.world_size or 1
+    expected = engine.world_size or 1
     # Before v0.8 the names begin with the model, its dtype and the parallelism.
     present = {path.stem.rpartition("rank")[2] for path in folder.glob("*rank*.engine")}
     for path in sorted(folder.glob("*rank*.engine")):
         if (kind := kind_of_file(path)) is not None:
             problem = f"{path} is {kind.name}: the model does not load"
             yield Finding("error", core.name, path.name, problem, kind.fix)
-    missing = [f"rank{rank}.engine" for rank in range(wanted) if str(rank) not in present]
+    missing = [f"rank{rank}.engine" for rank in range(expected) if str(rank) not in present]
     if missing:
         yield Finding(
             "error",
             core.name,
             missing[0],
-            f"{folder} lacks {', '.join(missing)}, and its config.json says world_size {wanted}: "
+            f"{folder} lacks {', '.join(missing)}, and its config.json says world_size {expected}: "
             "the model does not load",
             "copy all files that trtllm-build wrote, or build the engine again",
         )
 
 
-def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
+def _check_tokenizers(repository: Repository, places: LocalFolders) -> Iterator[Finding]:
     # model.yaml says what llmapi's model loads; its parameter tells clients alone.
     named = {
         model.name: model.parameter("tokenizer_dir")

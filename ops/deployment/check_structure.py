@@ -8,7 +8,7 @@ from gateway.triton.names import RENAMED
 from gateway.triton.pbtxt import DeclaredTensor, EnsembleStep
 from ops.deployment.check_findings import Finding
 from ops.deployment.check_names import other_names
-from ops.deployment.check_repository import CONFIG, Model, Repository
+from ops.deployment.check_repository import CONFIG, Repository, RepositoryModel
 from triton_repo.parameters import BLS, CORE, POSTPROCESSING, PREPROCESSING
 
 # A model without these is loaded and cannot work, or not loaded.
@@ -26,22 +26,22 @@ def structure_findings(repository: Repository) -> list[Finding]:
     """Everything that can be said from the repository alone."""
     found: list[Finding] = []
     for model in repository.models.values():
-        found += _files(model)
-        found += _unfilled(model)
+        found += _check_files(model)
+        found += _check_unfilled(model)
     served = repository.cores or repository.llmapi_models
     if not served and all(model.file for model in repository.models.values()):
         found.append(_no_core())
     for ensemble in repository.ensembles:
-        found += _steps(repository, ensemble)
-    for model in repository.scripted:
-        found += _called_models(repository, model)
+        found += _check_steps(repository, ensemble)
+    for model in repository.bls_models:
+        found += _check_called_models(repository, model)
     for core in repository.cores:
-        for model in [*repository.ensembles, *repository.scripted]:
-            found += _text_interface(model, core)
+        for model in [*repository.ensembles, *repository.bls_models]:
+            found += _check_text_interface(model, core)
     return found
 
 
-def _files(model: Model) -> Iterator[Finding]:
+def _check_files(model: RepositoryModel) -> Iterator[Finding]:
     if model.file is None:
         yield Finding(
             "error",
@@ -78,7 +78,7 @@ def _files(model: Model) -> Iterator[Finding]:
         )
 
 
-def _unfilled(model: Model) -> Iterator[Finding]:
+def _check_unfilled(model: RepositoryModel) -> Iterator[Finding]:
     if model.file is None:
         return
     for name in model.file.holes:
@@ -144,7 +144,7 @@ def _no_core() -> Finding:
     )
 
 
-def _steps(repository: Repository, ensemble: Model) -> Iterator[Finding]:
+def _check_steps(repository: Repository, ensemble: RepositoryModel) -> Iterator[Finding]:
     assert ensemble.file is not None
     types = dict(ensemble.file.inputs)
     for step in ensemble.file.steps:
@@ -152,7 +152,7 @@ def _steps(repository: Repository, ensemble: Model) -> Iterator[Finding]:
         if model is None:
             yield _missing(ensemble, step.model, "a step of it: Triton does not load the ensemble")
         elif model.file is not None:
-            yield from _wires(ensemble, step, model.file.inputs, types)
+            yield from _check_wires(ensemble, step, model.file.inputs, types)
             types |= {
                 target: model.file.outputs[name]
                 for name, target in step.outputs.items()
@@ -170,8 +170,8 @@ def _steps(repository: Repository, ensemble: Model) -> Iterator[Finding]:
             )
 
 
-def _wires(
-    ensemble: Model,
+def _check_wires(
+    ensemble: RepositoryModel,
     step: EnsembleStep,
     inputs: Mapping[str, DeclaredTensor],
     types: Mapping[str, DeclaredTensor],
@@ -202,7 +202,7 @@ def _other_name(name: str, inputs: Mapping[str, DeclaredTensor]) -> str:
     return "" if other is None else f"; the model's name for it is {other}"
 
 
-def _called_models(repository: Repository, bls: Model) -> Iterator[Finding]:
+def _check_called_models(repository: Repository, bls: RepositoryModel) -> Iterator[Finding]:
     called = (PREPROCESSING, bls.parameter("tensorrt_llm_model_name") or CORE, POSTPROCESSING)
     draft = bls.parameter("tensorrt_llm_draft_model_name")
     for name in (*called, draft):
@@ -210,7 +210,7 @@ def _called_models(repository: Repository, bls: Model) -> Iterator[Finding]:
             yield _missing(bls, name, "called by it: its requests fail")
 
 
-def _missing(user: Model, name: str, how: str) -> Finding:
+def _missing(user: RepositoryModel, name: str, how: str) -> Finding:
     return Finding(
         "error",
         user.name,
@@ -220,7 +220,7 @@ def _missing(user: Model, name: str, how: str) -> Finding:
     )
 
 
-def _text_interface(model: Model, core: Model) -> Iterator[Finding]:
+def _check_text_interface(model: RepositoryModel, core: RepositoryModel) -> Iterator[Finding]:
     assert model.file is not None
     assert core.file is not None
     steps = {step.model: step for step in model.file.steps}
@@ -253,14 +253,14 @@ def _text_interface(model: Model, core: Model) -> Iterator[Finding]:
             )
     for names in RENAMED:
         here = next((name for name in names if name in own), None)
-        there = next((name for name in names if name in inner), None)
-        if here and there and here != there:
+        inner_name = next((name for name in names if name in inner), None)
+        if here and inner_name and here != inner_name:
             yield Finding(
                 "error",
                 model.name,
                 here,
-                f"{core.name} calls this tensor {there}: the two come from different releases, "
-                f"and requests that set {here} fail",
+                f"{core.name} calls this tensor {inner_name}: the two come from different "
+                f"releases, and requests that set {here} fail",
                 "take both models from one release",
             )
 

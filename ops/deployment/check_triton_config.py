@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.triton.pbtxt import ModelFile
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.check_repository import Model
+from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.llmapi_yaml import TRITON_CONFIG, LlmapiYaml
 
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -15,13 +15,15 @@ _DECOUPLED = "model_transaction_policy { decoupled: true }"
 _MAX_PERIOD_MS = 1000
 
 
-def triton_config_findings(model: Model, config: ModelFile, yaml: LlmapiYaml) -> Iterator[Finding]:
+def triton_config_findings(
+    model: RepositoryModel, config: ModelFile, yaml: LlmapiYaml
+) -> Iterator[Finding]:
     yield from _Rules(model, config, yaml).findings()
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    model: Model
+    model: RepositoryModel
     config: ModelFile
     yaml: LlmapiYaml
 
@@ -29,13 +31,13 @@ class _Rules:
         return Finding(severity, self.model.name, field, problem, fix)
 
     def findings(self) -> Iterator[Finding]:
-        yield from self._own_keys()
-        yield from self._decoupled()
-        yield from self._period()
-        yield from self._images()
-        yield from self._instances()
+        yield from self._check_own_keys()
+        yield from self._check_decoupled()
+        yield from self._check_period()
+        yield from self._check_images()
+        yield from self._check_instances()
 
-    def _own_keys(self) -> Iterator[Finding]:
+    def _check_own_keys(self) -> Iterator[Finding]:
         for name, value in (("max_batch_size", "0"), ("decoupled", "true")):
             if not self.yaml.has(TRITON_CONFIG, name):
                 yield self.finding(
@@ -54,7 +56,7 @@ class _Rules:
                 "write max_batch_size: 0 there; the engine's own is the one at the top of the file",
             )
 
-    def _decoupled(self) -> Iterator[Finding]:
+    def _check_decoupled(self) -> Iterator[Finding]:
         if not self.yaml.has(TRITON_CONFIG, "decoupled"):
             return
         found, place = self.yaml.get(TRITON_CONFIG, "decoupled"), (TRITON_CONFIG, "decoupled")
@@ -94,7 +96,7 @@ class _Rules:
                 f"{TRITON_CONFIG}: in {self.yaml.path.name}",
             )
 
-    def _period(self) -> Iterator[Finding]:
+    def _check_period(self) -> Iterator[Finding]:
         place = (TRITON_CONFIG, "cancellation_check_period_ms")
         if not self.yaml.has(*place):
             return
@@ -116,7 +118,7 @@ class _Rules:
                 "write 100, or leave it out",
             )
 
-    def _images(self) -> Iterator[Finding]:
+    def _check_images(self) -> Iterator[Finding]:
         place = (TRITON_CONFIG, "multimodal")
         if self.yaml.get(*place):
             yield self.finding(
@@ -135,7 +137,7 @@ class _Rules:
                 "write multimodal: true for a model that takes images, or remove the input",
             )
 
-    def _instances(self) -> Iterator[Finding]:
+    def _check_instances(self) -> Iterator[Finding]:
         count, given = self.config.instance_count, self.model.parameter("gpu_device_ids")
         if count <= 1:
             if given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ops.deployment.check_findings import Finding
-from ops.deployment.check_repository import Model, Repository, template_name
+from ops.deployment.check_repository import Repository, RepositoryModel, template_name
 from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import (
     BLS,
@@ -25,17 +25,17 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
     for model in repository.models.values():
         if model.is_llmapi:
             continue
-        yield from _unreadable(repository, model)
+        yield from _check_values(repository, model)
     for core in repository.cores:
-        yield from _instances(core)
+        yield from _check_instances(core)
 
 
-def _unreadable(repository: Repository, model: Model) -> Iterator[Finding]:
+def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
     """Find values that mean another one, or none, to the model.
 
     It is told what to write, so a finding is an error although some models would load.
     """
-    template = _template(repository, model)
+    template = _find_template(repository, model)
     if model.file is None or template is None:
         return
     kinds = {entry.name: entry.kind for entry in PARAMETERS if template in entry.models}
@@ -44,11 +44,11 @@ def _unreadable(repository: Repository, model: Model) -> Iterator[Finding]:
         kind = kinds.get(name)
         if not value or kind is None or name in _JUDGED_ELSEWHERE:
             continue
-        if (problem := _problem(kind, value, template)) is not None:
+        if (problem := _find_problem(kind, value, template)) is not None:
             yield Finding("error", model.name, name, *problem)
 
 
-def _problem(kind: Kind, value: str, template: str) -> tuple[str, str] | None:
+def _find_problem(kind: Kind, value: str, template: str) -> tuple[str, str] | None:
     """Return what is wrong with a value and how to mend it, or None for one that is read."""
     found = f"found {value!r}; allowed: {kind.allowed}"
     if not is_boolean(kind):
@@ -68,15 +68,15 @@ def _problem(kind: Kind, value: str, template: str) -> tuple[str, str] | None:
     return None
 
 
-def _template(repository: Repository, model: Model) -> str | None:
+def _find_template(repository: Repository, model: RepositoryModel) -> str | None:
     if model.runs_engine:
         return CORE
-    if model in repository.scripted:
+    if model in repository.bls_models:
         return BLS
     return model.name if model.name in (PREPROCESSING, POSTPROCESSING) else None
 
 
-def _instances(core: Model) -> Iterator[Finding]:
+def _check_instances(core: RepositoryModel) -> Iterator[Finding]:
     """Every instance of a core model is an engine of its own."""
     assert core.file is not None
     count, given = core.file.instance_count, core.parameter("gpu_device_ids")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from adapters.config_json import FILE
-from ops.deployment.engine_plan import Plan, Step
+from ops.deployment.engine_plan import EnginePlan, Step
 
 STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 POLL_PERIOD = 0.05
@@ -23,7 +23,7 @@ class BuildError(RuntimeError):
     """Something that a step needs is missing, or a step failed."""
 
 
-def check_installed(plan: Plan) -> None:
+def check_installed(plan: EnginePlan) -> None:
     """Raises BuildError naming every program and script that is not there."""
     missing = [
         need
@@ -38,7 +38,7 @@ def check_installed(plan: Plan) -> None:
         )
 
 
-def build(plan: Plan) -> int:
+def build(plan: EnginePlan) -> int:
     """Runs every step; what they print goes where our output goes.
 
     Returns 0, or 128 plus the number of the signal that ended it: at SIGINT or SIGTERM the running
@@ -47,14 +47,14 @@ def build(plan: Plan) -> int:
     Belongs to the main thread, as signal handlers do.
     """
     check_installed(plan)
-    stop = _StopFlag()
+    stop = _SignalFlag()
     earlier = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         for step in plan.steps:
-            _say(f"{step.name}: {shlex.join(step.arguments)}")
+            _print_line(f"{step.name}: {shlex.join(step.arguments)}")
             status = _run(step, stop)
             if stop.number:
-                _say(f"{step.name}: stopped")
+                _print_line(f"{step.name}: stopped")
                 return 128 + stop.number
             if status:
                 how = f"exit code {status}" if status > 0 else f"killed by signal {-status}"
@@ -67,7 +67,7 @@ def build(plan: Plan) -> int:
     return 0
 
 
-class _StopFlag:
+class _SignalFlag:
     """A signal handler that remembers the first signal; `number` is 0 before it."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _StopFlag:
         self.number = self.number or number
 
 
-def _run(step: Step, stop: _StopFlag) -> int:
+def _run(step: Step, stop: _SignalFlag) -> int:
     """The exit code, or minus the signal that ended the step; nothing of it is left."""
     # A group of its own, so that a terminal's Ctrl-C reaches us alone and we can end all of it.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
@@ -96,5 +96,5 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

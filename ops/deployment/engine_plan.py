@@ -16,7 +16,7 @@ from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.gpus import GPUS, Gpu
 from ops.deployment.intent import Intent, problems
 from ops.deployment.memory import (
-    Memory,
+    MemoryPlan,
     largest_request,
     parameter_count,
     plan_memory,
@@ -48,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EnginePlan:
     """How to build one engine.
 
     Attributes:
@@ -65,7 +65,7 @@ class Plan:
     steps: tuple[Step, ...]
     engine_dir: Path
     tokenizer_info: Path | None
-    memory: Memory
+    memory: MemoryPlan
     advice: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def make_plan(
     gpu: Gpu | None,
     folder: Path,
     examples: Path = DEFAULT_EXAMPLES,
-) -> Plan:
+) -> EnginePlan:
     """The plan for an engine in `folder`/engine.
 
     Args:
@@ -113,7 +113,7 @@ def make_plan(
     if intent.guided_decoding:
         steps.append(_tokenizer_info(checkpoint, info, examples))
     memory = plan_memory(checkpoint, intent, gpu)
-    return Plan(
+    return EnginePlan(
         checkpoint=checkpoint,
         intent=intent,
         release=release,
@@ -125,7 +125,7 @@ def make_plan(
     )
 
 
-def template_parameters(plan: Plan) -> dict[str, int | float | bool]:
+def template_parameters(plan: EnginePlan) -> dict[str, int | float | bool]:
     """Parameters of the `tensorrt_llm` model that the engine and the division of memory ask for."""
     lora, kv = plan.memory.lora, plan.memory.kv_cache
     found: dict[str, int | float | bool] = {"max_beam_width": plan.intent.max_beam_width}
@@ -200,7 +200,7 @@ def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Ste
     return Step("tokenizer info", ("python3", script, *options), ("python3", script))
 
 
-def _advice(checkpoint: Checkpoint, intent: Intent, memory: Memory) -> Iterator[str]:
+def _advice(checkpoint: Checkpoint, intent: Intent, memory: MemoryPlan) -> Iterator[str]:
     """What would make it fit, each alone."""
     if memory.gpu is None or memory.fits(intent):
         return
@@ -249,7 +249,7 @@ def shell_lines(step: Step) -> str:
     return " \\\n    ".join(" ".join(line) for line in lines)
 
 
-def requests_at_once(plan: Plan) -> int | None:
+def requests_at_once(plan: EnginePlan) -> int | None:
     """Requests of the largest size that the KV cache holds together."""
     kv = plan.memory.kv_cache
     return None if kv is None else kv.tokens // largest_request(plan.intent)

@@ -30,7 +30,7 @@ class Member:
     arguments: tuple[str, ...]
 
 
-class Family:
+class ProcessFamily:
     """Linux only, and only processes of this user can be seen."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from adapters.model_files import is_incomplete, tokenizer_problems, weight_probl
 from gateway.config.settings import Settings
 from ops.deployment import repository
 from ops.deployment.checkpoint import Checkpoint
-from ops.deployment.engine_plan import Plan, shell_lines, template_parameters
+from ops.deployment.engine_plan import EnginePlan, shell_lines, template_parameters
 from ops.deployment.intent import Intent, planned_engine
 from ops.deployment.llmapi_plan import LLMAPI, llmapi_parameters, llmapi_settings
 from ops.deployment.llmapi_repository import write_llmapi
@@ -47,7 +47,7 @@ class ImportingError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedModel:
     """An imported model: its name for clients, its tokenizer's folder and its own folder.
 
     `max_seq_len` is set where the repository is llmapi's: no engine tells it. `triton_name` is what
@@ -75,15 +75,15 @@ class Imported:
 
 
 def import_for_gpu(
-    plan: Plan, name: str, folder: Path, release: str, triton_name: str = CORE
-) -> Imported:
+    plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
+) -> ImportedModel:
     """Writes everything but the engine, which `plan` was made to build in `folder`.
 
     An engine from an earlier import stays. `release`, or container, serves the repository.
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder, triton_name, on_cpu=False)
+    imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=False)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
     if plan.tokenizer_info is not None:
         fields["guided_decoding_backend"] = "xgrammar"
@@ -92,7 +92,7 @@ def import_for_gpu(
     try:
         description = _description(imported, fields, template_parameters(plan), release)
         repository.template_parameters(description, engine)
-        _begin(imported, plan.intent)
+        _clear_outputs(imported, plan.intent)
         repository.write(description, imported.repository, engine, triton_name)
     except repository.DescriptionError as error:
         raise ImportingError(str(error)) from error
@@ -104,8 +104,8 @@ def import_for_gpu(
 
 
 def import_for_cpu(
-    plan: Plan, name: str, folder: Path, release: str, triton_name: str = CORE
-) -> Imported:
+    plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
+) -> ImportedModel:
     """Writes everything, with an engine for the CPU executor in place of what `plan` builds.
 
     The repository is that of `release`.
@@ -116,7 +116,7 @@ def import_for_cpu(
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
-    imported = _checked(checkpoint, name, folder, triton_name, on_cpu=True)
+    imported = _validate(checkpoint, name, folder, triton_name, on_cpu=True)
     _refuse_ranks(intent)
     fields: dict[str, Any] = {"engine_dir": imported.engine_dir, "triton_backend": "python"}
     fields["max_tokens_in_paged_kv_cache"] = _cpu_kv_tokens(checkpoint, intent)
@@ -127,7 +127,7 @@ def import_for_cpu(
         repository.template_parameters(
             description, planned_engine(checkpoint, intent, plan.release)
         )
-        _begin(imported, intent)
+        _clear_outputs(imported, intent)
         cpu_engine.build(
             checkpoint.folder,
             imported.engine_dir,
@@ -149,13 +149,13 @@ def import_for_cpu(
 
 
 def import_llmapi(
-    plan: Plan, name: str, folder: Path, triton_name: str = CORE, *, on_cpu: bool
-) -> Imported:
+    plan: EnginePlan, name: str, folder: Path, triton_name: str = CORE, *, on_cpu: bool
+) -> ImportedModel:
     """Writes the llmapi repository, over the folder of `plan`, and the settings.
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
+    imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
         # numpy is not needed before.
@@ -167,13 +167,13 @@ def import_llmapi(
             raise ImportingError(str(error)) from error
         _refuse_ranks(plan.intent)
         values["max_tokens_in_kv_cache"] = _cpu_kv_tokens(plan.checkpoint, plan.intent)
-    _begin(imported, plan.intent, llmapi_settings(plan.intent))
+    _clear_outputs(imported, plan.intent, llmapi_settings(plan.intent))
     fields = {"model": str(imported.tokenizer_dir), "parameters": values}
     write_llmapi(fields, imported.repository, triton_name)
     return imported
 
 
-def read_imported(folder: Path) -> Imported:
+def read_imported(folder: Path) -> ImportedModel:
     """What an import left in `folder`. Raises ImportingError when it is not all there."""
     path = folder / ENV_FILE
     try:
@@ -189,7 +189,7 @@ def read_imported(folder: Path) -> Imported:
     if missing:
         raise ImportingError(f"{path}: {', '.join(missing)}: not there")
     is_llmapi = values.get("GATEWAY_TRITON_MODE") == LLMAPI
-    imported = Imported(
+    imported = ImportedModel(
         *(values["GATEWAY_MODEL_NAME"], Path(values["GATEWAY_TOKENIZER_DIR"]), folder.absolute()),
         int(values["GATEWAY_MAX_SEQ_LEN"]) if is_llmapi else None,
         values.get("GATEWAY_TRITON_MODEL", CORE),
@@ -201,11 +201,11 @@ def read_imported(folder: Path) -> Imported:
     return imported
 
 
-def _checked(
+def _validate(
     checkpoint: Checkpoint, name: str, folder: Path, triton_name: str, *, on_cpu: bool
-) -> Imported:
-    places = (checkpoint.folder.absolute(), folder.absolute())
-    imported = Imported(name, *places, triton_name=triton_name)
+) -> ImportedModel:
+    folders = (checkpoint.folder.absolute(), folder.absolute())
+    imported = ImportedModel(name, *folders, triton_name=triton_name)
     problems = []
     if not _NAME.fullmatch(name):
         problems.append(f"--name: found {name!r}; allowed: letters, digits and ._/-")
@@ -241,7 +241,9 @@ def _refuse_ranks(intent: Intent) -> None:
         raise ImportingError(f"--tp, --pp: found {ranks} ranks; allowed with --cpu: 1")
 
 
-def _begin(imported: Imported, intent: Intent, more: Mapping[str, str] | None = None) -> None:
+def _clear_outputs(
+    imported: ImportedModel, intent: Intent, more: Mapping[str, str] | None = None
+) -> None:
     """Removes what is made anew; the settings mark the folder as ours from now on."""
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
@@ -249,8 +251,8 @@ def _begin(imported: Imported, intent: Intent, more: Mapping[str, str] | None = 
 
 
 def _description(
-    imported: Imported, fields: Mapping[str, Any], parameters: Mapping[str, Any], release: str
-) -> repository.Description:
+    imported: ImportedModel, fields: Mapping[str, Any], parameters: Mapping[str, Any], release: str
+) -> repository.DeploymentDescription:
     own = {"tokenizer_dir": imported.tokenizer_dir, "release": _rendered_release(release)}
     return repository.from_fields({**parameters, **fields, **own})
 
@@ -262,11 +264,11 @@ def _rendered_release(release: str) -> str:
 
 def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
     affordable = _CPU_KV_BYTES // kv_bytes_per_token(checkpoint, intent, _CPU_KV_ITEM_BYTES)
-    wanted = intent.max_batch_size * largest_request(intent)
-    return max(largest_request(intent), min(wanted, affordable))
+    tokens = intent.max_batch_size * largest_request(intent)
+    return max(largest_request(intent), min(tokens, affordable))
 
 
-def _write_settings(imported: Imported, intent: Intent, more: Mapping[str, str]) -> None:
+def _write_settings(imported: ImportedModel, intent: Intent, more: Mapping[str, str]) -> None:
     """`more` are others by name; one without a value is left out, with what it means."""
     values = {
         "model_name": imported.name,

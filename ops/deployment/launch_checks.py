@@ -10,7 +10,7 @@ from pathlib import Path
 from adapters.config_json import ConfigError
 from adapters.engine_config import read_engine_config
 from gateway.triton.pbtxt import PbtxtError, read_pbtxt
-from ops.deployment.check_repository import Model
+from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.launch import Launch, Mode
 from ops.deployment.llmapi_yaml import LlmapiYamlError, read_llmapi_yaml
 
@@ -63,7 +63,7 @@ def read_core_models(launch: Launch, llm_config: str | None = None) -> list[Core
     return found
 
 
-def found_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
+def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
     """The launch in the mode that its repository needs.
 
     Args:
@@ -201,7 +201,7 @@ def _model_problems(launch: Launch, models: Sequence[CoreModel]) -> list[str]:
 
 def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
     model = read_pbtxt(path)
-    found = Model(name, path.parent, model)
+    found = RepositoryModel(name, path.parent, model)
     if found.is_llmapi and found.versions:
         return CoreModel(
             name=name,
@@ -213,7 +213,7 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
             instances=model.instance_count,
         )
     # The GPT repository calls it by the other name.
-    engine_dir = _given(model.parameters, "gpt_model_path") or _given(
+    engine_dir = _get_parameter(model.parameters, "gpt_model_path") or _get_parameter(
         model.parameters, "engine_dir"
     )
     try:
@@ -225,12 +225,12 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
         name=name,
         backend=model.backend,
         engine_dir=engine_dir,
-        participants=_given(model.parameters, "participant_ids"),
+        participants=_get_parameter(model.parameters, "participant_ids"),
         world_size=world_size,
     )
 
 
-def _given(parameters: Mapping[str, str], name: str) -> str:
+def _get_parameter(parameters: Mapping[str, str], name: str) -> str:
     """Empty when unset; a template may also have been left unfilled."""
     value = parameters.get(name, "")
     return "" if value.startswith("${") else value

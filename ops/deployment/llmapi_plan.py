@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ops.deployment.check_llm_arguments import TOKENS_PER_BLOCK
-from ops.deployment.engine_plan import Plan
+from ops.deployment.engine_plan import EnginePlan
 from ops.deployment.intent import Intent
 from triton_repo.parameters import Value
 
@@ -11,7 +11,7 @@ LLMAPI = "llmapi"
 """The gateway's mode of that name."""
 
 
-def llmapi_parameters(plan: Plan) -> dict[str, Value]:
+def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
     """Those of `triton_repo.llmapi_repository`, but for `model`."""
     intent, kv = plan.intent, plan.memory.kv_cache
     found: dict[str, Value] = {

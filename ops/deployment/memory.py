@@ -25,7 +25,7 @@ LORA_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraCache:
+class LoraCachePlan:
     """Cache parameters of the `tensorrt_llm` model that hold `adapters` at the largest rank.
 
     The sizes are ranks. `bytes` is for each of the host's and the GPU's cache.
@@ -38,7 +38,7 @@ class LoraCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvCache:
+class KvCachePlan:
     """The pool, `tokens` that it holds, and the parameters that divide the memory.
 
     `fraction` is kv_cache_free_gpu_mem_fraction; `lora_fraction` is
@@ -52,15 +52,15 @@ class KvCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryPlan:
     """`kv_cache` is None without a GPU to look at, and where nothing is left for it."""
 
     gpu: Gpu | None
     weights: int
     workspace: int
     kv_bytes_per_token: int
-    lora: LoraCache | None
-    kv_cache: KvCache | None
+    lora: LoraCachePlan | None
+    kv_cache: KvCachePlan | None
 
     def fits(self, intent: Intent) -> bool | None:
         """Whether one request of the largest size can run; None without a GPU to look at."""
@@ -125,7 +125,7 @@ def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     return activations + logits + RUNTIME_BYTES + several
 
 
-def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCache | None:
+def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
     """Settings that hold `intent.lora_adapters` adapters of all modules at the largest rank."""
     if not intent.lora_modules:
         return None
@@ -134,7 +134,7 @@ def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCache | None:
     adapter = [ModuleRows(module, intent.max_lora_rank, layers) for module in intent.lora_modules]
     adapters = [adapter] * intent.lora_adapters
     best = recommend(base, adapters)
-    return LoraCache(
+    return LoraCachePlan(
         adapters=intent.lora_adapters,
         bytes=best.host_bytes,
         optimal_adapter_size=best.optimal_adapter_size,
@@ -142,13 +142,13 @@ def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCache | None:
     )
 
 
-def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memory:
+def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> MemoryPlan:
     """All of it, for one of `gpu`."""
     weights, workspace = weight_bytes(checkpoint, intent), workspace_bytes(checkpoint, intent)
     per_token = kv_bytes_per_token(checkpoint, intent)
     lora = lora_cache(checkpoint, intent)
     free = 0 if gpu is None else gpu.memory - weights - workspace
-    return Memory(
+    return MemoryPlan(
         gpu=gpu,
         weights=weights,
         workspace=workspace,
@@ -158,7 +158,7 @@ def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memo
     )
 
 
-def _divide(free: int, per_token: int, lora: LoraCache | None) -> KvCache | None:
+def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePlan | None:
     """Gives the LoRA cache what it needs, and the KV cache the rest up to `KV_FRACTION`."""
     if free <= 0:
         return None
@@ -173,7 +173,7 @@ def _divide(free: int, per_token: int, lora: LoraCache | None) -> KvCache | None
         needed = math.ceil(lora.bytes / (free * (1 - fraction)) * 100) / 100
         lora_fraction = max(LORA_FRACTION, needed)
     pool = int(free * fraction)
-    return KvCache(
+    return KvCachePlan(
         bytes=pool, tokens=pool // per_token, fraction=fraction, lora_fraction=lora_fraction
     )
 

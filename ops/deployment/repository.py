@@ -43,7 +43,7 @@ class DescriptionError(ValueError):
     """The description does not fit itself, the engine or the templates; one line per problem."""
 
 
-class Description(BaseModel):
+class DeploymentDescription(BaseModel):
     """One deployment of a TensorRT-LLM engine behind Triton.
 
     What each field means is said in `ops.deployment.fields`. All but `release`, `decoupled` and
@@ -88,7 +88,7 @@ class Description(BaseModel):
     bls_instance_count: int = Field(4, ge=1)
     parameters: dict[str, Value] = Field({})
 
-    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+    _locations: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -114,9 +114,9 @@ class Description(BaseModel):
         folder: Path = (info.context or {}).get("folder", Path.cwd())
         return None if path is None else folder.absolute() / path
 
-    def place(self, field: str) -> str:
+    def locate(self, field: str) -> str:
         """Where a field was given, as `FILE:LINE: ` or ""."""
-        return self._places.get(field, "")
+        return self._locations.get(field, "")
 
 
 def _template_name(field: str) -> str:
@@ -128,7 +128,7 @@ def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     parameters, data = raw.get("parameters"), dict(raw)
     if not isinstance(parameters, Mapping):
         return data
-    fields = {_template_name(name): name for name in Description.model_fields}
+    fields = {_template_name(name): name for name in DeploymentDescription.model_fields}
     data["parameters"] = {name: value for name, value in parameters.items() if name not in fields}
     for name in parameters.keys() & fields.keys():
         if fields[name] in raw:
@@ -137,7 +137,7 @@ def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Description:
+def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> DeploymentDescription:
     """Read a description; `overrides` are fields, or `parameters`, that win over the file's.
 
     Raises DescriptionError naming file, line and field of everything that is wrong.
@@ -153,7 +153,7 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Descrip
     data = document.data
     if not isinstance(data, dict):
         raise DescriptionError(f"{path}: found {type(data).__name__}; allowed: names with values")
-    places = _places(document, path)
+    places = _find_locations(document, path)
     try:
         data, changes = _own_fields(data), _own_fields(overrides or {})
     except ValueError as error:
@@ -164,21 +164,23 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Descrip
     if isinstance(own, Mapping) and "parameters" in changes:
         changes["parameters"] = {**own, **changes["parameters"]}
     places = {name: place for name, place in places.items() if name not in changes}
-    return _described({**data, **changes}, path.parent, places)
+    return _build_description({**data, **changes}, path.parent, places)
 
 
-def from_fields(fields: Mapping[str, Any]) -> Description:
+def from_fields(fields: Mapping[str, Any]) -> DeploymentDescription:
     """A description without a file. Raises DescriptionError naming every wrong field."""
-    return _described(fields, Path.cwd(), {})
+    return _build_description(fields, Path.cwd(), {})
 
 
-def _described(fields: Mapping[str, Any], folder: Path, places: Mapping[str, str]) -> Description:
+def _build_description(
+    fields: Mapping[str, Any], folder: Path, places: Mapping[str, str]
+) -> DeploymentDescription:
     try:
-        description = Description.model_validate(fields, context={"folder": folder})
+        description = DeploymentDescription.model_validate(fields, context={"folder": folder})
     except ValidationError as error:
         lines = dict.fromkeys(_problem(dict(problem), places) for problem in error.errors())
         raise DescriptionError("\n".join(lines)) from error
-    description._places.update(places)
+    description._locations.update(places)
     return description
 
 
@@ -194,7 +196,8 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
         return f"{name}: not given; it is needed"
     if problem["type"] == "extra_forbidden":
         return (
-            f"{where}{name}: unknown name; allowed: {', '.join(Description.model_fields)}; "
+            f"{where}{name}: unknown name; allowed: "
+            f"{', '.join(DeploymentDescription.model_fields)}; "
             "other template parameters go under parameters"
         )
     return (
@@ -205,7 +208,7 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
     )
 
 
-def _places(document: MarkedYaml, path: Path) -> dict[str, str]:
+def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
     """Where each field, and each of `parameters`, was written, as `FILE:LINE: `."""
     names: list[tuple[Any, ...]] = [(name,) for name in document.data]
     parameters = document.data.get("parameters")
@@ -215,7 +218,7 @@ def _places(document: MarkedYaml, path: Path) -> dict[str, str]:
 
 
 def template_parameters(
-    description: Description, engine: EngineConfig | None = None
+    description: DeploymentDescription, engine: EngineConfig | None = None
 ) -> dict[str, Value]:
     """The values of the templates for this description.
 
@@ -227,7 +230,7 @@ def template_parameters(
     """
     engine_dir = description.local_engine_dir or description.engine_dir
     engine = engine or _read_engine(description)
-    values = _given(description) | dict(description.parameters)
+    values = _list_given_values(description) | dict(description.parameters)
     if "triton_max_batch_size" not in values and engine.max_batch_size is None:
         raise DescriptionError(
             f"triton_max_batch_size: {engine_dir} does not say how large a batch may be; give it"
@@ -241,21 +244,21 @@ def template_parameters(
                 (own for own, name in _TEMPLATE_NAMES.items() if name == finding.field),
                 finding.field,
             )
-            where = description.place(field) or description.place(f"parameters.{field}")
+            where = description.locate(field) or description.locate(f"parameters.{field}")
             problems.append(f"{where}{field}: {finding.problem}. Fix: {finding.fix}.")
     try:
         filled_values(values, MODELS, template_set(description.release, engine))
     except RenderError as error:
         for line in str(error).splitlines():
             name = line.partition(":")[0]
-            problems.append(f"{description.place(f'parameters.{name}')}{line}")
+            problems.append(f"{description.locate(f'parameters.{name}')}{line}")
     if problems:
         raise DescriptionError("\n".join(problems))
     return values
 
 
 def write(
-    description: Description,
+    description: DeploymentDescription,
     destination: Path,
     engine: EngineConfig | None = None,
     core_name: str = CORE,
@@ -283,17 +286,17 @@ def template_set(release: str | None, engine: EngineConfig) -> str:
         return DEFAULT
 
 
-def _read_engine(description: Description) -> EngineConfig:
+def _read_engine(description: DeploymentDescription) -> EngineConfig:
     try:
         return read_engine_config(description.local_engine_dir or description.engine_dir)
     except ConfigError as error:
         raise DescriptionError(
-            f"{description.place('engine_dir')}engine_dir: {error}; where Triton sees the "
+            f"{description.locate('engine_dir')}engine_dir: {error}; where Triton sees the "
             "engine under another path, say with local_engine_dir where it is here"
         ) from error
 
 
-def _given(description: Description) -> dict[str, Value]:
+def _list_given_values(description: DeploymentDescription) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for field in type(description).model_fields:
         value = getattr(description, field)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ops.deployment.family import PROC, Family, Member, reap_orphans
+from ops.deployment.family import PROC, Member, ProcessFamily, reap_orphans
 from ops.deployment.launch import SHM_PREFIX, Launch, command, environment, rank_arguments
 from ops.local_stack.binaries import find_triton_server
 from ops.local_stack.errors import StackError
@@ -24,7 +24,7 @@ from ops.local_stack.ports import LOCALHOST
 from ops.local_stack.process import adopt_orphans
 from ops.local_stack.servers import answers_ok
 from ops.local_stack.shared_memory import SHARED_MEMORY
-from ops.local_stack.stack import say
+from ops.local_stack.stack import print_status
 
 POLL_PERIOD = 0.1  # seconds
 TRITON_EXIT_TIMEOUT = 30  # seconds; tritonserver's own default
@@ -64,9 +64,9 @@ def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
                     )
                     ranks.watch()
     except StackError as error:
-        say(f"error: {error}")
+        print_status(f"error: {error}")
         return 1
-    say("stopped")
+    print_status("stopped")
     return 0
 
 
@@ -80,7 +80,7 @@ class Ranks:
     def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
         """Starts nothing."""
         self._launch = launch
-        self._family = Family()
+        self._family = ProcessFamily()
         self._env = self._family.environment(dict(environ) | environment(launch))
         self._regions_before = _regions(launch.servers)
         self._process: subprocess.Popen[bytes] | None = None

@@ -117,7 +117,7 @@ def _batch_script(job: Job, folder: Path) -> str:
         mounts = [job.container_mounts] if job.container_mounts else []
         step.append(f"--container-mounts={','.join([*mounts, f'{folder}:{folder}'])}")
     step += [f"--output={folder}/rank_%j_%t.log", "bash", f"{folder}/{RANK_SCRIPT}"]
-    options_of_srun = _quoted(step, " \\\n  ")
+    options_of_srun = _quote(step, " \\\n  ")
     return f"""#!/bin/bash
 # Submit: sbatch {folder}/{BATCH_SCRIPT}
 # Stop: scancel JOB. Rank 0 ends its requests, for as long as Slurm's KillWait lets it.
@@ -129,7 +129,7 @@ srun {options_of_srun}
 
 
 def _llmapi_script(launch: Launch) -> str:
-    arguments = _quoted(shared_arguments(launch, is_leader=True), "\n  ")
+    arguments = _quote(shared_arguments(launch, is_leader=True), "\n  ")
     return f"""#!/bin/bash
 # One rank of the LLM API; srun starts it. Rank 0 serves, the others are its engine's workers.
 set -euo pipefail
@@ -148,8 +148,8 @@ exec {LLMAPI_LAUNCH} {shlex.quote(launch.tritonserver)} "${{arguments[@]}}" \\
 def _rank_script(launch: Launch) -> str:
     if launch.mode == Mode.LLMAPI:
         return _llmapi_script(launch)
-    leader = _quoted(shared_arguments(launch, is_leader=True), "\n      ")
-    worker = _quoted(shared_arguments(launch, is_leader=False), "\n      ")
+    leader = _quote(shared_arguments(launch, is_leader=True), "\n      ")
+    worker = _quote(shared_arguments(launch, is_leader=False), "\n      ")
     # Not quoted as a whole: the shell has to put the rank in.
     shm = shm_argument("${SLURM_PROCID}")
     return f"""#!/bin/bash
@@ -174,5 +174,5 @@ exec {shlex.quote(launch.tritonserver)} "${{arguments[@]}}" \\
 """
 
 
-def _quoted(parts: Sequence[str], separator: str) -> str:
+def _quote(parts: Sequence[str], separator: str) -> str:
     return separator.join(shlex.quote(part) for part in parts)

@@ -14,7 +14,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """`dashes` as in SVG's stroke-dasharray; empty for none. `points` are drawn in their order."""
 
     label: str
@@ -62,14 +62,14 @@ def logarithmic(values: Sequence[float]) -> Scale:
     return Scale(ticks, lambda value: (math.log10(value) - low) / (high - low))
 
 
-def graph(title: str, across: str, up: str, lines: Sequence[Line], x: Scale, y: Scale) -> str:
+def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y: Scale) -> str:
     """A panel of lines; `across` and `up` name the axes."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
-    def place_x(value: float) -> float:
+    def to_x(value: float) -> float:
         return _LEFT + x.share(value) * (right - _LEFT)
 
-    def place_y(value: float) -> float:
+    def to_y(value: float) -> float:
         return bottom - y.share(value) * (bottom - _TOP)
 
     parts = [
@@ -78,12 +78,12 @@ def graph(title: str, across: str, up: str, lines: Sequence[Line], x: Scale, y: 
         _text(_LEFT, _TOP - 8, up, anchor="end"),
     ]
     for tick in y.ticks:
-        parts.append(f'<path d="M{_LEFT} {place_y(tick):.1f}H{right}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 8, place_y(tick) + 4, _number(tick), anchor="end"))
-    parts += [_text(place_x(at), bottom + 20, _number(at), anchor="middle") for at in x.ticks]
+        parts.append(f'<path d="M{_LEFT} {to_y(tick):.1f}H{right}" stroke="#ddd"/>')
+        parts.append(_text(_LEFT - 8, to_y(tick) + 4, _number(tick), anchor="end"))
+    parts += [_text(to_x(at), bottom + 20, _number(at), anchor="middle") for at in x.ticks]
     parts.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#333"/>')
     for number, line in enumerate(lines):
-        points = " ".join(f"{place_x(a):.1f},{place_y(b):.1f}" for a, b in line.points)
+        points = " ".join(f"{to_x(a):.1f},{to_y(b):.1f}" for a, b in line.points)
         style = f'stroke="{line.colour}" stroke-width="2" stroke-dasharray="{line.dashes}"'
         parts.append(f'<polyline points="{points}" fill="none" {style}/>')
         at = _TOP + 10 + 20 * number

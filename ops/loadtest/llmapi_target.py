@@ -9,7 +9,7 @@ from gateway.errors import GatewayError
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.direct import DirectModel, replies
 from gateway.triton.llmapi.reader import LlmapiReader
-from ops.loadtest.requests import Request
+from ops.loadtest.requests import BenchRequest
 from ops.loadtest.sample import Mode, Sample
 from ops.loadtest.targets import RequestFailed
 
@@ -32,7 +32,7 @@ class LlmapiTarget:
         late = ", all of it at its end" if self._streaming and self._model.sends_at_end else ""
         return f"{self._model.name} of llmapi over gRPC, text{late}"
 
-    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+    async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
         build = self._model.request(uuid.uuid4().hex)
         build.texts("prompt", [request.text])
         build.scalar("max_tokens", request.output_tokens)
@@ -55,7 +55,7 @@ class LlmapiTarget:
                     delta = reply.delta(reader)
                     text, finish, unshown = text + (delta.text or ""), delta.finish, delta.unshown
                     if delta.text and self._streaming:
-                        sample.saw_token(now())
+                        sample.record_token(now())
             finally:
                 stream.cancel()
         except GatewayError as error:

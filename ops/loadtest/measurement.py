@@ -20,11 +20,11 @@ from ops.errors import OptionError
 from ops.loadtest.arrivals import Arrivals, send_times
 from ops.loadtest.llmapi_target import LlmapiTarget
 from ops.loadtest.progress import Progress
-from ops.loadtest.requests import Request, Source
+from ops.loadtest.requests import BenchRequest, RequestSource
 from ops.loadtest.running import run
-from ops.loadtest.sample import Mode, Run, Sample, append
-from ops.loadtest.targets import GatewayTarget, Target, TritonTarget, first_model
-from ops.local_stack.state import State
+from ops.loadtest.sample import BenchRun, Mode, Sample, append
+from ops.loadtest.targets import BenchTarget, GatewayTarget, TritonTarget, first_model
+from ops.local_stack.state import StackState
 
 _TRITON, _GATEWAY = "localhost:8001", "http://127.0.0.1:9000"
 _WARM_UP_TOKENS = 100
@@ -44,10 +44,10 @@ class Servers:
     api_key: str | None
     timeout_s: float
 
-    def completed(self, state_dir: Path) -> Servers:
+    def with_defaults(self, state_dir: Path) -> Servers:
         """With the addresses of the stack in `state_dir`, or else the usual ports."""
         try:
-            state = State.read(state_dir)
+            state = StackState.read(state_dir)
         except FileNotFoundError:
             triton, gateway = _TRITON, _GATEWAY
         else:
@@ -60,7 +60,7 @@ class Servers:
 
 
 @dataclass(frozen=True)
-class Load:
+class BenchLoad:
     """How much. `levels` are concurrencies, None for no limit; `max_input` is in tokens."""
 
     levels: list[int | None]
@@ -74,16 +74,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     modes: list[Mode]
     servers: Servers
-    source: Source
-    load: Load
+    source: RequestSource
+    load: BenchLoad
     tokenizer_dir: Path | None
     through_template: bool
 
 
-async def measure(plan: Plan, progress: Progress) -> list[Run]:
+async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
     """All levels of each mode.
 
     Raises GatewayError, TimeoutError when a server is not there, OptionError, ValueError for a
@@ -113,7 +113,7 @@ async def measure(plan: Plan, progress: Progress) -> list[Run]:
             await _warm_up(target, requests[0], plan, progress)
         found: dict[tuple[Mode, int | None], list[Sample]] = {}
         for level in load.levels:
-            for part in _parts(len(requests), level, load, len(targets)):
+            for part in _split_requests(len(requests), level, load, len(targets)):
                 for target in targets:
                     samples = found.setdefault((target.mode, level), [])
                     title = target.mode if level is None else f"{target.mode}, {level} at a time"
@@ -123,17 +123,17 @@ async def measure(plan: Plan, progress: Progress) -> list[Run]:
                         times[part],
                         level,
                         plan.servers.timeout_s,
-                        partial(_tell, progress, title, samples[:], len(requests)),
+                        partial(_report_progress, progress, title, samples[:], len(requests)),
                     )
                     append(samples, new)
         return [
-            Run(target.mode, target.what, level, found[target.mode, level])
+            BenchRun(target.mode, target.what, level, found[target.mode, level])
             for target in targets
             for level in load.levels
         ]
 
 
-def _parts(count: int, level: int | None, load: Load, modes: int) -> list[slice]:
+def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
     """The requests in turns: the modes alternate, so that a noisy machine is noisy for all.
 
     Only where so many at a time are what makes the load; each turn is long enough to hold it.
@@ -145,14 +145,14 @@ def _parts(count: int, level: int | None, load: Load, modes: int) -> list[slice]
     return [slice(*pair) for pair in pairwise(bounds)]
 
 
-def _tell(
+def _report_progress(
     progress: Progress, title: str, before: list[Sample], total: int, done: int, failed: int
 ) -> None:
     failed += sum(bool(sample.error) for sample in before)
     progress.update(title, len(before) + done, failed, total)
 
 
-async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
+async def _prompts(plan: BenchPlan, client: TritonClient) -> Prompts:
     folder = plan.tokenizer_dir
     if folder is None:
         try:
@@ -167,8 +167,8 @@ async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
 
 @asynccontextmanager
 async def _target(
-    plan: Plan, mode: Mode, client: TritonClient, prompts: Prompts
-) -> AsyncIterator[Target]:
+    plan: BenchPlan, mode: Mode, client: TritonClient, prompts: Prompts
+) -> AsyncIterator[BenchTarget]:
     servers, streaming = plan.servers, plan.load.streaming
     if mode != "chat":
         name = servers.core_model if mode == "core" else servers.text_model
@@ -191,14 +191,18 @@ async def _target(
         yield GatewayTarget(http, url, name, through_template=template, streaming=streaming)
 
 
-async def _prime(target: Target, requests: list[Request], plan: Plan, progress: Progress) -> None:
+async def _prime(
+    target: BenchTarget, requests: list[BenchRequest], plan: BenchPlan, progress: Progress
+) -> None:
     """Has every prompt seen once."""
     progress.begin("every prompt once, for the KV cache")
     once = [replace(request, output_tokens=1) for request in requests]
     await run(target, once, [0.0] * len(once), 8, plan.servers.timeout_s, lambda *_: None)
 
 
-async def _warm_up(target: Target, request: Request, plan: Plan, progress: Progress) -> None:
+async def _warm_up(
+    target: BenchTarget, request: BenchRequest, plan: BenchPlan, progress: Progress
+) -> None:
     count = plan.load.warm_up
     if count:
         progress.begin(f"{target.mode}: warm-up, {count} requests")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.loadtest.chart import COLOURS, Line, graph, levels, logarithmic, svg
+from ops.loadtest.chart import COLOURS, Series, graph, levels, logarithmic, svg
 from ops.loadtest.report import stats
-from ops.loadtest.sample import Mode, Run
+from ops.loadtest.sample import BenchRun, Mode
 
 _COLOURS: dict[Mode, str] = {"core": COLOURS[0], "e2e": COLOURS[1], "chat": COLOURS[2]}
 _SERIES = {
@@ -17,18 +17,18 @@ _SERIES = {
 }
 
 
-def latency_against_load(runs: Sequence[Run]) -> str:
+def latency_against_load(runs: Sequence[BenchRun]) -> str:
     """Concurrency across, equally spaced by level; milliseconds up, on a logarithmic scale.
 
     A run without a limit stands at the number of its requests.
     """
-    lines = _lines(runs)
+    lines = _build_series(runs)
     across = levels([x for line in lines for x, _ in line.points])
     up = logarithmic([y for line in lines for _, y in line.points])
     return svg([graph("Latency against load", "requests at a time", "ms", lines, across, up)])
 
 
-def _lines(runs: Sequence[Run]) -> list[Line]:
+def _build_series(runs: Sequence[BenchRun]) -> list[Series]:
     tables = [(run, stats(run)) for run in runs]
     lines = []
     for mode in dict.fromkeys(run.mode for run in runs):
@@ -39,5 +39,5 @@ def _lines(runs: Sequence[Run]) -> list[Line]:
                 if run.mode == mode and table.get(name, 0.0) > 0
             ]
             if points:
-                lines.append(Line(f"{mode} {label}", _COLOURS[mode], sorted(points), dashes))
+                lines.append(Series(f"{mode} {label}", _COLOURS[mode], sorted(points), dashes))
     return lines

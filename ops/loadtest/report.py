@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ops.loadtest.sample import Run, percentile
+from ops.loadtest.sample import BenchRun, percentile
 
 _PARTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 # The reference tool names two columns of its CSV otherwise than in its table.
@@ -22,7 +22,7 @@ _CSV_NAMES = {
 Stats = Mapping[str, float]
 
 
-def stats(run: Run) -> Stats:
+def stats(run: BenchRun) -> Stats:
     """By the names of the reference tool, then ours; nan where nothing was measured.
 
     Over the requests that were answered. Avg. InFlight requests is the sum of their latencies over
@@ -54,7 +54,7 @@ def stats(run: Run) -> Stats:
     return found
 
 
-def text(runs: Sequence[Run]) -> str:
+def text(runs: Sequence[BenchRun]) -> str:
     """A table for each level; where modes stand side by side, with the last minus the first."""
     blocks = ["\n".join(dict.fromkeys(f"{run.mode}: {run.what}" for run in runs))]
     for level in dict.fromkeys(run.concurrency for run in runs):
@@ -77,7 +77,7 @@ def text(runs: Sequence[Run]) -> str:
     return "\n\n".join(blocks)
 
 
-def write_stats_csv(runs: Sequence[Run], file: Path) -> None:
+def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
     """A line of names and one per run. The reference tool's columns come first."""
     tables = [stats(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
@@ -89,7 +89,7 @@ def write_stats_csv(runs: Sequence[Run], file: Path) -> None:
             writer.writerow([*cells, run.mode, run.concurrency or ""])
 
 
-def write_requests_csv(runs: Sequence[Run], file: Path) -> None:
+def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
     """A line per request; times in milliseconds, `start` from the beginning of its run."""
     with file.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines)
@@ -116,7 +116,7 @@ def write_requests_csv(runs: Sequence[Run], file: Path) -> None:
                 writer.writerow((*who, *cells, *counts, s.error))
 
 
-def write_json(runs: Sequence[Run], file: Path) -> None:
+def write_json(runs: Sequence[BenchRun], file: Path) -> None:
     """A list with an object per run; `samples` as in `sample.Sample`, in seconds."""
     found = [
         {

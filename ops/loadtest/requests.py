@@ -15,7 +15,7 @@ from gateway.tokenization.prompts import Prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchRequest:
     """One prompt, as text and as the token ids of that text, and how many tokens to generate."""
 
     text: str
@@ -23,10 +23,10 @@ class Request:
     output_tokens: int
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
-    ) -> list[Request]:
+    ) -> list[BenchRequest]:
         """At most `count`, none with a prompt longer than `max_input` tokens.
 
         Raises ValueError naming what is wrong with a file, and OSError.
@@ -45,11 +45,11 @@ class FromDataset:
 
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
-    ) -> list[Request]:
+    ) -> list[BenchRequest]:
         entries = json.loads(self.file.read_text(encoding="utf-8"))
         if not isinstance(entries, list):
             raise ValueError(f"--dataset: {self.file} is not a JSON list")
-        found: list[Request] = []
+        found: list[BenchRequest] = []
         for number, entry in enumerate(entries):
             pair = _pair(entry)
             if pair is None:
@@ -62,7 +62,7 @@ class FromDataset:
             ids = prompts.tokenizer.encode(prompt).ids
             if tokens < 1 or not ids or (max_input is not None and len(ids) > max_input):
                 continue
-            found.append(Request(prompt, ids, tokens))
+            found.append(BenchRequest(prompt, ids, tokens))
             if len(found) == count:
                 break
         return found
@@ -77,7 +77,7 @@ class FromNormal:
 
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
-    ) -> list[Request]:
+    ) -> list[BenchRequest]:
         lengths = [(_normal(rng, self.input), _normal(rng, self.output)) for _ in range(count)]
         return _random_prompts(prompts, lengths, max_input, rng)
 
@@ -95,7 +95,7 @@ class FromHistogram:
 
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
-    ) -> list[Request]:
+    ) -> list[BenchRequest]:
         histograms = json.loads(self.file.read_text(encoding="utf-8"))
         drawn = []
         for side in ("ip", "op"):
@@ -130,7 +130,7 @@ def _normal(rng: random.Random, parameters: tuple[float, float]) -> int:
 
 def _random_prompts(
     prompts: Prompts, lengths: list[tuple[int, int]], max_input: int | None, rng: random.Random
-) -> list[Request]:
+) -> list[BenchRequest]:
     words = _words(prompts)
     found = []
     for input_tokens, output_tokens in lengths:
@@ -140,7 +140,7 @@ def _random_prompts(
         text = prompts.tokenizer.decode(drawn, skip_special_tokens=False)
         # The text models tokenize the text again, and some pairs of words may merge.
         ids = prompts.tokenizer.encode(text, add_special_tokens=False).ids
-        found.append(Request(text, ids, output_tokens))
+        found.append(BenchRequest(text, ids, output_tokens))
     return found
 
 

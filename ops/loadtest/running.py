@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ops.loadtest.requests import Request
+from ops.loadtest.requests import BenchRequest
 from ops.loadtest.sample import Sample
-from ops.loadtest.targets import RequestFailed, Target, clock
+from ops.loadtest.targets import BenchTarget, RequestFailed, clock
 
 
 async def run(
-    target: Target,
-    requests: Sequence[Request],
+    target: BenchTarget,
+    requests: Sequence[BenchRequest],
     times: Sequence[float],
     concurrency: int | None,
     timeout_s: float,
@@ -28,7 +28,7 @@ async def run(
     now = clock()
     done = failed = 0
 
-    async def one(request: Request, sample: Sample) -> None:
+    async def one(request: BenchRequest, sample: Sample) -> None:
         nonlocal done, failed
         sample.began = now()
         try:

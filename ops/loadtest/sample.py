@@ -43,14 +43,14 @@ class Sample:
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
 
-    def saw_token(self, now: float) -> None:
+    def record_token(self, now: float) -> None:
         if self.first is None:
             self.first = now
         self.last = now
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """One mode at one level; `concurrency` None is no limit, `what` says how it was asked."""
 
     mode: Mode

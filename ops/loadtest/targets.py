@@ -17,7 +17,7 @@ import orjson
 from gateway.errors import GatewayError
 from gateway.triton.direct import DirectModel, Reply, replies
 from ops.errors import OptionError
-from ops.loadtest.requests import Request
+from ops.loadtest.requests import BenchRequest
 from ops.loadtest.sample import Mode, Sample
 
 _NEVER = -1
@@ -28,14 +28,14 @@ class RequestFailed(Exception):
     """The server answered with an error; the text is what it said."""
 
 
-class Target(Protocol):
+class BenchTarget(Protocol):
     mode: Mode
 
     @property
     def what(self) -> str:
         """How it is asked, for people."""
 
-    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+    async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
         """Asks and fills in what was counted and when tokens came. Raises RequestFailed."""
 
 
@@ -53,7 +53,7 @@ class TritonTarget:
     def what(self) -> str:
         return self._what
 
-    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+    async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
         build = self._model.request(uuid.uuid4().hex)
         if self._model.takes_text:
             build.texts("prompt", [request.text])
@@ -88,7 +88,7 @@ class TritonTarget:
             raise RequestFailed(error.message) from error
 
     def _count(
-        self, reply: Reply, request: Request, sample: Sample, now: Callable[[], float]
+        self, reply: Reply, request: BenchRequest, sample: Sample, now: Callable[[], float]
     ) -> None:
         if not self._model.takes_text:
             ids = reply.ids()
@@ -103,7 +103,7 @@ class TritonTarget:
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
-            sample.saw_token(now())
+            sample.record_token(now())
 
 
 class GatewayTarget:
@@ -135,7 +135,7 @@ class GatewayTarget:
         kind = "one user message" if self._through_template else ids
         return f"the gateway's {self._path} over HTTP, {kind}"
 
-    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+    async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.output_tokens,
@@ -186,7 +186,7 @@ class GatewayTarget:
                     self._read_usage(chunk, sample)
                     complete = True
                 elif _has_text(chunk):
-                    sample.saw_token(now())
+                    sample.record_token(now())
         if not complete:
             raise RequestFailed("the stream ended before its usage")
 

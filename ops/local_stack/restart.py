@@ -17,7 +17,7 @@ class Backoff:
         self._started = time.monotonic()
         self._due: float | None = None
 
-    def died(self) -> float | None:
+    def record_death(self) -> float | None:
         """To be called while it is dead. The delay in seconds at the first call, then None."""
         if self._due is not None:
             return None
@@ -32,6 +32,6 @@ class Backoff:
     def is_due(self) -> bool:
         return self._due is not None and time.monotonic() >= self._due
 
-    def started(self) -> None:
+    def record_start(self) -> None:
         self._started = time.monotonic()
         self._due = None

@@ -82,7 +82,7 @@ def loading(models: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
 
     `max_seq_len` is for a model that does not tell it, nor how many requests it runs, and reads
@@ -97,7 +97,7 @@ class Served:
     triton_model: str | None = None
 
 
-def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> Child:
+def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
     """`gateway serve` against the two others; other GATEWAY_ variables go through to it."""
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {

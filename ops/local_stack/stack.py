@@ -19,7 +19,7 @@ from ops.local_stack.process import Child, adopt_orphans
 from ops.local_stack.repository import link, prepare
 from ops.local_stack.restart import Backoff
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from ops.local_stack.state import ADMIN_KEY_FILE, FILE_NAME, State
+from ops.local_stack.state import ADMIN_KEY_FILE, FILE_NAME, StackState
 
 START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to load
 STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the servers' own limits
@@ -29,7 +29,7 @@ MODELS_PERIOD = 1.0
 
 
 @dataclass(frozen=True)
-class Options:
+class StackOptions:
     """What to run and where.
 
     Attributes:
@@ -64,7 +64,7 @@ class Stack:
     """
 
     def __init__(
-        self, options: Options, ports: servers.Ports, stop_requested: Callable[[], bool]
+        self, options: StackOptions, ports: servers.Ports, stop_requested: Callable[[], bool]
     ) -> None:
         """`stop_requested` is asked often; `start` and `watch` then raise StopRequested."""
         self._options = options
@@ -82,7 +82,7 @@ class Stack:
         )
         self._gateway = servers.gateway_child(
             ports,
-            servers.Served(
+            servers.ServedModel(
                 *(options.model_name, options.model, options.adapters),
                 max_seq_len(options.model, options.parameters) if options.llmapi else None,
                 in_flight(options.parameters),
@@ -94,7 +94,7 @@ class Stack:
         self._children = (self._redis, self._triton, self._gateway)
         # The processes of Triton's models that were seen, and when they were looked at last.
         self._models: set[int] = set()
-        self._looked = 0.0
+        self._models_polled_at = 0.0
         self._model_lost = False
         self._triton_is_ready = False
 
@@ -116,10 +116,10 @@ class Stack:
         self._guard.close()
 
     @property
-    def state(self) -> State:
+    def state(self) -> StackState:
         """Raises RuntimeError before all children were started."""
         triton = f"http://{LOCALHOST}"
-        return State(
+        return StackState(
             gateway=f"http://{LOCALHOST}:{self._ports.gateway}",
             triton_http=f"{triton}:{self._ports.triton_http}",
             triton_metrics=f"{triton}:{self._ports.triton_metrics}/metrics",
@@ -128,7 +128,7 @@ class Stack:
             pids={child.name: child.pid for child in self._children},
         )
 
-    def start(self) -> State:
+    def start(self) -> StackState:
         """Returns when the gateway is ready, with the state that was written to the folder.
 
         Raises StackError when a server ends or is not ready in time, with the end of its log.
@@ -144,7 +144,7 @@ class Stack:
         self._launch(self._triton)
         self._wait(self._redis, lambda: servers.answers_ping(ports.redis))
         self._wait(self._triton, self._ask_triton)
-        self._look_at_models()
+        self._poll_models()
         self._launch(self._gateway)
         ready = f"http://{LOCALHOST}:{ports.gateway}/health/ready"
         self._wait(self._gateway, lambda: servers.answers_ok(ready))
@@ -183,10 +183,10 @@ class Stack:
         if starts:
             self._ask_triton()
         # One that dies within a period of its start must have been seen, too.
-        if starts or time.monotonic() - self._looked > MODELS_PERIOD:
-            self._look_at_models()
+        if starts or time.monotonic() - self._models_polled_at > MODELS_PERIOD:
+            self._poll_models()
         if starts and self._triton_is_ready:
-            say("triton: ready")
+            print_status("triton: ready")
         return self._model_lost
 
     def _ask_triton(self) -> bool:
@@ -194,14 +194,14 @@ class Stack:
         self._triton_is_ready = servers.answers_ok(url)
         return self._triton_is_ready
 
-    def _look_at_models(self) -> None:
-        self._looked = time.monotonic()
+    def _poll_models(self) -> None:
+        self._models_polled_at = time.monotonic()
         self._models |= (running := self._triton.children(servers.MODEL_PROCESS))
         self._model_lost = bool(self._models - running)
 
     def _start_again(self, child: Child, how: str, backoff: Backoff) -> None:
-        if (delay := backoff.died()) is not None:
-            say(f"{how}\n{child.name}: starting again in {delay:g} s")
+        if (delay := backoff.record_death()) is not None:
+            print_status(f"{how}\n{child.name}: starting again in {delay:g} s")
         if backoff.is_due():
             self._end(child, grace=0)
             if child is self._triton:
@@ -209,13 +209,13 @@ class Stack:
                 self._models, self._model_lost = set(), False
                 self._triton_is_ready = False
             self._launch(child)
-            backoff.started()
+            backoff.record_start()
             self.state.write(self._options.state_dir)
 
     def _launch(self, child: Child) -> None:
         child.start()
         self._guard.add(child.pid)
-        say(f"{child.name}: started, process {child.pid}")
+        print_status(f"{child.name}: started, process {child.pid}")
 
     def _end(self, child: Child, grace: float) -> None:
         if child.is_started:
@@ -240,11 +240,13 @@ class Stack:
                 )
             if now - said > PROGRESS_PERIOD:
                 last = child.last_lines(1).removeprefix("  | ")
-                say(f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}")
+                print_status(
+                    f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}"
+                )
                 said = now
         # Another server on the port may have answered in place of one that just failed.
         self._check_all()
-        say(f"{child.name}: ready")
+        print_status(f"{child.name}: ready")
 
     def _check_all(self) -> None:
         for child in self._children:
@@ -267,6 +269,6 @@ def pages(gateway: str, state_dir: Path) -> list[str]:
     return [text.format(url) for url, text in found.items() if servers.answers_ok(url)]
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     """Progress goes to stderr; stdout has the ready line only."""
     print(line, file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ PRIVATE_FOLDERS = ("redis", "adapters", "logs")
 
 
 @dataclass(frozen=True)
-class State:
+class StackState:
     """`state.json` of a running stack.
 
     Attributes:
@@ -37,7 +37,7 @@ class State:
     pids: dict[str, int]
 
     @classmethod
-    def read(cls, state_dir: Path) -> State:
+    def read(cls, state_dir: Path) -> StackState:
         """That of the stack that runs there. Raises OSError when none does."""
         return cls(**json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8")))
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.ports import PortClaims
 from ops.local_stack.servers import Ports
-from ops.local_stack.stack import Options, Stack, pages, say
+from ops.local_stack.stack import Stack, StackOptions, pages, print_status
 from ops.local_stack.state import StateLock
 
-OWNER_ALONE = 0o077
+OWNER_ONLY_UMASK = 0o077
 """The umask for all that the stack writes."""
 
 
 @dataclass(frozen=True)
-class WantedPorts:
+class RequestedPorts:
     """Ports from the command line; for 0 a free one is picked."""
 
     gateway: int
@@ -57,13 +57,13 @@ class _StopFlag:
         return self._is_set
 
 
-def up(options: Options, wanted: WantedPorts) -> int:
+def up(options: StackOptions, wanted: RequestedPorts) -> int:
     """Returns the exit code: 0 after a signal, 1 when the stack cannot start or go on.
 
     In either case nothing is left running. The ready line is all that goes to stdout.
     """
     # The servers inherit it. Redis' data has prompts in it, and so may what Triton logs.
-    os.umask(OWNER_ALONE)
+    os.umask(OWNER_ONLY_UMASK)
     stop_requested = _StopFlag()
     try:
         with (
@@ -73,16 +73,16 @@ def up(options: Options, wanted: WantedPorts) -> int:
         ):
             state = stack.start()
             for page in pages(state.gateway, options.state_dir):
-                say(page)
+                print_status(page)
             print(f"ready: {state.gateway}", flush=True)
             stack.watch()
     except StopRequested:
-        say("stopped")
+        print_status("stopped")
         return 0
     except StackError as error:
-        say(f"error: {error}")
+        print_status(f"error: {error}")
         return 1
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        say(f"error: {error}" + f"; is --state-dir, {options.state_dir}, full?" * full)
+        print_status(f"error: {error}" + f"; is --state-dir, {options.state_dir}, full?" * full)
         return 1

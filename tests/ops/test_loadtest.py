@@ -23,9 +23,9 @@ from ops.loadtest import report
 from ops.loadtest.arrivals import send_times
 from ops.loadtest.plot import latency_against_load
 from ops.loadtest.progress import Progress
-from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal, Request
+from ops.loadtest.requests import BenchRequest, FromDataset, FromHistogram, FromNormal
 from ops.loadtest.running import run as run_load
-from ops.loadtest.sample import Mode, Run, Sample, append, percentile
+from ops.loadtest.sample import BenchRun, Mode, Sample, append, percentile
 from ops.loadtest.targets import GatewayTarget
 from tests.support.patience import PATIENCE_S
 from tests.support.triton_server import MODEL
@@ -138,7 +138,7 @@ def test_percentiles_of_nothing() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def _run(mode: Mode, level: int | None, factor: float = 1.0) -> Run:
+def _run(mode: Mode, level: int | None, factor: float = 1.0) -> BenchRun:
     samples = [
         Sample(
             number,
@@ -152,7 +152,7 @@ def _run(mode: Mode, level: int | None, factor: float = 1.0) -> Run:
         for number in range(10)
     ]
     samples.append(Sample(10, 0.0, 0.01, error="too, long"))
-    return Run(mode, f"{mode} somehow", level, samples)
+    return BenchRun(mode, f"{mode} somehow", level, samples)
 
 
 def test_figures() -> None:
@@ -192,7 +192,7 @@ def test_turns_are_put_together_without_the_time_between_them() -> None:
 
 
 def test_a_run_in_which_all_failed_has_figures() -> None:
-    run = Run("chat", "", None, [Sample(0, 0.0, 0.1, error="no")])
+    run = BenchRun("chat", "", None, [Sample(0, 0.0, 0.1, error="no")])
     assert report.stats(run)["Failed requests"] == 1
     assert "1 requests failed: no" in report.text([run])
     ET.fromstring(latency_against_load([run]))
@@ -286,7 +286,7 @@ async def test_an_answer_that_is_not_whole_is_a_failure(
     async with server, httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         url = f"http://127.0.0.1:{port}"
         target = GatewayTarget(http, url, "m", through_template=False, streaming=True)
-        request = Request("a b", [1, 2], 3)
+        request = BenchRequest("a b", [1, 2], 3)
         [sample] = await run_load(target, [request], [0.0], 1, 30.0, lambda *_: None)
     assert error in sample.error
     assert bool(sample.error) == bool(error)

@@ -284,8 +284,8 @@ def test_a_server_that_keeps_dying_waits_longer_and_longer() -> None:
     backoff = Backoff()
     delays = []
     for _ in range(8):
-        delays.append(backoff.died())
-        assert backoff.died() is None
+        delays.append(backoff.record_death())
+        assert backoff.record_death() is None
         assert not backoff.is_due()
-        backoff.started()
+        backoff.record_start()
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

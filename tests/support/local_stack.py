@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from ops.local_stack.state import FILE_NAME
-from ops.local_stack.state import State as Stack
+from ops.local_stack.state import StackState as Stack
 
 # Seconds; a few are normal. They only end a test that would never end.
 READY_WITHIN = 240.0

@@ -17,8 +17,8 @@ from ops.deployment.launch_checks import (
     CoreModel,
     LaunchError,
     check,
-    found_mode,
     read_core_models,
+    resolve_mode,
     warnings,
 )
 from tests.support.commands import gateway
@@ -210,9 +210,9 @@ def _llmapi(**facts: int) -> CoreModel:
 
 def test_the_llmapi_repository_makes_the_mode() -> None:
     launch = Launch(model_repo="/repo")
-    assert found_mode(launch, [_core()], is_llmapi=False) == launch
+    assert resolve_mode(launch, [_core()], is_llmapi=False) == launch
     for models, is_llmapi in (([_llmapi()], False), ([_llmapi()], True), ([], True)):
-        assert found_mode(launch, models, is_llmapi=is_llmapi).mode == Mode.LLMAPI
+        assert resolve_mode(launch, models, is_llmapi=is_llmapi).mode == Mode.LLMAPI
     for world_size in (1, 2):
         check(Launch(model_repo="/repo", mode=Mode.LLMAPI, world_size=world_size), [_llmapi()])
     check(Launch(model_repo="/repo", mode=Mode.LLMAPI), [_llmapi(instances=2)])
@@ -234,7 +234,7 @@ def test_what_the_llmapi_repository_cannot_is_refused_by_name(
 ) -> None:
     launch = Launch(model_repo="/repo", **options)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=expected):
-        check(found_mode(launch, models, is_llmapi=is_llmapi), models)
+        check(resolve_mode(launch, models, is_llmapi=is_llmapi), models)
 
 
 def test_a_source_tree_here_would_be_imported(

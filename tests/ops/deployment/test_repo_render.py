@@ -18,7 +18,7 @@ from ops.commands import repo
 from ops.deployment.check import check
 from ops.deployment.fields import FIELDS
 from ops.deployment.repository import (
-    Description,
+    DeploymentDescription,
     DescriptionError,
     from_fields,
     from_yaml,
@@ -51,7 +51,7 @@ ENGINE = EngineConfig(
 )
 
 
-def described(**fields: Any) -> Description:
+def described(**fields: Any) -> DeploymentDescription:
     return from_fields({"engine_dir": "/models/engine", "tokenizer_dir": "/models/hf", **fields})
 
 
@@ -372,7 +372,7 @@ def test_print_shows_the_parameters_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_text_and_an_option_and_is_a_template_parameter() -> None:
-    fields: Mapping[str, Any] = Description.model_fields
+    fields: Mapping[str, Any] = DeploymentDescription.model_fields
     assert [name for name in fields if name != "parameters"] == list(FIELDS)
     ours = {"release", "decoupled", "local_engine_dir", "local_tokenizer_dir", "parameters"}
     assert set(fields) - ours <= {entry.name for entry in PARAMETERS}
