@@ -66,23 +66,17 @@ class EngineConfig:
 
     @property
     def lora_dtype(self) -> str | None:
-        """The dtype that `lora_weights` must have; None without LoRA or if the file does not state
-        it.
-        """
+        """The dtype that `lora_weights` must have; None without LoRA or if not stated."""
         return self.dtype if self.lora_plugin == "auto" else self.lora_plugin
 
     @property
     def lora_tp_size(self) -> int | None:
-        """The number of ranks that `lora_weights` must be laid out for; None if `lora_dtype` is
-        None.
-        """
+        """The tp_size that `lora_weights` must be laid out for; None if `lora_dtype` is None."""
         return None if self.lora_dtype is None else self.tp_size or 1
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """True if KV cache reuse and chunked context work, which read the cache in blocks; None if
-        unknown.
-        """
+        """True if KV cache reuse and chunked context work (block reads); None if unknown."""
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:
             return False
         return self.use_paged_context_fmha

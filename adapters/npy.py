@@ -108,8 +108,9 @@ def _open(folder: Path, name: str, within: Path | None, limit: int) -> npt.NDArr
 
 
 def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
-    """Return the array of an .npy file (format 1.0 and 2.0), as a view of `raw`. Pickles are
-    refused.
+    """Return the array of an .npy file (format 1.0 and 2.0), as a view of `raw`.
+
+    Pickles are refused.
     """
     # numpy copies and decodes the length that the header states before it checks its own limit, so
     # it is given at most this many bytes.

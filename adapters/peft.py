@@ -118,8 +118,9 @@ def _no_weights_error(folder: Path) -> AdapterError:
 
 
 def _missing_file_error(name: str) -> MissingFile:
-    """Return the error for a missing file. It omits the folder, which may be internal to the
-    gateway.
+    """Return the error for a missing file.
+
+    It omits the folder, which may be internal to the gateway.
     """
     says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
     return MissingFile(name, "file", "not there", name, says=says)

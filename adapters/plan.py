@@ -77,8 +77,9 @@ class _Pair:
 
 
 def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
-    """Return all rows for this base model. Raises a subclass of `AdapterError` if the adapter does
-    not fit.
+    """Return all rows for this base model.
+
+    Raises a subclass of `AdapterError` if the adapter does not fit.
     """
     named = adapter.settings.base_model_name_or_path
     if named is not None and not base.is_called(named):

@@ -63,9 +63,7 @@ def selected_name(model: str) -> str:
 
 
 def split_selector(model: str) -> tuple[str, str | None]:
-    """Split ``NAME`` or ``NAME@DIGEST`` into (name, digest or None); a digest has 12 to 64 hex
-    digits.
-    """
+    """Split ``NAME`` or ``NAME@DIGEST`` (12 to 64 hex digits) into name and digest or None."""
     name, at, digest = model.partition("@")
     if at and not _SELECTED.fullmatch(digest):
         allowed = f"NAME@ and {SHORT_DIGEST} to 64 lower-case hex digits"

@@ -32,8 +32,9 @@ _LATER_S = 0.001
 
 
 class Store(Protocol):
-    """Storage of converted adapters by digest and of records by name. Raises `StoreError`
-    subclasses.
+    """Storage of converted adapters by digest and of records by name.
+
+    Raises `StoreError` subclasses.
     """
 
     async def get(self, digest: str) -> Converted:

@@ -39,7 +39,7 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
 
 
 class _Version(argparse.Action):
-    """As argparse's own, but looked up only when asked for: other commands need not wait for it."""
+    """argparse's version action with a late lookup, so that other commands start fast."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -49,7 +49,7 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line `arguments` (those of the process if None); returns the exit code."""
+    """Run the command line `arguments` (default: the process') and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gateway",
         description="OpenAI-compatible API gateway for Triton running TensorRT-LLM.",
@@ -66,14 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has seen enough of it; nothing may be written at exit either.
+        # The reader closed the pipe; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
-    """Write names of options with dashes: scripts of upstream have underscores, by their age."""
+    """Write option names with dashes: some of upstream's scripts use underscores."""
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":

@@ -1,7 +1,7 @@
-"""What operators' tools refuse in the words of the command line."""
+"""Errors of operators' tools that refer to the command line."""
 
 from __future__ import annotations
 
 
 class OptionError(ValueError):
-    """An option cannot be had, alone or with what the server is; the text begins with its name."""
+    """An option is unsupported, alone or by this server; the text begins with its name."""

@@ -1,1 +1,1 @@
-"""`gateway client`: one request straight to Triton, told as its reference clients tell it."""
+"""`gateway client`: one request straight to Triton, printed as its reference clients print it."""

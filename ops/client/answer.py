@@ -1,4 +1,4 @@
-"""The answer to a question, told by lines as the reference clients tell it."""
+"""Output of `gateway client`: the answer, in the lines that the reference clients print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PrintLine = Callable[[str], None]
 
 
 class AnswerPrinter:
-    """What has come of it, by sequence or beam; `failed` once the server has told an error."""
+    """Collector and printer of one answer; `failed` is True after a server error."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class AnswerPrinter:
         *,
         accumulates: bool = False,
     ) -> None:
-        """With `accumulates` each text is the whole so far."""
+        """Create the printer; with `accumulates` each response has the complete text so far."""
         self._question = question
         self._adds = question.streaming and question.beam_width == 1
         self._adds_text = self._adds and not (question.overwrite or accumulates)
@@ -36,7 +36,7 @@ class AnswerPrinter:
         self.failed = False
 
     def add_reply(self, reply: Reply, since_ms: float) -> None:
-        """One response, `since_ms` after the request."""
+        """Record one response that came `since_ms` milliseconds after the request."""
         if reply.error:
             self.fail(reply.error)
             return
@@ -69,7 +69,7 @@ class AnswerPrinter:
         self._say(error)
 
     def print_result(self) -> None:
-        """The whole texts and ids."""
+        """Print the complete texts and ids."""
         many = self._question.sequences > 1 and self._question.beam_width == 1
         for index, text in sorted(self._texts.items()):
             self._say(f"0 [{index}]: {text}" if len(self._texts) > 1 else f"0: {text}")
@@ -86,14 +86,14 @@ class AnswerPrinter:
             self._say(f"Output sequence: {ids}")
 
     def _is_requested(self, name: str) -> bool:
-        """A model in Python sends more than was asked for."""
+        """Return True if the output was requested: a model in Python sends more than that."""
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False
         return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
     def _generated_ids(self, index: int) -> list[int]:
-        """The generated ids; a whole answer begins with the prompt unless that was excluded."""
+        """Return the generated ids, without the prompt with which a complete answer may start."""
         ids = self._ids[index]
         restated = not (self._question.streaming or self._question.exclude_input)
         if restated and ids[: len(self._prompt_ids)] == self._prompt_ids:
@@ -101,7 +101,7 @@ class AnswerPrinter:
         return ids
 
     def report_match(self) -> bool:
-        """Whether enough of the expected ids came; tells it. True where none are expected."""
+        """Print and return whether enough expected ids came; True if none are expected."""
         expected = self._question.expected_ids
         if expected is None:
             return True

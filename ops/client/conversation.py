@@ -1,4 +1,4 @@
-"""Sends a question, stops it when it is to be stopped, and tells the answer."""
+"""Exchange with Triton: send a question, stop it on time and print the answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ops.client.request import check, compose, prompt_ids
 
 
 async def ask(url: str, options: ConnectionOptions, question: Question, say: PrintLine) -> bool:
-    """Sends it and tells the answer to `say` by lines; returns whether all went as expected.
+    """Send the question, print the answer by `say`, and return True if all went as expected.
 
-    Raises OptionError where an option is to blame, GatewayError, and TimeoutError.
+    Raises OptionError for a wrong option, GatewayError, and TimeoutError.
     """
     client = TritonClient(url, options)
     try:
@@ -45,7 +45,7 @@ async def _converse(
     message = compose(model, question, prompts, ids, request_id)
     core = model
     if question.stop_after_ms and model.is_ensemble:
-        # An ensemble has no `stop`, but its core model's request has the same id.
+        # An ensemble has no `stop` input, but its core model's request has the same id.
         core = await DirectModel.find(client, "tensorrt_llm")
     answer = AnswerPrinter(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
@@ -54,8 +54,8 @@ async def _converse(
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        # The llmapi repository's model ends a stopped request as cancelled, and that of
-        # TensorRT-LLM 1.2 not at all.
+        # A stopped request ends as cancelled in the llmapi repository's model, and does not end at
+        # all in that of TensorRT-LLM 1.2.
         cancelled = question.by_cancel or model.llmapi
         if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)
@@ -68,7 +68,7 @@ async def _converse(
         async for reply in replies(stream):
             if was_cancelled := cancelled and reply.cancelled:
                 break
-            answer.take(reply, 1000 * (time.monotonic() - began))
+            answer.add_reply(reply, 1000 * (time.monotonic() - began))
     except asyncio.CancelledError:
         if not cancelled:
             raise

@@ -1,7 +1,7 @@
-"""Batches of random ids to the core model: what one takes, and whether each row comes back.
+"""Latency of batches of random ids to the core model, and a check that each row comes back.
 
-As identity_test.py of tensorrtllm_backend measures it: a run is some requests that are the same,
-one after another (sync) or all at once (async); its latency is its time by their number.
+Measures like identity_test.py of tensorrtllm_backend: a run is a number of equal requests, one
+after another (sync) or all at once (async); its latency is its duration divided by that number.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ Inputs = Mapping[str, Sequence[Sequence[float]]]
 
 
 class NotIdentical(Exception):
-    """The server did not answer as it has to; the text says what came."""
+    """The server's answer is not the expected one; the text has the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """What is sent: `runs` of `requests` each. Lengths are in tokens, ids below `vocab_size`."""
+    """The batches to send: `runs` of `requests` each.
+
+    Lengths are in tokens, ids below `vocab_size`.
+    """
 
     rows: int
     start_len: int
@@ -45,9 +48,9 @@ class Batches:
 
 
 async def measure(url: str, model: str, batches: Batches) -> float:
-    """The average latency of one request, in milliseconds.
+    """Return the average latency of one request, in milliseconds.
 
-    Raises NotIdentical, OptionError when the model takes no token ids, GatewayError.
+    Raises NotIdentical, OptionError when the model takes no token ids, and GatewayError.
     """
     client = TritonClient(url)
     try:
@@ -74,11 +77,11 @@ async def measure(url: str, model: str, batches: Batches) -> float:
 
 
 def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
-    """By the names of the model, each [rows, n]."""
+    """Build the inputs by the model's names, each [rows, n]."""
     scalars = {
         "input_lengths": batches.start_len,
         "request_output_len": batches.output_len,
-        # Nothing ends an answer early, so the same work is measured each time.
+        # No end id: answers have the full length, so the same work is measured each time.
         "end_id": -1,
         "pad_id": 0,
         "beam_width": batches.beam_width,
@@ -96,7 +99,7 @@ def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
 async def _run(
     model: DirectModel, inputs: Inputs, requests: int, *, at_once: bool
 ) -> list[list[list[int]]]:
-    """Of each request the rows that came, best beam only."""
+    """Return the rows of each request, best beam only."""
     if at_once:
         return await asyncio.gather(*(_ask(model, inputs) for _ in range(requests)))
     return [await _ask(model, inputs) for _ in range(requests)]
@@ -111,7 +114,7 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
                 raise NotIdentical(reply.error)
             ids, index = reply.array("output_ids"), reply.array("batch_index")
             if ids is not None:
-                # In-flight batching answers each row as it is done, and says which.
+                # In-flight batching sends each row when it is done, with its index.
                 first = 0 if index is None else int(index.reshape(-1)[0])
                 rows |= {first + at: beams[0].tolist() for at, beams in enumerate(ids)}
     finally:
@@ -120,7 +123,7 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
 
 
 def _check(answers: list[list[list[int]]], prompts: list[list[int]], batches: Batches) -> None:
-    """Raises NotIdentical unless every row came back with its prompt in front."""
+    """Raise NotIdentical unless every row came back with its prompt in front."""
     for rows in answers:
         if len(rows) != batches.rows:
             raise NotIdentical(f"{len(rows)} rows of {batches.rows} came back")

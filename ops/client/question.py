@@ -1,4 +1,4 @@
-"""What `gateway client` asks, by the options of its command line."""
+"""The question of `gateway client`, parsed from its command line."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """A question.
 
     Attributes:
-        text, prompt_ids: the prompt; ids are for the core model and win.
-        tokenizer_dir: Hugging Face folder; for text to the core model it is needed.
-        max_tokens: None is the default of the reference client, 16 for the core model, 100 else.
-        scalars: numbers and truth values by what they mean, with the option that gave each.
-        words: likewise stop and bad words, bias words and guides, each a list of texts.
-        sequences: answers wanted; 1 unless `beam_width` is 1 too.
-        stop_after_ms: when to stop it, 0 never; `by_cancel` cancels the RPC instead of asking.
-        expected_ids: what must come out; `threshold` is the part that must be equal, 0 to 1.
-        lora_path: an adapter's folder, for the llmapi repository's model as Triton sees it.
-        lora_name: what that model calls it; "" is the folder's name.
-        outputs: names of what to request; None is what the other options need.
+        text, prompt_ids: the prompt; ids are for the core model and take precedence.
+        tokenizer_dir: Hugging Face folder; required for text to the core model.
+        max_tokens: None is the reference client's default: 16 for the core model, else 100.
+        scalars: numbers and booleans by meaning, each with the option that set it.
+        words: stop and bad words, bias words and guides by meaning, each with option and texts.
+        sequences: number of answers; 1 unless `beam_width` is 1 too.
+        stop_after_ms: when to stop the request, 0 for never.
+        by_cancel: stop by cancelling the RPC instead of sending a stop request.
+        expected_ids: the ids that must come; `threshold` is the fraction that must be equal, 0 to
+            1.
+        lora_path: an adapter's folder; for the llmapi repository's model as Triton sees it.
+        lora_name: the adapter's name for that model; "" for the folder's name.
+        outputs: names of the outputs to request; None for those that the other options need.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The request that a question becomes; what the model lacks is refused by the option's name."""
+"""Translation of a question to a request; errors name the option that the model cannot serve."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ STATISTICS = (
     "acceptance_rate",
     "total_accepted_draft_tokens",
     "total_draft_tokens",
-    # Of the llmapi repository.
+    # Outputs of the llmapi repository.
     "kv_cache_reused_block",
     "kv_cache_missed_block",
     "kv_cache_hit_rate",
 )
 REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
-"""Outputs of the llmapi repository, each asked for by an input of its meaning."""
-# What each request for an output makes the model send.
+"""Outputs of the llmapi repository, each requested by an input of the same meaning."""
+# Outputs that the model sends for each request input.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
@@ -49,7 +49,7 @@ _CORE_TOKENS, _TEXT_TOKENS = 16, 100
 
 
 def check(model: DirectModel, question: Question) -> None:
-    """Raises OptionError for options that contradict the kind of the model or each other."""
+    """Raise OptionError for options that contradict the kind of model or each other."""
     if question.streaming and not model.decoupled:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
@@ -72,7 +72,7 @@ def check(model: DirectModel, question: Question) -> None:
 
 
 def prompt_ids(model: DirectModel, question: Question, prompts: Prompts | None) -> list[int]:
-    """The prompt of a model that takes ids; [] for one that takes text. Raises OptionError."""
+    """Return the prompt of an id model; [] for a text model. Raises OptionError."""
     if model.takes_text:
         return []
     if question.prompt_ids is not None:
@@ -90,7 +90,7 @@ def compose(
     ids: list[int],
     request_id: str,
 ) -> Request | Message:
-    """Raises OptionError for an option that the model has no input for."""
+    """Build the request. Raises OptionError for an option that the model has no input for."""
     composer = _Composer(model, question, prompts, request_id)
     composer.add_prompt(ids)
     composer.add_scalars()
@@ -166,7 +166,7 @@ class _Composer:
             self.build.numbers("bias_weights", weights, len(weights))
 
     def build_with_lora(self) -> Request | Message:
-        """The request, with the adapter of --lora-path where there is one."""
+        """Return the request, with the adapter of --lora-path if given."""
         question = self._question
         if question.lora_name:
             self._require_input("lora_name", "--lora-name")
@@ -183,7 +183,7 @@ class _Composer:
         return with_weights(self.build.request, lora)
 
     def _add_lora_folder(self, path: Path) -> None:
-        """The adapter by the three inputs of the llmapi repository, which go together."""
+        """Add the adapter by the llmapi repository's three inputs, which belong together."""
         self._require_input("lora_path", "--lora-path")
         key = self._question.lora_task_id
         if path.is_dir():
@@ -201,7 +201,7 @@ class _Composer:
 
 
 def _list_outputs(model: DirectModel, question: Question) -> list[str]:
-    """The outputs to ask for."""
+    """Return the names of the outputs to request."""
     if question.outputs is not None:
         return question.outputs
     names = ["text_output"] if model.takes_text else ["output_ids", "sequence_length"]
@@ -214,7 +214,10 @@ def _list_outputs(model: DirectModel, question: Question) -> list[str]:
 
 
 def _hash_adapter_files(folder: Path) -> str:
-    """Of an adapter's files: an engine that knows an id does not look at them again."""
+    """Return the hash of an adapter's files.
+
+    An engine never rereads the files of an id that it knows.
+    """
     found = hashlib.sha256()
     for file in sorted(folder.glob("adapter_*")):
         found.update(hashlib.sha256(file.read_bytes()).digest())
@@ -231,7 +234,7 @@ def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Co
         if (path / npy_files.WEIGHTS).exists():
             return npy.read(path, read_base_model(folder, (), dtype=dtype))
         adapter = peft.read(path)
-        # Whoever names both folders says that they belong together.
+        # The operator names both folders, so the names are not compared.
         names = (adapter.settings.base_model_name_or_path or "",)
         return convert.convert(adapter, read_base_model(folder, names, dtype=dtype))
     except AdapterError as error:

@@ -12,7 +12,7 @@ _TIMEOUT_S = 600.0
 
 
 def options() -> argparse.ArgumentParser:
-    """Where the gateway is, as a parent of other parsers."""
+    """Return a parent parser with the gateway's address and state folder."""
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
     where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
@@ -20,14 +20,14 @@ def options() -> argparse.ArgumentParser:
 
 
 class AdminApi:
-    """Call it with a method and a path below `root`. Raises SystemExit with what went wrong.
+    """HTTP calls below `root`, given a method and a path. Raises SystemExit with the problem.
 
-    The admin key is in GATEWAY_ADMIN_KEY or, as the URL, where `gateway up` keeps it: arguments of
-    a command are for everybody on the machine to see.
+    The admin key comes from GATEWAY_ADMIN_KEY or, like the URL, from the state folder of `gateway
+    up`, because a command's arguments are visible to everybody on the machine.
     """
 
     def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:
-        """`parsed` has what `options` asks for."""
+        """Create the client; `parsed` has the arguments of `options`."""
         from ops.local_stack.state import ADMIN_KEY_FILE, StackState
 
         self._command = command

@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(workload: argparse.ArgumentParser) -> None:
-    """Add options that upstream's script takes behind the workload; before it they do as well."""
+    """Add the options that upstream's script takes after the workload; both places work."""
     unset = argparse.SUPPRESS
     workload.add_argument("--num-requests", type=_count, default=unset, metavar="N", help=unset)
     workload.add_argument("--tokenizer-dir", type=Path, default=unset, metavar="DIR", help=unset)
@@ -146,7 +146,7 @@ def _add_common(workload: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """0; 1 when a request failed; 2 when nothing could be measured."""
+    """Return 0; 1 when a request failed; 2 when nothing could be measured."""
     import asyncio
 
     from gateway.errors import GatewayError
@@ -179,7 +179,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> BenchPlan:
-    """Raises ValueError, OSError for a workload or a stack that cannot be used."""
+    """Build the plan. Raises ValueError or OSError for an unusable workload or stack."""
     from ops.loadtest.measurement import BenchLoad, BenchPlan, Servers
     from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ops.client.question import Question
 
 TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
-"""Values that upstream's scripts take; since v0.9 its models find the type themselves."""
+"""Values that upstream's scripts take; since v0.9 its models detect the type."""
 TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 
@@ -122,7 +122,7 @@ def grpc_alone(protocol: str) -> str:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """0 when it was answered as expected, 1 when not, 2 when it cannot be asked."""
+    """Return 0 if the answer was as expected, 1 if not, 2 if the request cannot be sent."""
     import asyncio
 
     from gateway.errors import GatewayError
@@ -149,7 +149,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _question(parsed: argparse.Namespace) -> Question:
-    """Raises OptionError for options that do not fit together."""
+    """Build the question. Raises OptionError for options that contradict each other."""
     from gateway.triton.names import LogicalInput
     from ops.client.question import Question
     from ops.errors import OptionError
@@ -221,7 +221,7 @@ def _question(parsed: argparse.Namespace) -> Question:
 
 
 def _text(parsed: argparse.Namespace) -> str:
-    r"""Return the prompt with newlines for `\n`, which bash leaves as it is within quotes."""
+    r"""Return the prompt with newlines for `\n`, which bash does not translate within quotes."""
     text: str = parsed.text
     if parsed.verbatim or "\\n" not in text:
         return text
@@ -243,7 +243,7 @@ def _connection_options(parsed: argparse.Namespace) -> ConnectionOptions:
 
 
 def _read_ids(file: Path | None) -> list[int] | None:
-    """The ids of a CSV file's first line."""
+    """Return the ids in a CSV file's first line."""
     if file is None:
         return None
     with file.open(encoding="utf-8", newline="") as lines:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say what the engine shall do, and with what it is made."""
+    """Add the options that describe the engine and how it is built."""
     parser.add_argument("model", type=Path, metavar="HF_DIR", help="needs its config.json only")
     parser.add_argument(
         "--dtype",
@@ -106,7 +106,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """The exit code, as the description says."""
+    """Return the exit code that the command's description documents."""
     from ops.deployment.engine_build import BuildError, build
     from ops.deployment.engine_plan import PlanError
     from ops.deployment.release import ReleaseError, ToolsRemoved
@@ -133,11 +133,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) -> EnginePlan:
-    """What the options of `add_plan_arguments` ask for, made in `folder`.
+    """Return the plan for the options of `add_plan_arguments`, built in `folder`.
 
-    `builds` is whether an engine is made, by some release.
-
-    Raises ToolsRemoved, and ValueErrors that name what is wrong.
+    `builds` is True if some release builds an engine. Raises ToolsRemoved, and ValueErrors that
+    name the problem.
     """
     from ops.deployment.checkpoint import read_checkpoint
     from ops.deployment.engine_plan import DEFAULT_EXAMPLES, make_plan
@@ -157,7 +156,7 @@ def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) 
 
 
 def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
-    """The options, with the model's defaults. Raises ValueError for unknown LoRA modules."""
+    """Return the options, with the model's defaults. Raises ValueError for unknown LoRA modules."""
     from ops.deployment.intent import DEFAULT_MAX_SEQ_LEN, Intent, base_model, default_dtype
     from ops.deployment.lora_modules import engine_modules
 
@@ -184,7 +183,7 @@ def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
 
 
 def show(plan: EnginePlan) -> None:
-    """The plan for people."""
+    """Print the plan for people."""
     from ops.deployment.engine_plan import shell_lines, template_parameters
 
     for step in plan.steps:
@@ -199,7 +198,7 @@ def show(plan: EnginePlan) -> None:
 
 
 def show_memory(plan: EnginePlan) -> None:
-    """The table, and what to change where it does not fit."""
+    """Print the memory table, and what to change if the engine does not fit."""
     from ops.deployment.engine_plan import requests_at_once
     from ops.deployment.memory import largest_request, parameter_count
 

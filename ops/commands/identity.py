@@ -1,4 +1,4 @@
-"""`gateway identity-test`: what batches of token ids take, with the reference script's options."""
+"""`gateway identity-test`: latency of batches of token ids, with the reference script's options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """0 when all came back, 1 when not, 2 when it cannot be asked."""
+    """Return 0 if all rows came back, 1 if not, 2 if the requests cannot be sent."""
     import asyncio
 
     from gateway.errors import GatewayError

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """The exit code, as the description says."""
+    """Return the exit code that the command's description documents."""
     from ops.deployment.importing import import_for_cpu, import_for_gpu, import_llmapi
     from ops.deployment.release import ToolsRemoved
 
@@ -73,7 +73,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    # What the operating system refuses names its path.
+    # OSErrors name their path.
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
@@ -83,7 +83,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
-    """What is built into an engine, or has no input in that repository's model."""
+    """Refuse options of an engine build, and those without an input in that repository's model."""
     problems = {
         "--trtllm-version, --trtllm-examples: not with --llmapi, which builds no engine": (
             parsed.trtllm_version is not None or parsed.trtllm_examples is not None
@@ -104,7 +104,7 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 
 
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
-    """What says how TensorRT-LLM builds means nothing here."""
+    """Refuse options of TensorRT-LLM's build, which have no meaning here."""
     from ops.deployment.release import NEWEST
 
     for option in ("gpu", "trtllm_version", "trtllm_examples"):
@@ -152,7 +152,7 @@ def _for_launch(triton_name: str | None) -> str:
 
 
 def _show_names(release: str) -> None:
-    """Say whose names of inputs the repository has where the release leaves that open."""
+    """Print which release's input names the repository has, if the release leaves that open."""
     from ops.deployment.release import read_sets
 
     if len(read_sets(release)) > 1:

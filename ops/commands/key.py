@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which is valid at once, and the second line is its id; the admin key is read from "
         "GATEWAY_ADMIN_KEY, or from the state folder of `gateway up`.",
     )
-    # Only whoever says so: otherwise it is a key for the file, wherever a gateway runs.
+    # Only with an explicit --url: otherwise the key is for the file, even if a gateway runs.
     new.set_defaults(url=None)
     whose = new.add_mutually_exclusive_group(required=True)
     whose.add_argument("--tenant", metavar="NAME", help="whose key it is")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Returns the exit code: 1 for a key that is nobody's. Raises SystemExit with what is wrong."""
+    """Return the exit code, 1 for an unknown key. Raises SystemExit with the problem."""
     if parsed.key_command == "new":
         return _new(parsed) if parsed.url is None else _new_at_gateway(parsed)
     if parsed.key_command == "check":

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Runs one command; returns the exit code. Raises SystemExit with what went wrong."""
+    """Run one command and return the exit code. Raises SystemExit with the problem."""
     if parsed.lora_command == "size":
         return _size(parsed)
     if parsed.lora_command == "agent":
@@ -127,12 +127,13 @@ def _size(parsed: argparse.Namespace) -> int:
 
     try:
         read = [_read_adapter(folder) for folder in parsed.adapters]
-        # Sizes do not depend on names, so whatever the adapters call their base is right.
+        # Sizes do not depend on names, so any base model name of the adapters is accepted.
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
         each = [convert(adapter, base).modules for adapter in read]
         if base.lora_target_modules == tuple(MODULE_IDS):
-            # A Hugging Face folder says nothing of an engine: it will be built for these.
+            # A Hugging Face folder does not state the engine's modules: assume those of the
+            # adapters.
             used = tuple(dict.fromkeys(row.module for rows in each for row in rows))
             base = replace(base, lora_target_modules=used)
         adapters = each * parsed.count
@@ -153,7 +154,7 @@ def _size(parsed: argparse.Namespace) -> int:
 
 
 def _read_adapter(folder: Path) -> Adapter:
-    """Raises SystemExit, with the folder as it was named."""
+    """Read an adapter. Raises SystemExit, which names the folder as given."""
     from adapters import peft
     from adapters.errors import AdapterError
 

@@ -1,4 +1,4 @@
-"""`gateway lora agent`: beside a Triton that reads adapters from its own disk."""
+"""`gateway lora agent`: runs beside a Triton that reads adapters from its own disk."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Blocks until SIGINT or SIGTERM. Raises SystemExit with what is wrong."""
+    """Run until SIGINT or SIGTERM. Raises SystemExit with the problem."""
     import logging
     import signal
     import threading
@@ -110,7 +110,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _limits(path: Path) -> EngineLimits:
-    """Those of `lora_config` in a model.yaml. Raises SystemExit with what is wrong."""
+    """Return the limits in `lora_config` of a model.yaml. Raises SystemExit with the problem."""
     import yaml
 
     from lora_store.peft_keeper import EngineLimits
@@ -137,7 +137,7 @@ def _limits(path: Path) -> EngineLimits:
 
 
 def _replica(text: str) -> str:
-    """The address alone, however it is connected to."""
+    """Return the address without the connection's scheme and options."""
     address = text.rpartition("://")[2]
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

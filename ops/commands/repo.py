@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Runs one command; 1 when something is refused or wrong."""
+    """Run one command; return 1 when something is refused or wrong."""
     if parsed.repo_command == "fill":
         return fill_template.run(parsed)
     if parsed.repo_command == "check":
@@ -146,7 +146,10 @@ def _render_without_description(
     fields: Mapping[str, Any],
     write: Callable[[Mapping[str, Any], Path], None],
 ) -> int:
-    """A repository without a description. Raises DescriptionError, and then nothing is written."""
+    """Render a repository without a description.
+
+    Raises DescriptionError before anything is written.
+    """
     from ops.deployment.check import check
     from ops.deployment.repository import DescriptionError
 
@@ -158,7 +161,7 @@ def _render_without_description(
 
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The fields that were given as options. Raises SubstitutionError."""
+    """Return the fields given as options. Raises SubstitutionError."""
     fields = {name: getattr(parsed, name) for name in FIELDS if getattr(parsed, name) is not None}
     parameters = fill_template.parse_substitutions(parsed.template_values or "")
     for pair in parsed.parameter:

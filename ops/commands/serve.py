@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Blocks until SIGTERM; 2 after naming wrong settings."""
+    """Run until SIGTERM; return 2 after reporting wrong settings."""
     from gateway.__main__ import main
 
     return main()

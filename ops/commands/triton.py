@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Blocks until SIGINT or SIGTERM; returns the exit code."""
+    """Run until SIGINT or SIGTERM; return the exit code."""
     from ops.deployment.launch import command, environment, shell_text
     from ops.deployment.launch_checks import (
         LaunchError,
@@ -229,7 +229,7 @@ def _job(parsed: argparse.Namespace) -> Job:
 
 
 def _without_effect(parsed: argparse.Namespace) -> list[str]:
-    """The options that were given without the one that they belong to."""
+    """Return the options given without the option they depend on."""
     problems = {
         "--disable-spawn-processes: it needs --multi-model": parsed.disable_spawn_processes
         and not parsed.multi_model,

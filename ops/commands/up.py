@@ -99,11 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Blocks until SIGINT or SIGTERM; returns the exit code."""
+    """Run until SIGINT or SIGTERM; return the exit code."""
     from gateway.config.environment import unknown_variables
     from ops.local_stack.up import RequestedPorts, up
 
-    # Before anything starts; the gateway itself looks when Redis and Triton run.
+    # Check before anything starts; the gateway itself checks only after Redis and Triton run.
     if problems := unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = RequestedPorts(

@@ -1,1 +1,1 @@
-"""From a checkpoint to a running deployment."""
+"""Tools that turn a checkpoint into a running deployment."""

@@ -1,8 +1,8 @@
-"""The model architectures that engines are planned for.
+"""The model architectures that engines can be planned for.
 
-Sources: the `convert_checkpoint.py` scripts and release notes of TensorRT-LLM for what can be
-converted since when, and Hugging Face's model classes for the shapes. They are the architectures
-whose LoRA modules `adapters.modules` knows.
+Sources: the `convert_checkpoint.py` scripts and release notes of TensorRT-LLM for the releases that
+convert each one, and Hugging Face's model classes for the shapes. These are the architectures whose
+LoRA modules `adapters.modules` knows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Architecture:
     """A Hugging Face model class.
 
     Attributes:
-        folder: where its `convert_checkpoint.py` is, below `examples`.
+        folder: the folder of its `convert_checkpoint.py`, below `examples`.
         since: the first release that converts it.
         lora_since: the first release that serves LoRA adapters with it.
-        pipeline: whether the script takes a pipeline parallel size.
-        gemma_options: whether the script takes Gemma's own options.
+        pipeline: True if the script takes a pipeline parallel size.
+        gemma_options: True if the script takes Gemma's own options.
         mlp_matrices: matrices of one MLP: 3 when it is gated, else 2.
         norms: norm layers of one transformer layer, each of the hidden size.
-        qk_norms: whether queries and keys are normed, per head.
-        qkv_bias: whether those projections always have a bias.
-        biases: whether all linear and norm layers have one, and positions are learned (GPT-2).
-        tied_embeddings: whether lm_head is the embedding where the configuration does not say.
+        qk_norms: True if queries and keys are normalized, per head.
+        qkv_bias: True if those projections always have a bias.
+        biases: True if all linear and norm layers have one, and positions are learned (GPT-2).
+        tied_embeddings: default for whether lm_head shares the embedding.
     """
 
     folder: str

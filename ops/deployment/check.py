@@ -1,4 +1,4 @@
-"""Everything that is wrong with a model repository, one made elsewhere included."""
+"""Checks of a model repository, also one made by other tools."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ def check(
     llm_config: str | None = None,
     release: str | None = None,
 ) -> list[Finding]:
-    """The findings on the repository in `path`, errors first.
+    """Return the findings on the repository in `path`, errors first.
 
-    `engine_dir` and `tokenizer_dir` say where those folders are on this machine, where Triton
-    sees them under another path. For a model of the llmapi repository `adapters` are PEFT folders
-    that it shall serve, and `llm_config` is LLM_CONFIG_PATH of Triton's environment. `release` is
-    the TensorRT-LLM, or the container, that will serve; by default that which built the engine.
+    Args:
+        engine_dir, tokenizer_dir: those folders on this machine, if Triton sees them under another
+            path.
+        adapters: PEFT folders that a model of the llmapi repository has to serve.
+        llm_config: LLM_CONFIG_PATH of Triton's environment, for the llmapi repository.
+        release: the TensorRT-LLM release, or the container, that will serve; by default the one
+            that built the engine.
 
     Raises:
-        RepositoryError: `path` holds no models, or none that reads adapters from a disk and
-            `adapters` are given.
-        ReleaseError: `release` is not known.
+        RepositoryError: `path` has no models, or `adapters` are given and no model reads adapters
+            from a disk.
+        ReleaseError: `release` is unknown.
     """
     repository = read_repository(path)
     if adapters and not repository.llmapi_models:

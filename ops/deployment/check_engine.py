@@ -1,6 +1,6 @@
-"""Rules between the parameters of the `tensorrt_llm` model and the engine that it serves.
+"""Rules between the parameters of the `tensorrt_llm` model and its engine.
 
-Both `gateway repo render`, which refuses errors, and `gateway repo check` apply them.
+Used by `gateway repo render`, which refuses errors, and `gateway repo check`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
-"""Template parameters by name, as text; one that is not set is not there."""
+"""Template parameters by name, as text; unset ones are absent."""
 
 DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 LORA_PARAMETERS = (
@@ -42,17 +42,16 @@ _LIMITS = (
 
 
 def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> list[Finding]:
-    """Everything in `values` that the engine contradicts, or that contradicts itself.
+    """Return every contradiction between `values` and the engine, or within `values`.
 
-    `engine_dir` is named in the texts. Facts that the engine's config.json does not state are
-    not judged.
+    The texts name `engine_dir`. Facts that the engine's config.json does not state are not judged.
     """
     said = str(engine_dir / FILE)
     return [finding for rule in _RULES for finding in rule(values, engine, said)]
 
 
 def is_on(values: Values, name: str) -> bool:
-    """Return True if a boolean parameter is on; what no backend can read is off there, too."""
+    """Return True if a boolean parameter is on. Values that no backend can parse count as off."""
     try:
         return parse_boolean(values.get(name, "false"))
     except ValueError:
@@ -190,7 +189,7 @@ def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Fin
         base = engine_base_model(engine, (), said)
         needed = cache_fit(base, (), settings).host_min_bytes
     except UnsupportedEngine:
-        return  # how large its cache has to be is not known
+        return  # the required cache size is unknown
     if host < needed:
         given = "" if "lora_cache_host_memory_bytes" in values else " (the default)"
         yield _finding(

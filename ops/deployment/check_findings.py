@@ -1,4 +1,4 @@
-"""What can be wrong with a model repository, in words that a person can act on."""
+"""Findings about a model repository: the problem, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake.
+    """A single problem.
 
-    `error`: a model does not load, or requests that the configuration promises to serve fail.
-    `warning`: some requests fail, wait or mean something else. `note`: worth knowing.
-    `field` is a tensor, a template parameter, a folder or a file of `model`, which is "" for
-    the whole repository. `problem` says what was found and what will go wrong; `fix` what to do.
+    `error`: a model does not load, or requests fail that the configuration promises to serve.
+    `warning`: some requests fail, wait or mean something else. `note`: worth knowing. `field` is a
+    tensor, a template parameter, a folder or a file of `model`, which is "" for the repository
+    itself. `problem` has the value found and its consequence; `fix` the remedy.
     """
 
     severity: Severity
@@ -35,7 +35,7 @@ class Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Errors first; within one severity in the order found."""
+    """Sort errors first, preserving the order within one severity."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 

@@ -15,7 +15,7 @@ from ops.deployment.check_repository import LocalFolders, RepositoryModel
 from ops.deployment.check_serving import has_chat_template
 from ops.deployment.llmapi_yaml import LlmapiYaml
 
-# The LLM API's own where model.yaml says nothing.
+# Defaults of the LLM API for values that model.yaml does not set.
 MAX_NUM_TOKENS = 8192
 MAX_LORA_RANK = 64
 TOKENS_PER_BLOCK = 32
@@ -30,7 +30,7 @@ _PEFT_NAMES = frozenset(
 def llm_findings(
     model: RepositoryModel, yaml: LlmapiYaml, places: LocalFolders, adapters: Sequence[Path]
 ) -> Iterator[Finding]:
-    """All of them; `adapters` are PEFT folders that shall be served."""
+    """Return all findings; `adapters` are PEFT folders to serve."""
 
     def finding(severity: Severity, field: str, problem: str, fix: str) -> Finding:
         where = yaml.at(*field.split("."))

@@ -1,4 +1,4 @@
-"""Rules on models of the llmapi repository: whether model.yaml can be read, and config.pbtxt.
+"""Rules on models of the llmapi repository: a readable model.yaml and a suitable config.pbtxt.
 
 Sources: `all_models/llmapi` of TensorRT-LLM's Triton backend, releases 1.2 to main of autumn 2026.
 """
@@ -27,10 +27,10 @@ _PACKAGE = "tensorrt_llm"
 def llmapi_findings(
     repository: Repository, places: LocalFolders, adapters: Sequence[Path], llm_config: str | None
 ) -> list[Finding]:
-    """On each model of the llmapi repository.
+    """Return the findings on each model of the llmapi repository.
 
     Args:
-        adapters: PEFT folders that shall be served.
+        adapters: PEFT folders to serve.
         llm_config: LLM_CONFIG_PATH of Triton's environment.
     """
     found: list[Finding] = []
@@ -143,7 +143,7 @@ def _check_config(model: RepositoryModel, config: ModelFile) -> Iterator[Finding
 
 
 def _check_shadows(model: RepositoryModel) -> Iterator[Finding]:
-    """What Python would import in place of TensorRT-LLM."""
+    """Find modules that Python would import in place of TensorRT-LLM."""
     version = model.versions[-1]
     paths = [version / _PACKAGE, version / f"{_PACKAGE}.py"]
     if model.name == _PACKAGE:

@@ -1,7 +1,7 @@
-"""Rules on the inputs that releases renamed: what is declared, and what the backend reads.
+"""Rules on inputs that releases renamed: declared names against those that the backend reads.
 
-A backend reads the names of its own release alone. Another name that config.pbtxt declares is
-accepted by Triton, and ignored without a word.
+A backend reads only the names of its own release. Triton accepts other declared names, and the
+backend silently ignores their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASE_OPTION = "--trtllm-version"
 
 
 def other_names(name: str) -> tuple[str, ...]:
-    """Return what other releases call an input; nothing for one that was never renamed."""
+    """Return the names of an input in other releases; empty for an input that was never renamed."""
     found = next((names for names in RENAMED if name in names), (name,))
     return tuple(other for other in found if other != name)
 
@@ -32,11 +32,11 @@ def name_findings(
     """Find declared inputs that their model does not read.
 
     Args:
-        repository: what is judged.
-        places: where the engine is, whose config.json names the release that built it.
-        release: the TensorRT-LLM, or the container, that will serve; None where nobody said.
+        repository: the repository to check.
+        places: folders on this machine; the engine's config.json names the release that built it.
+        release: the TensorRT-LLM, or the container, that will serve; None if not given.
 
-    Raises ReleaseError for a `release` that is not known.
+    Raises ReleaseError for an unknown `release`.
     """
     for model in [*repository.cores, *repository.bls_models]:
         assert model.file is not None
@@ -49,7 +49,7 @@ def name_findings(
 def _check_against_release(
     model: RepositoryModel, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Judge the backend in C++, which is that of the container."""
+    """Check a model of the C++ backend, which is that of the container."""
     said = f"{RELEASE_OPTION} {release}"
     if release is None:
         release = _engine_release(model, places)
@@ -78,7 +78,7 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Judge a model in Python, which is what lies in its version folder."""
+    """Check a model in Python, whose source is in its version folder."""
     if not model.versions:
         return
     source = "\n".join(

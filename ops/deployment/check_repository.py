@@ -1,4 +1,4 @@
-"""A model repository as it lies on disk."""
+"""A model repository on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# Parameters of the model that have another name in the template.
+# Model parameters that have another name in the template.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -21,12 +21,15 @@ _UNKNOWN_TYPE = "TYPE_INVALID"
 
 
 class RepositoryError(ValueError):
-    """There is no model repository to read."""
+    """The folder is no model repository."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """One folder of the repository. `file` is None where `problem` says why."""
+    """A folder of the repository.
+
+    `file` is None if it cannot be used, and `problem` has the reason.
+    """
 
     name: str
     path: Path
@@ -35,29 +38,29 @@ class RepositoryModel:
 
     @property
     def runs_engine(self) -> bool:
-        """Whether it takes token ids, as `tensorrt_llm` and any draft model do."""
+        """True if the model takes token ids, as `tensorrt_llm` and any draft model do."""
         return self.file is not None and {"input_ids", "request_output_len"} <= (
             self.file.inputs.keys()
         )
 
     @property
     def is_gpt(self) -> bool:
-        """Whether it is the core model of the GPT repository, which names its engine otherwise."""
+        """True for the GPT repository's core model, whose engine parameter has another name."""
         return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
 
     @property
     def is_llmapi(self) -> bool:
-        """Whether it is that of the llmapi repository, which has tokenizer and engine inside."""
+        """True for the llmapi repository's model, which includes tokenizer and engine."""
         if self.file is None or self.runs_engine:
             return False
-        # The file by its name where a release's tensors are older than what is known here.
+        # The file name also identifies releases whose tensors are unknown here.
         return {"text_input", "sampling_param_max_tokens"} <= self.file.inputs.keys() or any(
             (version / MODEL_YAML).is_file() for version in self.versions
         )
 
     @property
     def engine_dir(self) -> str:
-        """The engine's folder as Triton sees it; "" where it is not set."""
+        """The engine's folder as Triton sees it; "" if unset."""
         return self.parameter("engine_dir" if self.is_gpt else "gpt_model_path")
 
     @property
@@ -67,18 +70,18 @@ class RepositoryModel:
         return sorted((path for path in found if int(path.name) > 0), key=lambda p: int(p.name))
 
     def parameter(self, name: str) -> str:
-        """A string parameter; "" where it is missing, empty or an unfilled `${...}`."""
+        """Return a string parameter; "" if missing, empty or an unfilled `${...}`."""
         value = "" if self.file is None else self.file.parameters.get(name, "")
         return "" if value.startswith("${") else value
 
     @property
     def unset_parameters(self) -> list[str]:
-        """Parameters that were left as `${...}`."""
+        """Parameters still unfilled, as `${...}`."""
         parameters = {} if self.file is None else self.file.parameters
         return sorted(name for name, value in parameters.items() if value.startswith("${"))
 
     def values(self) -> Values:
-        """The configuration of a core model, by names of template parameters."""
+        """Return the configuration of a core model, by names of template parameters."""
         if self.file is None:
             return {}
         values = {template_name(name): self.parameter(name) for name in self.file.parameters}
@@ -86,7 +89,7 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # The GPT repository takes larger batches than the engine runs: what is over waits.
+            # The GPT repository accepts larger batches than the engine runs; the rest waits.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -97,13 +100,13 @@ class RepositoryModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolders:
-    """Folders of the engine and the tokenizer on this machine, if not those that Triton sees."""
+    """The folders of engine and tokenizer on this machine, if they differ from Triton's paths."""
 
     engine_dir: Path | None = None
     tokenizer_dir: Path | None = None
 
     def engine(self, core: RepositoryModel) -> Path | None:
-        """Return the engine's folder on this machine, or None if nothing names it."""
+        """Return the engine's folder on this machine, or None if it is not configured."""
         if self.engine_dir is not None:
             return self.engine_dir
         return Path(core.engine_dir) if core.engine_dir else None
@@ -111,7 +114,7 @@ class LocalFolders:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """All models by the names of their folders."""
+    """The models by folder name."""
 
     path: Path
     models: Mapping[str, RepositoryModel]
@@ -130,7 +133,7 @@ class Repository:
 
     @property
     def bls_models(self) -> list[RepositoryModel]:
-        """The models with the text interface that call others from Python: BLS."""
+        """The text models that call others from Python (BLS)."""
         return [
             model
             for model in self.models.values()
@@ -142,12 +145,15 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return what the templates call a model's parameter."""
+    """Return the name of a model's parameter in the templates."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:
-    """Every folder of `path` is a model. Raises RepositoryError when `path` has none."""
+    """Read a repository: every folder of `path` is a model.
+
+    Raises RepositoryError if there is none.
+    """
     if not path.is_dir():
         raise RepositoryError(f"{path}: no such folder")
     folders = sorted(

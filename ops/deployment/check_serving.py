@@ -61,7 +61,7 @@ def serving_findings(repository: Repository, places: LocalFolders) -> list[Findi
         found += _check_engine(core, places)
     for model in repository.models.values():
         found += _check_outdated(model)
-        # The templates of the GPT repository have neither a count nor a stream to put out of order.
+        # The GPT repository's templates have no instance count, and do not stream.
         if not any(core.is_gpt for core in repository.cores):
             found += _check_instances(model)
     found += _check_same_engine(repository)
@@ -106,7 +106,7 @@ def _check_decoupled(repository: Repository, core: RepositoryModel) -> Iterator[
 
 def _check_core_parameters(core: RepositoryModel) -> Iterator[Finding]:
     assert core.file is not None
-    # Of the GPT repository `_decoupled` has said what to take instead; its templates have neither.
+    # `_check_decoupled` already says what to use instead; the GPT templates have neither parameter.
     if core.is_gpt:
         return
     if core.file.max_queue_size == 0 and "max_queue_size" not in core.file.holes:
@@ -201,7 +201,7 @@ def _check_engine(core: RepositoryModel, places: LocalFolders) -> Iterator[Findi
 
 
 def _check_same_engine(repository: Repository) -> Iterator[Finding]:
-    """preprocessing reads the engine's configuration for models that also take images."""
+    """Compare engine folders: preprocessing reads the engine's configuration for image models."""
     named = {model.parameter("gpt_model_path") for model in repository.cores} - {""}
     preprocessing = repository.models.get(PREPROCESSING)
     folder = preprocessing.parameter("gpt_model_path") if preprocessing else ""
@@ -240,7 +240,7 @@ def _check_ranks(core: RepositoryModel, engine: EngineConfig, folder: Path) -> I
 
 
 def _check_tokenizers(repository: Repository, places: LocalFolders) -> Iterator[Finding]:
-    # model.yaml says what llmapi's model loads; its parameter tells clients alone.
+    # llmapi's model loads the tokenizer of model.yaml; its parameter only informs clients.
     named = {
         model.name: model.parameter("tokenizer_dir")
         for model in repository.models.values()
@@ -286,7 +286,7 @@ def _check_tokenizers(repository: Repository, places: LocalFolders) -> Iterator[
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether a Hugging Face folder says how a chat becomes text."""
+    """Return True if a Hugging Face folder has a chat template."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

@@ -1,4 +1,4 @@
-"""Rules on `triton_config` in an llmapi model's model.yaml, beside what its config.pbtxt says."""
+"""Rules on `triton_config` in an llmapi model's model.yaml, against its config.pbtxt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.llmapi_yaml import TRITON_CONFIG, LlmapiYaml
 
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
-# For so long a client that has gone keeps the engine at work.
+# After a client disconnects, the engine continues for up to this period.
 _MAX_PERIOD_MS = 1000
 
 

@@ -1,4 +1,4 @@
-"""Rules on single values: parameters that a model cannot read, and instances of an engine."""
+"""Rules on single values: parameters that a model cannot parse, and instances of an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton_repo.parameters import (
     is_boolean,
 )
 
-# Judged together with what else the file says.
+# Checked elsewhere, together with the rest of the file.
 _JUDGED_ELSEWHERE = ("batching_strategy",)
 
 
@@ -31,9 +31,9 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
 
 
 def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
-    """Find values that mean another one, or none, to the model.
+    """Find values that the model would parse as another value, or not at all.
 
-    It is told what to write, so a finding is an error although some models would load.
+    Such a finding is an error although some models would load: the fix says what to write.
     """
     template = _find_template(repository, model)
     if model.file is None or template is None:
@@ -49,7 +49,7 @@ def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Fi
 
 
 def _find_problem(kind: Kind, value: str, template: str) -> tuple[str, str] | None:
-    """Return what is wrong with a value and how to mend it, or None for one that is read."""
+    """Return a value's problem and its fix, or None for a valid value."""
     found = f"found {value!r}; allowed: {kind.allowed}"
     if not is_boolean(kind):
         if kind.write(value) is not None:
@@ -77,7 +77,7 @@ def _find_template(repository: Repository, model: RepositoryModel) -> str | None
 
 
 def _check_instances(core: RepositoryModel) -> Iterator[Finding]:
-    """Every instance of a core model is an engine of its own."""
+    """Check the instance count: every instance of a core model loads an engine of its own."""
     assert core.file is not None
     count, given = core.file.instance_count, core.parameter("gpu_device_ids")
     lists = len(given.split(";")) if given else 0

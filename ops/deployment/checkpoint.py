@@ -1,4 +1,4 @@
-"""What a Hugging Face model folder says about its model, as far as engines depend on it.
+"""Facts of a Hugging Face model folder that engines depend on.
 
 Only ``config.json`` is needed, so an engine can be planned before the weights are downloaded.
 """
@@ -13,16 +13,16 @@ from adapters.config_json import ConfigError, Section, read_config
 from adapters.engine_config import is_trtllm_checkpoint
 from ops.deployment.architectures import ARCHITECTURES, Architecture
 
-# ModelOpt writes this one beside config.json; the other tools write into config.json.
+# ModelOpt writes this file beside config.json; other tools write into config.json.
 _MODELOPT = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Sizes are of the whole model; names are TensorRT-LLM's.
+    """Sizes of the complete, unsplit model, under TensorRT-LLM's names.
 
-    `dtype` is that of the weights in the folder, or None when it is not said. `num_experts` is 0
-    without a mixture of experts. `quantization` is the method, such as gptq, or None.
+    `dtype` is that of the weights in the folder, or None if not stated. `num_experts` is 0 without
+    a mixture of experts. `quantization` is the method, such as gptq, or None.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read ``folder/config.json``. Raises ConfigError where no engine can be planned for it."""
+    """Read ``folder/config.json``. Raises ConfigError if no engine can be planned for the model."""
     fields = read_config(folder)
     if fields.is_engine or is_trtllm_checkpoint(fields):
         found = "an engine" if fields.is_engine else "a TensorRT-LLM checkpoint"

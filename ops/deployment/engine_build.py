@@ -1,4 +1,4 @@
-"""Runs the steps of an engine plan, where TensorRT-LLM is installed."""
+"""Execution of an engine plan's steps, on a machine with TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BuildError(RuntimeError):
-    """Something that a step needs is missing, or a step failed."""
+    """A step failed, or something that it needs is missing."""
 
 
 def check_installed(plan: EnginePlan) -> None:
-    """Raises BuildError naming every program and script that is not there."""
+    """Raise BuildError, which names every missing program and script."""
     missing = [
         need
         for need in dict.fromkeys(need for step in plan.steps for need in step.needs)
@@ -39,12 +39,12 @@ def check_installed(plan: EnginePlan) -> None:
 
 
 def build(plan: EnginePlan) -> int:
-    """Runs every step; what they print goes where our output goes.
+    """Run every step; their output goes to this process' output.
 
     Returns 0, or 128 plus the number of the signal that ended it: at SIGINT or SIGTERM the running
-    step ends with all that it started, and no other one begins. Raises BuildError when something
-    is missing, when a step fails, and when no engine came of them. What was made until then stays.
-    Belongs to the main thread, as signal handlers do.
+    step is ended with its child processes, and no further step starts. Raises BuildError when
+    something is missing, when a step fails, and when the steps produced no engine. Files made so
+    far remain. Call it from the main thread, because it installs signal handlers.
     """
     check_installed(plan)
     stop = _SignalFlag()
@@ -78,8 +78,9 @@ class _SignalFlag:
 
 
 def _run(step: Step, stop: _SignalFlag) -> int:
-    """The exit code, or minus the signal that ended the step; nothing of it is left."""
-    # A group of its own, so that a terminal's Ctrl-C reaches us alone and we can end all of it.
+    """Return the exit code, or minus the signal that ended the step; ends all its processes."""
+    # A process group of its own: a terminal's Ctrl-C reaches only this process, and the group can
+    # be killed.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
     while not _has_ended(process) and not stop.number:
         time.sleep(POLL_PERIOD)
@@ -92,7 +93,7 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Leaves an ended one unreaped, so that its group's id is not given to others."""
+    """Return True if it has ended, without reaping it, so that its group id is not reused."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -1,7 +1,7 @@
-"""The commands that make a TensorRT-LLM engine of a Hugging Face model, and what it will need.
+"""The commands that build a TensorRT-LLM engine from a Hugging Face model, and its resources.
 
-Options of `convert_checkpoint.py` and `trtllm-build` are those of the scripts themselves; what
-differs between releases is said in `ops.deployment.release`.
+Options are those of `convert_checkpoint.py` and `trtllm-build`; `ops.deployment.release` has the
+differences between releases.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MAX_TP = 8  # GPUs that share one NVLink domain in common hosts
 
 
 class PlanError(ValueError):
-    """The model, the release and the wishes do not go together; one line per problem."""
+    """Model, release and options contradict each other; one line per problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command. `needs` are the files and programs that must be there beforehand."""
+    """A command. `needs` are the files and programs that must exist before it runs."""
 
     name: str
     arguments: tuple[str, ...]
@@ -49,14 +49,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """How to build one engine.
+    """Instructions for building one engine.
 
     Attributes:
-        release: the one that builds and serves; None where no engine is built.
+        release: the release that builds and serves; None if no engine is built.
         steps: commands, to be run in this order.
         engine_dir: where the engine will be.
         tokenizer_info: the file for guided decoding that the last step makes, or None.
-        advice: what to change where the memory does not suffice; empty where it does.
+        advice: what to change if the memory does not suffice; else empty.
     """
 
     checkpoint: Checkpoint
@@ -69,7 +69,7 @@ class EnginePlan:
     advice: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
-        """For programs. Paths as text, sizes in bytes for one GPU."""
+        """Return the plan for programs: paths as text, sizes in bytes for one GPU."""
         fits = self.memory.fits(self.intent)
         return {
             "model": asdict(self.checkpoint) | {"folder": str(self.checkpoint.folder)},
@@ -93,15 +93,15 @@ def make_plan(
     folder: Path,
     examples: Path = DEFAULT_EXAMPLES,
 ) -> EnginePlan:
-    """The plan for an engine in `folder`/engine.
+    """Return the plan for an engine in `folder`/engine.
 
     Args:
-        release: None plans the memory alone: nothing is built.
-        gpu: what each rank runs on; None leaves the question open whether it fits.
-        folder: for everything that is made.
+        release: None plans only the memory and builds nothing.
+        gpu: the GPU of each rank; None if unknown, then whether it fits is not decided.
+        folder: for all output files.
         examples: the folder `examples` of TensorRT-LLM's source.
 
-    Raises PlanError naming every problem.
+    Raises PlanError, which names every problem.
     """
     if found := problems(checkpoint, intent, release):
         raise PlanError("\n".join(found))
@@ -126,7 +126,7 @@ def make_plan(
 
 
 def template_parameters(plan: EnginePlan) -> dict[str, int | float | bool]:
-    """Parameters of the `tensorrt_llm` model that the engine and the division of memory ask for."""
+    """Return `tensorrt_llm` parameters that follow from the engine and the division of memory."""
     lora, kv = plan.memory.lora, plan.memory.kv_cache
     found: dict[str, int | float | bool] = {"max_beam_width": plan.intent.max_beam_width}
     if plan.intent.max_num_tokens < plan.intent.max_input_len:
@@ -179,7 +179,7 @@ def _build(intent: Intent, release: Release, folder: Path) -> Step:
         *("--max_num_tokens", str(intent.max_num_tokens)),
         *("--max_beam_width", str(intent.max_beam_width)),
         *(*paged, "--remove_input_padding", "enable"),
-        # Both KV cache reuse and chunked context need it.
+        # KV cache reuse and chunked context both need it.
         *("--context_fmha", "enable", "--use_paged_context_fmha", "enable"),
     ]
     if intent.lora_modules:
@@ -201,7 +201,7 @@ def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Ste
 
 
 def _advice(checkpoint: Checkpoint, intent: Intent, memory: MemoryPlan) -> Iterator[str]:
-    """What would make it fit, each alone."""
+    """Yield changes that would make the plan fit, each one sufficient by itself."""
     if memory.gpu is None or memory.fits(intent):
         return
     if memory.weights > memory.gpu.memory:
@@ -233,14 +233,17 @@ def _shorter(intent: Intent, max_seq_len: int) -> Intent:
 
 
 def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
-    """Whether the model allows it and the GPU holds it. No size depends on the release."""
+    """Return True if the model allows `intent` and the GPU holds it.
+
+    No size depends on the release.
+    """
     if problems(checkpoint, intent, NEWEST):
         return False
     return bool(plan_memory(checkpoint, intent, gpu).fits(intent))
 
 
 def shell_lines(step: Step) -> str:
-    """The command for a shell, an option a line."""
+    """Return the command for a shell, with one option per line."""
     lines: list[list[str]] = [[]]
     for argument in step.arguments:
         if argument.startswith("--"):
@@ -250,6 +253,6 @@ def shell_lines(step: Step) -> str:
 
 
 def requests_at_once(plan: EnginePlan) -> int | None:
-    """Requests of the largest size that the KV cache holds together."""
+    """Return the number of largest requests that fit in the KV cache; None if unknown."""
     kv = plan.memory.kv_cache
     return None if kv is None else kv.tokens // largest_request(plan.intent)

@@ -1,7 +1,7 @@
-"""All processes of one launch, wherever they went: each carries a mark in its environment.
+"""The processes of one launch, found by a mark in their environment.
 
-mpirun puts every rank into a process group of its own, and what a rank starts may leave its
-session; the environment is inherited by all of them.
+mpirun puts every rank into a process group of its own, and a rank's children may leave its session;
+but all of them inherit the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ops.local_stack.errors import StackError
 
 VARIABLE = "GATEWAY_LAUNCH"
 PROC = Path("/proc")
-KILLED_WITHIN = 5.0  # seconds; the kernel may be busy freeing a GPU's memory
+KILLED_WITHIN = 5.0  # seconds; the kernel may need time to free a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -31,27 +31,27 @@ class Member:
 
 
 class ProcessFamily:
-    """Linux only, and only processes of this user can be seen."""
+    """The processes of one launch. Linux only; sees only processes of this user."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """`environ` with the mark, for the first process of the family."""
+        """Return `environ` with the mark, for the first process of the family."""
         return dict(environ) | {VARIABLE: self._mark}
 
     def members(self) -> Iterator[Member]:
-        """The living ones; those that ended but were not waited for are left out."""
+        """Yield the living processes; zombies are left out."""
         mark = f"{VARIABLE}={self._mark}".encode()
         for folder in PROC.glob("[0-9]*"):
-            # It may end while it is looked at, or be another user's.
+            # It may end during the read, or belong to another user.
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
                     arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
                     yield Member(int(folder.name), tuple(arguments.split("\0")[:-1]))
 
     def kill(self) -> None:
-        """Returns when none is left, or raises StackError after `KILLED_WITHIN` seconds."""
+        """Kill all; return when none is left, or raise StackError after `KILLED_WITHIN` seconds."""
         deadline = time.monotonic() + KILLED_WITHIN
         while members := list(self.members()):
             for member in members:
@@ -64,7 +64,7 @@ class ProcessFamily:
 
 
 def reap_orphans() -> None:
-    """Waits for those of our children that have ended already."""
+    """Reap the child processes that have ended already."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

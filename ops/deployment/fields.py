@@ -1,4 +1,4 @@
-"""The fields of a deployment's description, in words: for the command line and the docs."""
+"""Descriptions of a deployment's fields, for the command line and the docs."""
 
 from __future__ import annotations
 

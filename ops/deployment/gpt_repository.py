@@ -1,4 +1,4 @@
-"""Renders the GPT repository for an engine that is there."""
+"""Renderer of the GPT repository for an existing engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from triton_repo.render import RenderError
 def write_gpt(fields: Mapping[str, Any], destination: Path) -> None:
     """Write the four models into `destination`.
 
-    `fields` are `release`, `engine_dir` and `tokenizer_dir`, from the working directory if they are
-    relative, and what `parameters` says of other template parameters.
-
-    Raises DescriptionError, and then nothing is written.
+    `fields` are `release`, `engine_dir` and `tokenizer_dir`, which may be relative to the working
+    directory, and other template parameters under `parameters`. Raises DescriptionError before
+    anything is written.
     """
     values = {**fields, **fields.get("parameters", {})}
     values.pop("parameters", None)

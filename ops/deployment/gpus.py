@@ -10,7 +10,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`memory` in bytes."""
+    """A GPU model; `memory` in bytes."""
 
     name: str
     memory: int
@@ -39,7 +39,7 @@ GPUS: Mapping[str, Gpu] = {name: Gpu(name, mib * _MIB) for name, mib in _MEMORY_
 
 
 def find_gpu(name: str) -> Gpu:
-    """Upper or lower case, and A100-80GB for A100-80. Raises ValueError naming the known ones."""
+    """Return a GPU by name; A100-80GB is A100-80. Raises ValueError, which lists the names."""
     wanted = name.upper().removesuffix("GB")
     if wanted not in GPUS:
         raise ValueError(f"--gpu: found {name!r}; allowed: {', '.join(GPUS)}")

@@ -1,12 +1,12 @@
-"""From a Hugging Face folder to all that serves it: engine, model repository, gateway settings.
+"""Import of a Hugging Face folder: engine, model repository and gateway settings.
 
-What is made, in one folder:
+Files made, in one folder:
 
-    build_engine.sh   the commands that make the engine, where TensorRT-LLM is installed; the CPU
-                      executor's engine is made at once
-    engine/           the engine; for the llmapi repository there is neither of the two
-    repository/       what Triton loads
-    gateway.env       the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd
+    build_engine.sh: the commands that make the engine, where TensorRT-LLM is installed. Not for the
+        CPU executor, whose engine is made immediately.
+    engine/: the engine. The llmapi repository has neither an engine nor the script.
+    repository/: the model repository for Triton.
+    gateway.env: the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUILD_SCRIPT = "build_engine.sh"
 _TOKENIZER = "tokenizer.json"
 _TRITON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-# The CPU executor computes in float32. Its cache is kept to this, unless one request needs more.
+# The CPU executor computes in float32. Its cache is limited to this, unless one request needs more.
 _CPU_KV_ITEM_BYTES = 4
 _CPU_KV_BYTES = 400_000_000
 
@@ -50,8 +50,8 @@ class ImportingError(ValueError):
 class ImportedModel:
     """An imported model: its name for clients, its tokenizer's folder and its own folder.
 
-    `max_seq_len` is set where the repository is llmapi's: no engine tells it. `triton_name` is what
-    Triton calls the model that runs the engine.
+    `max_seq_len` is set only for the llmapi repository, which has no engine to read it from.
+    `triton_name` is the name in Triton of the model that runs the engine.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ImportedModel:
 
     @property
     def own_triton_name(self) -> str | None:
-        """Return the name in Triton, or None for the usual one."""
+        """The name in Triton, or None for the default name."""
         return None if self.triton_name == CORE else self.triton_name
 
     @property
@@ -77,11 +77,10 @@ class ImportedModel:
 def import_for_gpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Writes everything but the engine, which `plan` was made to build in `folder`.
+    """Write everything except the engine, which the written script builds in `folder`.
 
-    An engine from an earlier import stays. `release`, or container, serves the repository.
-
-    Raises ImportingError, and then nothing is written.
+    An engine from an earlier import stays. `release` is the release or container that serves the
+    repository. Raises ImportingError before anything is written.
     """
     imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=False)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
@@ -106,13 +105,12 @@ def import_for_gpu(
 def import_for_cpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Writes everything, with an engine for the CPU executor in place of what `plan` builds.
+    """Write everything, with an engine for the CPU executor in place of the one in `plan`.
 
-    The repository is that of `release`.
-
-    Raises ImportingError; before the engine is made unless the weights cannot be read.
+    The repository is that of `release`. Raises ImportingError; before the engine is made, unless
+    the weights cannot be read.
     """
-    # numpy is not needed before.
+    # Imported late: numpy is not needed before.
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
@@ -151,14 +149,14 @@ def import_for_cpu(
 def import_llmapi(
     plan: EnginePlan, name: str, folder: Path, triton_name: str = CORE, *, on_cpu: bool
 ) -> ImportedModel:
-    """Writes the llmapi repository, over the folder of `plan`, and the settings.
+    """Write the llmapi repository, over the model folder of `plan`, and the settings.
 
-    Raises ImportingError, and then nothing is written.
+    Raises ImportingError before anything is written.
     """
     imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
-        # numpy is not needed before.
+        # Imported late: numpy is not needed before.
         from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
 
         try:
@@ -174,7 +172,7 @@ def import_llmapi(
 
 
 def read_imported(folder: Path) -> ImportedModel:
-    """What an import left in `folder`. Raises ImportingError when it is not all there."""
+    """Return the model imported into `folder`. Raises ImportingError if it is incomplete."""
     path = folder / ENV_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -220,13 +218,13 @@ def _validate(
             f"{checkpoint.folder / _TOKENIZER} does not exist; download the model's tokenizer, too"
         )
     problems += map(str, tokenizer_problems(checkpoint.folder))
-    # Without any weights the engine can still be planned, before they are downloaded.
+    # Weights may be absent: an engine can be planned before they are downloaded.
     if on_cpu or is_incomplete(checkpoint.folder):
         problems += map(str, weight_problems(checkpoint.folder))
     problems += [
         f"{path}: allowed: a path without spaces and quotes"
         for path in (imported.tokenizer_dir, imported.folder)
-        # A shell, Docker and systemd read such values differently.
+        # A shell, Docker and systemd parse such values differently.
         if shlex.quote(str(path)) != str(path)
     ]
     if folder.exists() and not (folder / ENV_FILE).exists() and any(folder.iterdir()):
@@ -244,7 +242,7 @@ def _refuse_ranks(intent: Intent) -> None:
 def _clear_outputs(
     imported: ImportedModel, intent: Intent, more: Mapping[str, str] | None = None
 ) -> None:
-    """Removes what is made anew; the settings mark the folder as ours from now on."""
+    """Remove what is rebuilt; the written settings mark the folder as an import."""
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
     _write_settings(imported, intent, more or {})
@@ -258,7 +256,7 @@ def _description(
 
 
 def _rendered_release(release: str) -> str:
-    """Engines of releases that are older than all templates are served with the oldest ones."""
+    """Return the release to render: engines older than all templates use the oldest ones."""
     return release if parse_release(release) >= OLDEST_TEMPLATES else str(OLDEST_TEMPLATES)
 
 
@@ -269,7 +267,7 @@ def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def _write_settings(imported: ImportedModel, intent: Intent, more: Mapping[str, str]) -> None:
-    """`more` are others by name; one without a value is left out, with what it means."""
+    """Write the settings; those in `more` with an empty value are written as comments."""
     values = {
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),

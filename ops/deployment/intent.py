@@ -1,4 +1,4 @@
-"""What an engine shall be able to do, checked against the model and the release."""
+"""Requirements for an engine, checked against the model and the release."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
-# Models promise up to 131,072 tokens, of which few GPUs hold even one request.
+# Models allow up to 131,072 tokens, and few GPUs can hold even one such request.
 DEFAULT_MAX_SEQ_LEN = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """Lengths are in tokens; `max_seq_len` is prompt and output together.
+    """Requirements for an engine. Lengths are in tokens; `max_seq_len` is prompt plus output.
 
     Attributes:
         dtype: of weights, KV cache and LoRA tensors.
         lora_modules: TensorRT-LLM's names; empty for an engine without LoRA.
-        lora_adapters: how many adapters of the largest rank the caches shall hold.
+        lora_adapters: number of adapters of the largest rank that the caches have to hold.
         max_num_tokens: tokens of all requests in one step of the engine.
     """
 
@@ -43,12 +43,12 @@ class Intent:
 
 
 def default_dtype(checkpoint: Checkpoint) -> Dtype:
-    """That of the weights where an engine can have it, else float16."""
+    """Return the weights' dtype if an engine supports it, else float16."""
     return next((name for name in DTYPES if name == checkpoint.dtype), "float16")
 
 
 def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> list[str]:
-    """Everything that the model or the release does not allow, each with what is allowed.
+    """Return everything that the model or the release does not allow, each with what is allowed.
 
     Without a release no engine is built: TensorRT-LLM serves the checkpoint as it is.
     """
@@ -59,7 +59,7 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 
 
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
-    """The engine as adapters see it."""
+    """Return the planned engine as a base model for adapters."""
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),
         architecture=checkpoint.architecture,
@@ -79,7 +79,7 @@ def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
 
 
 def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> EngineConfig:
-    """What the config.json of the engine will say."""
+    """Return the facts that the config.json of the engine will have."""
     return EngineConfig(
         version=release and str(release),
         architecture=checkpoint.architecture,
@@ -156,7 +156,7 @@ def _limits(checkpoint: Checkpoint, intent: Intent, release: Release) -> Iterato
     layers = checkpoint.num_hidden_layers
     if intent.pp > layers or (layers % intent.pp and release < UNEVEN_STAGES):
         yield f"--pp: found {intent.pp}; allowed: divisors of {layers} layers"
-    # The cache arithmetic counts whole stages, as PeftCacheManager does.
+    # The cache arithmetic assumes equal stages, as PeftCacheManager does.
     elif layers % intent.pp and intent.lora_modules:
         yield f"--pp: found {intent.pp}; allowed with LoRA: divisors of {layers} layers"
     if intent.max_seq_len > checkpoint.max_position_embeddings:

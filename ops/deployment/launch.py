@@ -1,8 +1,8 @@
 """The command line and environment that start tritonserver on a TensorRT-LLM engine.
 
-They are those of `scripts/launch_triton_server.py` of tensorrtllm_backend, argument for argument,
-so that what is known of a deployment started with it stays true. The releases differ in order
-alone.
+Both equal those of `scripts/launch_triton_server.py` of tensorrtllm_backend, argument for argument,
+so that documentation of deployments started with that script applies. The releases differ only in
+the order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ CORE_MODEL = "tensorrt_llm"
 LOG_FILE = "triton_log.txt"
 SHM_PREFIX = "prefix"
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-"""TensorRT-LLM's program: rank 0 runs what it is given, the others are workers of its LLM API."""
+"""TensorRT-LLM's launcher: rank 0 runs the given command, the others are workers of its LLM API."""
 
 Release = Literal["v0.17", "v0.19"]
 
 
 class Mode(Enum):
-    """Which process drives the ranks of an engine.
+    """The process that drives the ranks of an engine.
 
-    LEADER: rank 0 of the engine itself serves; one tritonserver process for each rank.
+    LEADER: rank 0 of the engine serves; one tritonserver process for each rank.
     SPAWN: one tritonserver, the orchestrator, starts worker processes for each model.
-    PRESPAWNED: rank 0 is the orchestrator; the ranks after it are the models' workers, as the
-        parameter participant_ids of each model says.
-    LLMAPI: one tritonserver, of the llmapi repository. The LLM API starts its workers itself, or
-        with several ranks they are there, started by `LLMAPI_LAUNCH`.
+    PRESPAWNED: rank 0 is the orchestrator; the ranks after it are the models' workers, as each
+        model's parameter participant_ids says.
+    LLMAPI: one tritonserver, of the llmapi repository. The LLM API starts its workers; with
+        several ranks `LLMAPI_LAUNCH` has started them.
     """
 
     LEADER = "leader"
@@ -43,20 +43,20 @@ class Mode(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to start.
+    """A launch of tritonserver.
 
     Attributes:
         model_repo: the model repository.
-        world_size: ranks, one process each; with LLMAPI 1 says that MPI starts none.
+        world_size: ranks, one process each; with LLMAPI, 1 means that MPI starts none.
         core_models: names of the models that all ranks load; rank 0 loads the others too.
-        grpc_port, http_port, metrics_port: the same for all ranks; only rank 0 opens them.
-        log_file: where rank 0 logs verbosely; None leaves Triton's log as it is.
-        mpi: whether mpirun starts the ranks.
+        grpc_port, http_port, metrics_port: equal for all ranks; only rank 0 opens them.
+        log_file: verbose log of rank 0; None leaves Triton's log as it is.
+        mpi: True if mpirun starts the ranks.
         oversubscribe: lets mpirun start more ranks than there are slots.
         multimodal_pool: bytes of GPU 0's CUDA memory pool in rank 0; 0 leaves the default.
-        gpus_without_pool: with SPAWN, how many GPUs lose Triton's CUDA memory pool, since
-            their memory is the workers'; None leaves all pools as they are.
-        exit_timeout: seconds that Triton gives running requests at its end; None is its default.
+        gpus_without_pool: with SPAWN, how many GPUs get no CUDA memory pool of Triton, because
+            their memory belongs to the workers; None leaves all pools as they are.
+        exit_timeout: seconds that Triton gives running requests at exit; None for its default.
         more: further arguments of tritonserver, for each rank.
     """
 
@@ -79,12 +79,12 @@ class Launch:
 
     @property
     def servers(self) -> int:
-        """Ranks that run tritonserver."""
+        """Number of ranks that run tritonserver."""
         return 1 if self.mode == Mode.LLMAPI else self.world_size
 
 
 def command(launch: Launch) -> list[str]:
-    """The whole command line."""
+    """Return the complete command line."""
     server = [launch.tritonserver, *rank_arguments(launch, 0)]
     is_llmapi = launch.mode == Mode.LLMAPI
     if not launch.mpi or (is_llmapi and launch.world_size == 1):
@@ -100,12 +100,12 @@ def command(launch: Launch) -> list[str]:
 
 
 def rank_arguments(launch: Launch, rank: int) -> list[str]:
-    """The arguments of tritonserver in one rank."""
+    """Return the arguments of tritonserver in one rank."""
     return [*shared_arguments(launch, is_leader=rank == 0), shm_argument(str(rank))]
 
 
 def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
-    """The arguments that do not name the rank: all but the last one."""
+    """Return the arguments without the rank's own, which is the last one."""
     ports = [
         f"--grpc-port={launch.grpc_port}",
         f"--http-port={launch.http_port}",
@@ -132,12 +132,12 @@ def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
 
 
 def shm_argument(rank: str) -> str:
-    """Names the rank's shared memory; two ranks with one prefix would take each other's."""
+    """Return the rank's shared memory prefix; ranks with equal ones would overwrite it."""
     return f"--backend-config=python,shm-region-prefix-name={SHM_PREFIX}{rank}_"
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """The variables that tell TensorRT-LLM the mode."""
+    """Return the environment variables that set TensorRT-LLM's mode."""
     if launch.mode in (Mode.LEADER, Mode.LLMAPI):
         return {}
     return {
@@ -147,7 +147,7 @@ def environment(launch: Launch) -> dict[str, str]:
 
 
 def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """The command for a shell, one rank a line."""
+    """Return the command for a shell, one rank per line."""
     lines: list[list[str]] = [[f"{name}={shlex.quote(value)}" for name, value in variables.items()]]
     for part in command:
         if part == "-n":
@@ -157,10 +157,10 @@ def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int | None:
-    """The GPUs whose pool the orchestrator gives up; None up to Triton 24.06.
+    """Return the number of GPUs without a pool in the orchestrator; None up to Triton 24.06.
 
-    The server's version is in the environment of NVIDIA's containers. Where it is not, the
-    pools are left as they are.
+    The server's version is in the environment of NVIDIA's containers. Without it, the pools are
+    left as they are.
     """
     version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
     if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):

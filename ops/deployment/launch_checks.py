@@ -1,4 +1,4 @@
-"""What would not work about a launch, found before anything is started."""
+"""Problems of a launch, found before anything is started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.launch import Launch, Mode
 from ops.deployment.llmapi_yaml import LlmapiYamlError, read_llmapi_yaml
 
-# That of Triton's container 26.07.
+# The version in Triton's container 26.07.
 _OLD_OPENAI = (1, 107, 3)
 
 
@@ -24,15 +24,15 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class CoreModel:
-    """What a core model's config.pbtxt and its engine, or model.yaml, say about ranks.
+    """Facts about ranks from a core model's config.pbtxt and its engine, or model.yaml.
 
     Attributes:
         backend: `python` or `tensorrtllm`.
         engine_dir: as written in the model's parameters.
         participants: the ranks of its workers as written; empty when unset.
-        world_size: the engine's ranks; None where its config.json cannot be read from here.
-        is_llmapi: whether it is that of the llmapi repository, which runs its engine itself.
-        instances: engines of such a model.
+        world_size: the engine's ranks; None if its config.json cannot be read from here.
+        is_llmapi: True for the llmapi repository's model, which runs its engine itself.
+        instances: number of engines of such a model.
     """
 
     name: str
@@ -45,9 +45,9 @@ class CoreModel:
 
 
 def read_core_models(launch: Launch, llm_config: str | None = None) -> list[CoreModel]:
-    """`llm_config` is LLM_CONFIG_PATH of Triton's environment.
+    """Read the core models; `llm_config` is LLM_CONFIG_PATH of Triton's environment.
 
-    Raises LaunchError naming the models whose config.pbtxt or model.yaml is missing or wrong.
+    Raises LaunchError, which names models whose config.pbtxt or model.yaml is missing or wrong.
     """
     found, problems = [], []
     for name in launch.core_models:
@@ -64,12 +64,12 @@ def read_core_models(launch: Launch, llm_config: str | None = None) -> list[Core
 
 
 def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
-    """The launch in the mode that its repository needs.
+    """Return the launch with the mode that its repository needs.
 
     Args:
-        is_llmapi: what the command line says of it; the models, where they can be read, win.
+        is_llmapi: the command line's option; readable models take precedence.
 
-    Raises LaunchError where the two contradict each other, or the models each other.
+    Raises LaunchError if the option contradicts the models, or they contradict each other.
     """
     kinds = {model.is_llmapi for model in models} or {is_llmapi}
     if len(kinds) > 1:
@@ -90,7 +90,7 @@ def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool
 
 
 def warnings(launch: Launch) -> list[str]:
-    """What may keep a model from loading on this machine, and is not certain to."""
+    """Return what may prevent a model from loading on this machine, but need not."""
     if launch.mode != Mode.LLMAPI:
         return []
     try:
@@ -108,7 +108,7 @@ def warnings(launch: Launch) -> list[str]:
 
 
 def check(launch: Launch, models: Sequence[CoreModel]) -> None:
-    """Raises LaunchError naming every option that cannot work, and why."""
+    """Raise LaunchError, which names every option that cannot work, and why."""
     if problems := [*_option_problems(launch), *_model_problems(launch, models)]:
         raise LaunchError("\n".join(problems))
 
@@ -143,7 +143,7 @@ def _llmapi_problems(launch: Launch, models: Sequence[CoreModel], here: Path) ->
             "--oversubscribe: it is an option of mpirun, and the LLM API starts its workers "
             "itself; with --world-size mpirun starts them"
         )
-    # Python looks there first, and the engine's workers are started by its module's name.
+    # Python searches this folder first, and the engine's workers import the module by name.
     if (package := here / "tensorrt_llm" / "__init__.py").exists():
         problems.append(
             f"{package.parent}: Python would import it in place of TensorRT-LLM; start from "
@@ -212,13 +212,13 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
             is_llmapi=True,
             instances=model.instance_count,
         )
-    # The GPT repository calls it by the other name.
+    # The GPT repository uses the second name.
     engine_dir = _get_parameter(model.parameters, "gpt_model_path") or _get_parameter(
         model.parameters, "engine_dir"
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # It may lie where only the ranks can see it; what is wrong with it, they will say.
+    # Only the ranks may be able to read it; they report what is wrong with it.
     except ConfigError:
         world_size = None
     return CoreModel(
@@ -231,6 +231,6 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
 
 
 def _get_parameter(parameters: Mapping[str, str], name: str) -> str:
-    """Empty when unset; a template may also have been left unfilled."""
+    """Return a parameter; "" if unset or unfilled in the template."""
     value = parameters.get(name, "")
     return "" if value.startswith("${") else value

@@ -1,4 +1,4 @@
-"""What a plan means for the llmapi repository: its template's parameters, gateway settings."""
+"""Translation of a plan for the llmapi repository: template parameters and gateway settings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ops.deployment.intent import Intent
 from triton_repo.parameters import Value
 
 LLMAPI = "llmapi"
-"""The gateway's mode of that name."""
+"""The gateway's triton_mode for the llmapi repository."""
 
 
 def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
-    """Those of `triton_repo.llmapi_repository`, but for `model`."""
+    """Return the parameters of `triton_repo.llmapi_repository`, except `model`."""
     intent, kv = plan.intent, plan.memory.kv_cache
     found: dict[str, Value] = {
         "dtype": intent.dtype,
@@ -38,11 +38,12 @@ def llmapi_parameters(plan: EnginePlan) -> dict[str, Value]:
 
 
 def llmapi_settings(intent: Intent) -> dict[str, str]:
-    """The gateway's, by names of `Settings`; "" where only the operator can know."""
+    """Return the gateway's settings by names of `Settings`; "" for values only operators know."""
     found = {
         "triton_mode": LLMAPI,
         "tokens_per_block": str(TOKENS_PER_BLOCK),
-        # Tenants take turns in the gateway; a quarter more waits in the engine, which never idles.
+        # The gateway schedules tenants fairly; a quarter more than the batch waits in the engine,
+        # so that it never idles.
         "replica_in_flight": str(intent.max_batch_size * 5 // 4),
     }
     return found | ({"peft_dir": ""} if intent.lora_modules else {})

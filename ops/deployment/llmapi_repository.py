@@ -1,4 +1,4 @@
-"""Renders the llmapi repository for a Hugging Face folder, or a model's name there."""
+"""Renderer of the llmapi repository for a Hugging Face folder, or a model's name on the Hub."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _TOKENIZER_DIR = "tokenizer_dir"
 
 
 def write_llmapi(fields: Mapping[str, Any], destination: Path, name: str = CORE) -> None:
-    """Write the one model into `destination`, under the name that Triton gives it.
+    """Write the model into `destination`, under its name in Triton.
 
-    `fields` are `model`, `tokenizer_dir` where the tokenizer is not the model's, `decoupled`, and
-    what `parameters` says of other template parameters. A folder that is there becomes absolute.
-
-    Raises DescriptionError, and then nothing is written.
+    `fields` are `model`, `tokenizer_dir` if it is not the model's, `decoupled`, and other template
+    parameters under `parameters`. Existing folders become absolute paths. Raises DescriptionError
+    before anything is written.
     """
     values = {**fields, **fields.get("parameters", {})}
     values.pop("parameters", None)

@@ -1,4 +1,4 @@
-"""model.yaml of an llmapi model: the arguments of `LLM`, and `triton_config`, the model's own.
+"""model.yaml of an llmapi model: the arguments of `LLM`, and the model's own `triton_config`.
 
 Its keys are those of TensorRT-LLM's `LlmArgs` and of the repository's model.py.
 """
@@ -14,7 +14,7 @@ from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 
 MODEL_YAML = "model.yaml"
 LLM_CONFIG_PATH = "LLM_CONFIG_PATH"
-"""Names another file in Triton's environment; a relative one is below the version folder."""
+"""Environment variable of Triton that names another file, relative to the version folder."""
 TRITON_CONFIG = "triton_config"
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
@@ -25,13 +25,13 @@ class LlmapiYamlError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LlmapiYaml:
-    """One file that is YAML with names at its top."""
+    """A YAML file with a mapping at the top."""
 
     path: Path
     document: MarkedYaml
 
     def get(self, *place: str) -> Any:
-        """The value there; None for what is null or not there."""
+        """Return the value at a path of keys; None if null or absent."""
         value = self.document.data
         for name in place:
             value = value.get(name) if isinstance(value, dict) else None
@@ -42,17 +42,17 @@ class LlmapiYaml:
         return isinstance(around, dict) and place[-1] in around
 
     def count(self, *place: str) -> int | None:
-        """The whole number there, if it is one."""
+        """Return the integer at a path of keys; None for other values."""
         found = self.get(*place)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def at(self, *place: str) -> str:
-        """FILE:LINE of the value, or of what it would stand in."""
+        """Return FILE:LINE of the value, or of its closest existing parent."""
         return f"{self.path.name}:{self.document.line(place)}"
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of this project's repository, whose model runs as one instance."""
+        """True for this project's repository, whose model runs as one instance."""
         return self.has(TRITON_CONFIG, "behaves_as")
 
     @property
@@ -62,7 +62,7 @@ class LlmapiYaml:
 
 
 def read_llmapi_yaml(version: Path, named: str | None = None) -> LlmapiYaml:
-    """Read the file in a version folder; `named` is what LLM_CONFIG_PATH says.
+    """Read the file in a version folder; `named` is the value of LLM_CONFIG_PATH.
 
     Raises LlmapiYamlError.
     """

@@ -1,4 +1,4 @@
-"""Which LoRA modules an engine is built for, from the names that people use."""
+"""Translation of common LoRA module names to the modules that an engine is built for."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _ATTENTION = ("attn_q", "attn_k", "attn_v")
 
 
 def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
-    """TensorRT-LLM's module names, in the order of their ids.
+    """Return TensorRT-LLM's module names, in the order of their ids.
 
     Args:
-        names: those of the Hugging Face model as PEFT's `target_modules` has them (`q_proj`; one
-            name may stand for several modules), those of TensorRT-LLM (`attn_q`), or `all`.
+        names: names of the Hugging Face model as in PEFT's `target_modules` (`q_proj`; one name may
+            select several modules), those of TensorRT-LLM (`attn_q`), or `all`.
         base: the model; its `architecture` decides.
 
-    TensorRT-LLM wants all of attn_q, attn_k and attn_v or none, so one brings the others.
-    Raises ValueError naming what is unknown and what is allowed.
+    TensorRT-LLM requires all of attn_q, attn_k and attn_v or none, so one adds the others. Raises
+    ValueError, which names the unknown names and the allowed ones.
     """
     projections = family(base).projections
-    # What PEFT calls a projection, and what it is called in an engine: fused as it is.
+    # An engine has the PEFT projection as it is, that is, fused.
     by_module = {module for projection in projections.values() for module in _modules(projection)}
     if list(names) == [ALL]:
         return _in_order(projection.module for projection in projections.values())

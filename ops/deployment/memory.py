@@ -1,7 +1,7 @@
-"""How much GPU memory an engine needs, and what is left for KV cache and LoRA adapters.
+"""GPU memory that an engine needs, and what remains for KV cache and LoRA adapters.
 
 All sizes are bytes on one GPU, the fullest one where ranks differ. Weights and KV cache are exact
-up to alignment; the workspace is an estimate, since TensorRT decides on it when it builds.
+up to alignment. The workspace is an estimate, because TensorRT decides on it during the build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ops.deployment.gpus import Gpu
 from ops.deployment.intent import Intent, base_model
 
 LOGIT_BYTES = 4  # logits are float32 unless an engine is built otherwise
-# CUDA context, cuBLAS and TensorRT; and with several GPUs NCCL and all-reduce buffers. Rough.
+# CUDA context, cuBLAS and TensorRT; with several GPUs also NCCL and all-reduce buffers. Rough.
 RUNTIME_BYTES = 1024**3
 COMMUNICATION_BYTES = 512 * 1024**2
 # TensorRT-LLM's own defaults, as parameters of the `tensorrt_llm` model.
@@ -28,7 +28,7 @@ LORA_FRACTION = 0.05
 class LoraCachePlan:
     """Cache parameters of the `tensorrt_llm` model that hold `adapters` at the largest rank.
 
-    The sizes are ranks. `bytes` is for each of the host's and the GPU's cache.
+    The sizes are ranks. `bytes` is the size of the host cache, and of the GPU cache.
     """
 
     adapters: int
@@ -39,10 +39,10 @@ class LoraCachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCachePlan:
-    """The pool, `tokens` that it holds, and the parameters that divide the memory.
+    """The KV cache pool, its capacity in `tokens`, and the parameters that divide the memory.
 
-    `fraction` is kv_cache_free_gpu_mem_fraction; `lora_fraction` is
-    lora_cache_gpu_memory_fraction, of what the pool leaves, or None without LoRA.
+    `fraction` is kv_cache_free_gpu_mem_fraction. `lora_fraction` is lora_cache_gpu_memory_fraction,
+    relative to the memory outside the pool, or None without LoRA.
     """
 
     bytes: int
@@ -53,7 +53,7 @@ class KvCachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`kv_cache` is None without a GPU to look at, and where nothing is left for it."""
+    """Memory of one GPU; `kv_cache` is None if the GPU is unknown or no memory is left for it."""
 
     gpu: Gpu | None
     weights: int
@@ -63,20 +63,20 @@ class MemoryPlan:
     kv_cache: KvCachePlan | None
 
     def fits(self, intent: Intent) -> bool | None:
-        """Whether one request of the largest size can run; None without a GPU to look at."""
+        """Return True if one request of the largest size can run; None if the GPU is unknown."""
         if self.gpu is None:
             return None
         return self.kv_cache is not None and self.kv_cache.tokens >= largest_request(intent)
 
 
 def largest_request(intent: Intent) -> int:
-    """Tokens in the KV cache at the end of the longest and widest request; beams share a prompt."""
+    """Return the KV cache tokens of the largest request at its end; beams share the prompt."""
     outputs = intent.max_seq_len - intent.max_input_len
     return intent.max_input_len + intent.max_beam_width * outputs
 
 
 def parameter_count(checkpoint: Checkpoint) -> int:
-    """Weights of the whole model, each counted once, as model cards count them."""
+    """Return the weights of the complete model, each counted once, as model cards count them."""
     hidden, vocab = checkpoint.hidden_size, checkpoint.vocab_size
     tables = vocab * hidden * (1 if checkpoint.tied_embeddings else 2)
     layers = checkpoint.num_hidden_layers * _layer(checkpoint, tp=1)
@@ -84,12 +84,12 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 
 
 def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
-    """Weights on one rank.
+    """Return the bytes of the weights on one rank.
 
-    Tensor parallelism splits the matrices of a layer and lm_head, not norms, router and the
-    embedding; KV heads that are fewer than ranks are on several. Pipeline stages hold whole
-    layers, the first one the embedding, which is the larger table. Tied tables are counted
-    twice, since only some builds share them.
+    Tensor parallelism splits the matrices of a layer and lm_head, but not norms, router and
+    embedding. If there are fewer KV heads than ranks, several ranks have the same head. Pipeline
+    stages hold complete layers, and the first one holds the embedding, the larger table. Tied
+    tables are counted twice, because only some builds share them.
     """
     table = checkpoint.vocab_size * checkpoint.hidden_size
     head = math.ceil(table / intent.tp)
@@ -99,18 +99,17 @@ def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int = ITEM_BYTES) -> int:
-    """Keys and values of one token in the layers and KV heads of one rank."""
+    """Return the bytes of one token's keys and values in the layers and KV heads of one rank."""
     layers = math.ceil(checkpoint.num_hidden_layers / intent.pp)
     return 2 * layers * _kv_size(checkpoint, intent.tp) * item_bytes
 
 
 def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
-    """An estimate of activations, logits and the runtime's own memory.
+    """Return an estimate of activations, logits and the runtime's own memory.
 
     Per token of a step: the residual and its norm, and the wider of (queries, keys, values,
     attention output) and (the MLP's two halves and their product). Logits: of the last token of
-    each beam, and as much again twice for sampling; of every token when context logits are
-    gathered.
+    each beam, plus twice as much for sampling; of every token when context logits are gathered.
     """
     tokens = intent.max_num_tokens
     q = checkpoint.num_attention_heads * checkpoint.head_size // intent.tp
@@ -126,7 +125,7 @@ def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
-    """Settings that hold `intent.lora_adapters` adapters of all modules at the largest rank."""
+    """Return settings for `intent.lora_adapters` adapters of all modules at the largest rank."""
     if not intent.lora_modules:
         return None
     base = base_model(checkpoint, intent)
@@ -143,7 +142,7 @@ def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
 
 
 def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> MemoryPlan:
-    """All of it, for one of `gpu`."""
+    """Return the memory plan for one `gpu`."""
     weights, workspace = weight_bytes(checkpoint, intent), workspace_bytes(checkpoint, intent)
     per_token = kv_bytes_per_token(checkpoint, intent)
     lora = lora_cache(checkpoint, intent)
@@ -159,13 +158,13 @@ def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memo
 
 
 def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePlan | None:
-    """Gives the LoRA cache what it needs, and the KV cache the rest up to `KV_FRACTION`."""
+    """Give the LoRA cache what it needs, and the KV cache the rest up to `KV_FRACTION`."""
     if free <= 0:
         return None
     if lora is None:
         fraction, lora_fraction = KV_FRACTION, None
     else:
-        # A tenth of what the KV pool leaves stays free, as a fraction of 1 would leave nothing.
+        # A tenth of the memory outside the KV pool stays free: a fraction of 1 would leave nothing.
         possible = math.floor((1 - lora.bytes / (0.9 * free)) * 100) / 100
         if possible <= 0:
             return None
@@ -179,12 +178,12 @@ def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePla
 
 
 def _kv_size(checkpoint: Checkpoint, tp: int) -> int:
-    """Values of one token's keys in one layer of one rank."""
+    """Return the number of values of one token's keys in one layer of one rank."""
     return max(1, checkpoint.num_key_value_heads // tp) * checkpoint.head_size
 
 
 def _layer(checkpoint: Checkpoint, tp: int) -> int:
-    """Weights of one transformer layer on one of `tp` ranks."""
+    """Return the number of weights of one transformer layer on one of `tp` ranks."""
     kind, hidden = checkpoint.kind, checkpoint.hidden_size
     q, kv = checkpoint.num_attention_heads * checkpoint.head_size // tp, _kv_size(checkpoint, tp)
     mlp = checkpoint.intermediate_size // tp
@@ -196,7 +195,7 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
         weights += 2 * checkpoint.head_size
     if checkpoint.attention_bias:
         weights += q + 2 * kv
-        # Llama's and Qwen 3's `attention_bias` is on the output, too; Qwen 2's is not.
+        # Llama's and Qwen 3's `attention_bias` also applies to the output; Qwen 2's does not.
         weights += 0 if kind.qkv_bias else hidden
     if kind.biases:
         weights += (q + 2 * kv) + hidden + mlp + hidden + kind.norms * hidden
@@ -204,7 +203,7 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
 
 
 def _ends(checkpoint: Checkpoint) -> int:
-    """The last norm and, where they are learned, the positions."""
+    """Return the weights of the last norm and of learned positions."""
     hidden = checkpoint.hidden_size
     if checkpoint.kind.biases:
         return 2 * hidden + checkpoint.max_position_embeddings * hidden

@@ -1,4 +1,4 @@
-"""Releases of TensorRT-LLM: what their engine tools are called, and whose templates they serve.
+"""Releases of TensorRT-LLM: names of their engine tools, and the templates that they read.
 
 Sources: the release notes of TensorRT-LLM, `trtllm-build --help` of the releases, and the table of
 containers in `docs/introduction/compatibility.md` of Triton's server.
@@ -13,15 +13,15 @@ from triton_repo.releases import V0_17, V0_19, V0_20
 
 
 class ReleaseError(ValueError):
-    """The text names no release, or one that is older than the tools that are planned for."""
+    """The text names no release, or one that is older than the supported engine tools."""
 
 
 class ToolsRemoved(ReleaseError):
-    """The release has neither `convert_checkpoint.py` nor `trtllm-build` any more."""
+    """The release no longer has `convert_checkpoint.py` and `trtllm-build`."""
 
 
 class Release(NamedTuple):
-    """The first two numbers, which alone decide about flags."""
+    """The first two numbers of a version, which determine the options."""
 
     major: int
     minor: int
@@ -30,13 +30,13 @@ class Release(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-# LLaMA came to the unified workflow in 0.8, its LoRA flags to trtllm-build in 0.9.
+# LLaMA supports the unified workflow since 0.8; trtllm-build has LoRA options since 0.9.
 OLDEST = Release(0, 9)
-# The development line of 1.3 lost the tools in July 2026; 1.2 is the last release that has them.
+# The development line of 1.3 removed the tools in July 2026; 1.2 is the last release with them.
 REMOVED = Release(1, 3)
 NEWEST = Release(1, 2)
 
-OLDEST_TEMPLATES = Release(0, 17)  # of which this project has templates
+OLDEST_TEMPLATES = Release(0, 17)  # oldest release with templates in this project
 MAX_SEQ_LEN = Release(0, 11)  # --max_output_len before
 UNEVEN_STAGES = Release(0, 11)  # pipeline stages of unequal size
 KV_CACHE_TYPE = Release(0, 13)  # --paged_kv_cache before; accepted, but deprecated, since
@@ -44,7 +44,7 @@ GUIDED_DECODING = Release(0, 19)  # in the Triton repository
 MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama; examples/llama before
 
 
-# What the containers `tritonserver:YY.MM-trtllm-python-py3` have, by the first that has it.
+# The release in `tritonserver:YY.MM-trtllm-python-py3`, by the first container that has it.
 _CONTAINERS = {
     (24, 12): Release(0, 16),
     (25, 1): Release(0, 17),
@@ -64,15 +64,15 @@ _RELEASE_OF_TWO_SETS = Release(0, 19)
 def parse_release(text: str, option: str = "--trtllm-version") -> Release:
     """Return the release of a version or container, such as ``v0.17``, ``1.2.0rc3`` or ``25.08``.
 
-    Containers are also known by the whole tag, ``25.08-trtllm-python-py3``, and the image's name.
+    A container may also be given as its full tag, ``25.08-trtllm-python-py3``, or image name.
 
     Args:
-        text: what the operator gave.
+        text: the operator's input.
         option: the option, or field, that errors name.
 
     Raises:
         ToolsRemoved: the release has no engine tools.
-        ReleaseError: the text names no release, or one that is not known here.
+        ReleaseError: the text names no release, or an unknown one.
     """
     numbers = _numbers(text, option)
     if not _is_container(numbers):
@@ -101,10 +101,9 @@ def parse_release(text: str, option: str = "--trtllm-version") -> Release:
 
 
 def read_sets(text: str, option: str = "--trtllm-version") -> tuple[str, ...]:
-    """Return the sets of templates that a release or a container may read, the likeliest first.
+    """Return the sets of templates that a release or a container may read, the most likely first.
 
-    TensorRT-LLM 0.19 alone has two: container 25.05 reads other names than upstream's tag v0.19.0.
-
+    Only TensorRT-LLM 0.19 has two: container 25.05 reads other names than upstream's tag v0.19.0.
     Raises ToolsRemoved and ReleaseError as `parse_release` does.
     """
     release, numbers = parse_release(text, option), _numbers(text, option)

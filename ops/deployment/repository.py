@@ -1,4 +1,4 @@
-"""Renders a model repository from a description and from what the engine says about itself."""
+"""Renderer of a model repository from a description and the facts of its engine."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _INFLIGHT = "inflight_fused_batching"
 
 
 class DescriptionError(ValueError):
-    """The description does not fit itself, the engine or the templates; one line per problem."""
+    """The description contradicts itself, the engine or the templates; one line per problem."""
 
 
 class DeploymentDescription(BaseModel):
-    """One deployment of a TensorRT-LLM engine behind Triton.
+    """A deployment of a TensorRT-LLM engine behind Triton.
 
-    What each field means is said in `ops.deployment.fields`. All but `release`, `decoupled` and
-    the two local folders have the name of a template parameter; any other template parameter goes
-    into `parameters`. None leaves the choice to the engine's config.json or to the server's own
-    default. Paths are absolute after validation; relative ones are taken from the YAML file's
-    folder, or from the working directory.
+    `ops.deployment.fields` documents each field. All fields except `release`, `decoupled` and the
+    two local folders have the name of a template parameter; any other template parameter goes into
+    `parameters`. None leaves the choice to the engine's config.json or to the server's own default.
+    Paths are absolute after validation; relative ones start at the YAML file's folder, or at the
+    working directory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,9 +81,9 @@ class DeploymentDescription(BaseModel):
     lora_cache_host_memory_bytes: int | None = Field(None, ge=1)
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     xgrammar_tokenizer_info_path: Path | None = None
-    # One process is about 100 MB; with one, requests of the text interface wait for each other.
+    # A process needs about 100 MB; with only one, requests of the text interface queue for it.
     preprocessing_instance_count: int = Field(2, ge=1)
-    # Two would decode the pieces of one streamed answer side by side, and mix up their order.
+    # Two processes would decode the pieces of one streamed answer in parallel and reorder them.
     postprocessing_instance_count: int = Field(1, ge=1)
     bls_instance_count: int = Field(4, ge=1)
     parameters: dict[str, Value] = Field({})
@@ -98,7 +98,10 @@ class DeploymentDescription(BaseModel):
     @field_validator("release", mode="before")
     @classmethod
     def _release(cls, found: object) -> str | None:
-        """Return the set of templates. YAML reads 0.20 and 25.10 as numbers without their zero."""
+        """Return the set of templates.
+
+        YAML parses 0.20 and 25.10 as numbers, without the last zero.
+        """
         if found is None:
             return None
         text = str(found)
@@ -115,7 +118,7 @@ class DeploymentDescription(BaseModel):
         return None if path is None else folder.absolute() / path
 
     def locate(self, field: str) -> str:
-        """Where a field was given, as `FILE:LINE: ` or ""."""
+        """Return the location of a field's value, as `FILE:LINE: ` or ""."""
         return self._locations.get(field, "")
 
 
@@ -124,7 +127,7 @@ def _template_name(field: str) -> str:
 
 
 def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves what `parameters` says about a field of the description to that field."""
+    """Move entries of `parameters` that are fields of the description to those fields."""
     parameters, data = raw.get("parameters"), dict(raw)
     if not isinstance(parameters, Mapping):
         return data
@@ -138,9 +141,9 @@ def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> DeploymentDescription:
-    """Read a description; `overrides` are fields, or `parameters`, that win over the file's.
+    """Read a description; `overrides` are fields, or `parameters`, that replace the file's.
 
-    Raises DescriptionError naming file, line and field of everything that is wrong.
+    Raises DescriptionError, which names file, line and field of every problem.
     """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
@@ -168,7 +171,7 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Deploym
 
 
 def from_fields(fields: Mapping[str, Any]) -> DeploymentDescription:
-    """A description without a file. Raises DescriptionError naming every wrong field."""
+    """Return a description without a file. Raises DescriptionError with every wrong field."""
     return _build_description(fields, Path.cwd(), {})
 
 
@@ -185,7 +188,7 @@ def _build_description(
 
 
 def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """One line for one problem that pydantic found."""
+    """Return the line for one problem that pydantic found."""
     # A value of `parameters` has one problem for each type that it could have had.
     parts = [str(part) for part in problem["loc"]][:2]
     name = ".".join(parts)
@@ -209,7 +212,7 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
 
 
 def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
-    """Where each field, and each of `parameters`, was written, as `FILE:LINE: `."""
+    """Return the location of each field, and of each entry in `parameters`, as `FILE:LINE: `."""
     names: list[tuple[Any, ...]] = [(name,) for name in document.data]
     parameters = document.data.get("parameters")
     if isinstance(parameters, dict):
@@ -220,13 +223,13 @@ def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
 def template_parameters(
     description: DeploymentDescription, engine: EngineConfig | None = None
 ) -> dict[str, Value]:
-    """The values of the templates for this description.
+    """Return the values of the templates for this description.
 
     Args:
         engine: the facts of an engine that is still to be built; by default those of the
             config.json in `local_engine_dir`, else `engine_dir`.
 
-    Raises DescriptionError with everything that the engine or the templates contradict.
+    Raises DescriptionError with every contradiction to the engine or the templates.
     """
     engine_dir = description.local_engine_dir or description.engine_dir
     engine = engine or _read_engine(description)
@@ -263,11 +266,10 @@ def write(
     engine: EngineConfig | None = None,
     core_name: str = CORE,
 ) -> dict[str, Value]:
-    """Write the five models into `destination`; returns the values that were filled in.
+    """Write the five models into `destination` and return the values that were filled in.
 
-    Triton calls the core model `core_name`.
-
-    Raises DescriptionError, and then nothing is written.
+    The core model is named `core_name` in Triton. Raises DescriptionError before anything is
+    written.
     """
     engine = engine or _read_engine(description)
     values = template_parameters(description, engine)
@@ -277,7 +279,7 @@ def write(
 
 
 def template_set(release: str | None, engine: EngineConfig) -> str:
-    """Return the set of templates: that of the release that was given, else that of the engine."""
+    """Return the set of templates: of the given release, else of the engine's."""
     if release is not None or engine.version is None:
         return release or DEFAULT
     try:
@@ -308,13 +310,13 @@ def _list_given_values(description: DeploymentDescription) -> dict[str, Value]:
 
 
 def _from_engine(engine: EngineConfig, values: Mapping[str, Value]) -> dict[str, Value]:
-    """What the engine decides where the description does not."""
+    """Return the values that follow from the engine and that the description may override."""
     inflight = values["batching_strategy"] != "V1"
     decided: dict[str, Value] = {
         # TensorRT-LLM's own default for logits is float32.
         "logits_datatype": DATA_TYPES.get(engine.logits_dtype or "", "TYPE_FP32"),
         "encoder_input_features_data_type": "TYPE_FP16",
-        # Releases differ in their default, so it is always said.
+        # Always set, because its default differs between releases.
         "enable_kv_cache_reuse": inflight and engine.can_reuse_kv_cache is True,
     }
     if engine.max_batch_size is not None:

@@ -1,4 +1,4 @@
-"""Runs the ranks of one launch in the foreground, and leaves nothing of them behind."""
+"""Runner of one launch's ranks in the foreground, which cleans up after them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ops.local_stack.stack import print_status
 
 POLL_PERIOD = 0.1  # seconds
 TRITON_EXIT_TIMEOUT = 30  # seconds; tritonserver's own default
-EXIT_MARGIN = 5.0  # seconds beyond that, for unloading the models
-MPIRUN_GRACE = 3.0  # seconds; it kills what it started within one
+EXIT_MARGIN = 5.0  # seconds after that, for unloading the models
+MPIRUN_GRACE = 3.0  # seconds; it kills its children within one
 
 
 def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
-    """Returns the exit code: 0 after a signal, 1 when the ranks cannot start or go on.
+    """Run until a signal (returns 0), or until the ranks fail to start or run (returns 1).
 
-    In either case nothing is left running. The ready line is all that goes to stdout.
+    In either case no process remains. Only the ready line is written to stdout.
 
     Args:
-        find_server: take the tritonserver of this machine instead of `launch.tritonserver`.
+        find_server: use the tritonserver of this machine instead of `launch.tritonserver`.
         force: start even if a tritonserver runs already.
     """
     try:
@@ -71,14 +71,14 @@ def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
 
 
 class Ranks:
-    """The processes of a launch. Use it in a `with`: at its end none is left.
+    """The processes of a launch. Use as a context manager: none is left at its end.
 
-    Belongs to the main thread of a process that has no other children. Signals are counted:
-    the first one ends the ranks as Triton would have it, the second one at once.
+    Belongs to the main thread of a process without other children. Signals are counted: the first
+    one stops the ranks gracefully, the second one immediately.
     """
 
     def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
-        """Starts nothing."""
+        """Create the object without starting anything."""
         self._launch = launch
         self._family = ProcessFamily()
         self._env = self._family.environment(dict(environ) | environment(launch))
@@ -99,15 +99,15 @@ class Ranks:
         self._guard.close()
 
     def start(self) -> bool:
-        """True when rank 0 is ready; False when a signal came first.
+        """Return True when rank 0 is ready; False when a signal came first.
 
         Raises StackError when the ranks cannot be started or end.
         """
         for option in ("http", "grpc", "metrics"):
             _check_port(option, getattr(self._launch, f"{option}_port"))
         try:
-            # A session of its own, so that a terminal's Ctrl-C reaches only us. The output goes
-            # where ours goes, but stdout is for the ready line.
+            # A session of its own: a terminal's Ctrl-C reaches only this process. The output goes
+            # to stderr, because stdout is for the ready line.
             self._process = subprocess.Popen(
                 command(self._launch),
                 env=self._env,
@@ -133,14 +133,14 @@ class Ranks:
         return True
 
     def watch(self) -> None:
-        """Returns after a signal. Raises StackError when a rank ends."""
+        """Wait for a signal. Raises StackError when a rank ends."""
         while self._go_on():
             ended = [rank for rank, pid in self._pids.items() if not (PROC / str(pid)).exists()]
             if ended:
                 raise StackError(f"rank {ended[0]} ended")
 
     def _go_on(self) -> bool:
-        """False after a signal; else waits a moment."""
+        """Return False after a signal; else wait for one poll period and return True."""
         if self._signals:
             return False
         self._check_process()
@@ -154,7 +154,7 @@ class Ranks:
             raise StackError(f"{name} ended ({how}); its output above says why")
 
     def _find_ranks(self) -> dict[int, int]:
-        """Process ids of the tritonservers, by rank."""
+        """Return the process ids of the tritonservers, by rank."""
         wanted = {
             tuple(rank_arguments(self._launch, rank)): rank for rank in range(self._launch.servers)
         }
@@ -163,7 +163,7 @@ class Ranks:
             for arguments, rank in wanted.items():
                 if member.arguments[-len(arguments) :] != arguments:
                     continue
-                # What starts the server may have its whole command line behind its own.
+                # A launcher's command line may end with the server's complete command line.
                 if rank not in found or len(member.arguments) < len(found[rank].arguments):
                     found[rank] = member
         return {rank: member.pid for rank, member in found.items()}
@@ -172,8 +172,8 @@ class Ranks:
         if self._process is None:
             return
         if leader := self._pids.get(0):
-            # Only the leader can end its requests, and mpirun gives it no time to do so. The
-            # other ranks live as long as it does.
+            # Only the leader can finish its requests, and mpirun gives it no time for that. The
+            # other ranks live as long as the leader.
             _send(leader, signal.SIGTERM)
             grace = (self._launch.exit_timeout or TRITON_EXIT_TIMEOUT) + EXIT_MARGIN
             self._wait_for_end_of(leader, grace)
@@ -184,7 +184,7 @@ class Ranks:
         self._process.wait()
 
     def _wait_for_end_of(self, pid: int, grace: float) -> None:
-        """Returns early at a second signal."""
+        """Wait for the end of `pid`, up to `grace` seconds; return early at a second signal."""
         deadline = time.monotonic() + grace
         while (PROC / str(pid)).exists() and time.monotonic() < deadline and self._signals < 2:
             if self._process is not None and self._process.poll() is not None:
@@ -193,7 +193,7 @@ class Ranks:
             time.sleep(0.02)
 
     def _sweep(self) -> None:
-        """Kills what is left of the family, then removes the shared memory that it left."""
+        """Kill the rest of the family, then remove the shared memory that it left."""
         self._family.kill()
         new = _regions(self._launch.servers) - self._regions_before
         for region in new - _mapped_regions():
@@ -204,13 +204,13 @@ class Ranks:
 
 
 def other_servers() -> list[int]:
-    """Process ids of the tritonservers that run on this machine, as far as they can be seen.
+    """Return the ids of the tritonserver processes on this machine, as far as they are visible.
 
-    One that has ended and that nobody waits for, as in a container without an init, is none.
+    Zombies, as in a container without an init process, are left out.
     """
     found = []
     for path in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended in the meantime
             head, _, rest = path.read_text(errors="replace").rpartition(")")
             pid, _, name = head.partition(" (")
             if name == "tritonserver" and rest.split()[0] not in "ZX":
@@ -219,7 +219,7 @@ def other_servers() -> list[int]:
 
 
 def _check_port(option: str, port: int) -> None:
-    """Triton would find out only after it has loaded all models."""
+    """Raise StackError if the port is in use; Triton notices only after loading all models."""
     try:
         with socket.create_server(("", port)):
             pass
@@ -235,7 +235,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _regions(world_size: int) -> set[Path]:
-    """The shared memory of all launches with these ranks: the prefixes are the same for all."""
+    """Return the shared memory of all launches with these ranks: their prefixes are equal."""
     return {
         region
         for rank in range(world_size)
@@ -244,7 +244,7 @@ def _regions(world_size: int) -> set[Path]:
 
 
 def _mapped_regions() -> set[Path]:
-    """Shared memory that a living process uses, which may be another launch's."""
+    """Return the shared memory regions that a living process has mapped."""
     mapped = re.compile(rf"{SHARED_MEMORY}/{SHM_PREFIX}\S+")
     found: set[Path] = set()
     for folder in PROC.glob("[0-9]*"):

@@ -1,7 +1,7 @@
-"""The scripts that start an engine's ranks on several nodes: one for sbatch, one for each rank.
+"""Scripts that start an engine's ranks on several nodes: one for sbatch, one for each rank.
 
-As tensorrtllm_backend's guide for Slurm has them: srun speaks PMIx to the ranks, so that there is
-no mpirun, and SLURM_PROCID is the rank.
+They follow tensorrtllm_backend's guide for Slurm: srun speaks PMIx to the ranks, so no mpirun is
+needed, and SLURM_PROCID is the rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORKERS_GRACE = 10  # seconds from the end of rank 0 to that of the others
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm needs to know; None leaves an option to the cluster's defaults.
+    """Options of a Slurm job; None leaves an option to the cluster's defaults.
 
     Attributes:
         gpus_per_node: ranks per node, one for each GPU.
@@ -53,9 +53,9 @@ class Job:
 
 
 def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
-    """The scripts by path, the one for sbatch first.
+    """Return the scripts by path, the one for sbatch first.
 
-    `launch.world_size` must be the job's. Raises LaunchError naming what Slurm cannot do.
+    `launch.world_size` must equal the job's. Raises LaunchError, which names what Slurm cannot do.
     """
     _check(launch, job)
     folder = job.folder.absolute()
@@ -68,7 +68,7 @@ def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
 
 
 def write_scripts(scripts: Mapping[Path, str]) -> Path:
-    """Returns the one for sbatch. Raises LaunchError where they cannot be written."""
+    """Write the scripts and return the path for sbatch. Raises LaunchError if a write fails."""
     try:
         for path, text in scripts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _batch_script(job: Job, folder: Path) -> str:
         "output": f"{folder}/%x_%j.out",
     }
     directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
-    # No binding of GPUs to tasks: TensorRT-LLM chooses each rank's GPU among all of its node.
+    # GPUs are not bound to tasks: TensorRT-LLM chooses each rank's GPU among all of its node.
     step = ["--mpi=pmix", "--kill-on-bad-exit=1", f"--wait={WORKERS_GRACE}"]
     if job.container_image:
         step.append(f"--container-image={job.container_image}")
@@ -150,7 +150,7 @@ def _rank_script(launch: Launch) -> str:
         return _llmapi_script(launch)
     leader = _quote(shared_arguments(launch, is_leader=True), "\n      ")
     worker = _quote(shared_arguments(launch, is_leader=False), "\n      ")
-    # Not quoted as a whole: the shell has to put the rank in.
+    # Not quoted as one argument: the shell has to substitute the rank.
     shm = shm_argument("${SLURM_PROCID}")
     return f"""#!/bin/bash
 # One rank of the engine; srun starts it. Rank 0 serves, the others load the engine alone.

@@ -1,5 +1,5 @@
-"""Load on a running deployment, for its operators (`gateway bench`): what is asked, when, of whom.
+"""Load tests of a running deployment, for its operators (`gateway bench`).
 
-What the gateway itself costs, beside others and on engines that cost nothing, is measured by the
-developers' `bench/`.
+The developers' `bench/` measures the cost of the gateway itself, against other gateways and on
+engines that cost nothing.
 """

@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Send times of requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Arrivals = Literal["constant", "exponential_dist"]
 
 
 def send_times(count: int, rate: float, arrivals: Arrivals, rng: random.Random) -> list[float]:
-    """Seconds from the beginning at which each of `count` requests is due, ascending.
+    """Return the seconds from the start at which each of `count` requests is due, ascending.
 
     `rate` is in requests per second, -1 for all at once. Exponential gaps make a Poisson process.
-    Raises ValueError for another rate that is not above 0.
+    Raises ValueError for any other rate that is not positive.
     """
     if rate == -1:
         return [0.0] * count

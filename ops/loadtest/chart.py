@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over a scale each way, bars, and panels beside or below each other."""
+"""Charts as SVG: line plots, bars, and panels in a row or a column."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from html import escape
 
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 200, 50, 60
-# Told apart by colour-blind eyes as well (Okabe and Ito's palette).
+# Distinguishable for colour-blind readers too (Okabe and Ito's palette).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Series:
-    """`dashes` as in SVG's stroke-dasharray; empty for none. `points` are drawn in their order."""
+    """A line of a plot; `dashes` is an SVG stroke-dasharray or "", `points` are drawn in order."""
 
     label: str
     colour: str
@@ -25,29 +25,29 @@ class Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """`share` is how far along the axis a value stands: 0 at its beginning, 1 at its end."""
+    """An axis; `share` maps a value to its position along it: 0 at the start, 1 at the end."""
 
     ticks: Sequence[float]
     share: Callable[[float], float]
 
 
 def levels(values: Sequence[float]) -> Scale:
-    """Each value that occurs is a tick, and all are equally far apart."""
+    """Return a scale with a tick for each value, equally spaced."""
     ticks = sorted(set(values))
     places = {tick: n / (len(ticks) - 1) if len(ticks) > 1 else 0.5 for n, tick in enumerate(ticks)}
     return Scale(ticks, places.__getitem__)
 
 
 def linear(values: Sequence[float]) -> Scale:
-    """From 0 to the greatest value, in quarters."""
+    """Return a scale from 0 to the greatest value, in quarters."""
     most = max(values, default=0.0) or 1.0
     return Scale([most * quarter / 4 for quarter in range(5)], lambda value: value / most)
 
 
 def logarithmic(values: Sequence[float]) -> Scale:
-    """1, 2, 5, 10, 20, ... from below the least value to above the greatest; at least two ticks.
+    """Return a logarithmic scale that encloses the values, with ticks at 1, 2, 5, 10, 20 and so on.
 
-    Values are more than 0.
+    It has at least two ticks. Values must be positive.
     """
     least, most = min(values, default=1.0), max(values, default=10.0)
     ticks = [
@@ -63,7 +63,7 @@ def logarithmic(values: Sequence[float]) -> Scale:
 
 
 def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y: Scale) -> str:
-    """A panel of lines; `across` and `up` name the axes."""
+    """Return a panel of lines; `across` and `up` name the axes."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def to_x(value: float) -> float:
@@ -93,7 +93,7 @@ def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y
 
 
 def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """A panel of bars below each other, each with its name and its value."""
+    """Return a panel of horizontal bars, each with its name and its value."""
     most = max(value for _, value in values) or 1.0
     parts = [_text(10, 26, title, size=16)]
     for number, (name, value) in enumerate(values):
@@ -106,7 +106,7 @@ def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
 
 
 def svg(panels: Sequence[str], *, down: bool = False) -> str:
-    """The file: panels from left to right, or from the top down."""
+    """Return the file: panels from left to right, or from top to bottom."""
     step = (0, _HEIGHT) if down else (_WIDTH, 0)
     width, height = _WIDTH + step[0] * (len(panels) - 1), _HEIGHT + step[1] * (len(panels) - 1)
     parts = [

@@ -1,4 +1,4 @@
-"""The model of the llmapi repository over gRPC: texts so far come back, and no token counts."""
+"""The llmapi repository's model over gRPC: responses have the text so far, no token counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ops.loadtest.targets import RequestFailed
 
 
 class LlmapiTarget:
-    """Tokens are counted by the tokenizer, of the whole text, or are those asked for where the
-    model says that it ended there: a response brings one token or several.
+    """Target that counts tokens with the tokenizer, because a response has one token or several.
+
+    The complete text is counted; the requested number counts if the model reports that limit.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What `gateway bench` measures: every mode at every level, with the same requests."""
+"""Measurement of `gateway bench`: every mode at every level, with the same requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_TURNS, _TURN = 10, 4
 
 @dataclass(frozen=True)
 class Servers:
-    """Where and what; `triton` and `gateway` None is that of the local stack."""
+    """Servers and model names; None for `triton` or `gateway` selects the local stack's."""
 
     triton: str | None
     gateway: str | None
@@ -45,7 +45,7 @@ class Servers:
     timeout_s: float
 
     def with_defaults(self, state_dir: Path) -> Servers:
-        """With the addresses of the stack in `state_dir`, or else the usual ports."""
+        """Return the servers with the addresses of the stack in `state_dir`, or the usual ports."""
         try:
             state = StackState.read(state_dir)
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class Servers:
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """How much. `levels` are concurrencies, None for no limit; `max_input` is in tokens."""
+    """The load. `levels` are concurrencies, None for no limit; `max_input` is in tokens."""
 
     levels: list[int | None]
     rate: float
@@ -84,10 +84,10 @@ class BenchPlan:
 
 
 async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
-    """All levels of each mode.
+    """Run all levels of each mode.
 
-    Raises GatewayError, TimeoutError when a server is not there, OptionError, ValueError for a
-    workload without requests.
+    Raises GatewayError, TimeoutError when a server does not respond, OptionError, and ValueError
+    for a workload without requests.
     """
     load = plan.load
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
         times = send_times(len(requests), load.rate, load.arrivals, random.Random(load.seed))
         rounds = [(target, level) for target in targets for level in load.levels]
         if len(rounds) > 1:
-            # Otherwise the first round alone would fill the cache that the others find filled.
+            # Otherwise the first round would fill the cache for the others.
             await _prime(targets[0], requests, plan, progress)
         for target in targets:
             await _warm_up(target, requests[0], plan, progress)
@@ -134,9 +134,9 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 
 
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
-    """The requests in turns: the modes alternate, so that a noisy machine is noisy for all.
+    """Split the requests so that modes alternate, and a noisy machine affects all modes equally.
 
-    Only where so many at a time are what makes the load; each turn is long enough to hold it.
+    Only for a load limited by concurrency; each part is long enough to reach it.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:
@@ -194,7 +194,7 @@ async def _target(
 async def _prime(
     target: BenchTarget, requests: list[BenchRequest], plan: BenchPlan, progress: Progress
 ) -> None:
-    """Has every prompt seen once."""
+    """Send every prompt once."""
     progress.begin("every prompt once, for the KV cache")
     once = [replace(request, output_tokens=1) for request in requests]
     await run(target, once, [0.0] * len(once), 8, plan.servers.timeout_s, lambda *_: None)

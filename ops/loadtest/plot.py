@@ -1,4 +1,4 @@
-"""A picture of latency against load, as SVG."""
+"""Plot of latency against load, as SVG."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SERIES = {
 
 
 def latency_against_load(runs: Sequence[BenchRun]) -> str:
-    """Concurrency across, equally spaced by level; milliseconds up, on a logarithmic scale.
+    """Plot milliseconds on a logarithmic scale against concurrency, equally spaced by level.
 
-    A run without a limit stands at the number of its requests.
+    A run without a limit is placed at the number of its requests.
     """
     lines = _build_series(runs)
     across = levels([x for line in lines for x, _ in line.points])

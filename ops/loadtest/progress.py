@@ -1,4 +1,4 @@
-"""How far a run is: one line that is rewritten on a terminal, a line now and then elsewhere."""
+"""Progress of a run: one rewritten line on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
         self._said = 0.0
 
     def begin(self, title: str) -> None:
-        """Begins a run or a step before it."""
+        """Start a run, or a step before it."""
         self._said = time.monotonic()
         self._write(title, end="" if self._is_terminal else "\n")
 

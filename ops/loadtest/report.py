@@ -1,4 +1,4 @@
-"""What runs showed: the table that benchmark_core_model.py prints, with token times; CSV, JSON."""
+"""Results of runs: the table of benchmark_core_model.py with token times; CSV and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ops.loadtest.sample import BenchRun, percentile
 
 _PARTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-# The reference tool names two columns of its CSV otherwise than in its table.
+# Two columns of the reference tool's CSV have other names than in its table.
 _CSV_NAMES = {
     "Avg. IP tokens per request": "Avg. Input tokens per request",
     "Avg. OP tokens per request": "Avg. Output tokens per request",
@@ -23,9 +23,9 @@ Stats = Mapping[str, float]
 
 
 def stats(run: BenchRun) -> Stats:
-    """By the names of the reference tool, then ours; nan where nothing was measured.
+    """Return the statistics by the reference tool's names, then ours; nan if nothing was measured.
 
-    Over the requests that were answered. Avg. InFlight requests is the sum of their latencies over
+    Only answered requests count. Avg. InFlight requests is the sum of their latencies divided by
     the total time.
     """
     good, seconds = run.good, run.seconds
@@ -55,7 +55,7 @@ def stats(run: BenchRun) -> Stats:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """A table for each level; where modes stand side by side, with the last minus the first."""
+    """Return a table for each level; with several modes, also the last minus the first."""
     blocks = ["\n".join(dict.fromkeys(f"{run.mode}: {run.what}" for run in runs))]
     for level in dict.fromkeys(run.concurrency for run in runs):
         beside = [run for run in runs if run.concurrency == level]
@@ -78,7 +78,7 @@ def text(runs: Sequence[BenchRun]) -> str:
 
 
 def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """A line of names and one per run. The reference tool's columns come first."""
+    """Write a header line and a line per run. The reference tool's columns come first."""
     tables = [stats(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     with file.open("w", encoding="utf-8", newline="") as lines:
@@ -90,7 +90,7 @@ def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """A line per request; times in milliseconds, `start` from the beginning of its run."""
+    """Write a line per request; times in milliseconds, `start` from the beginning of its run."""
     with file.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines)
         writer.writerow(
@@ -117,7 +117,7 @@ def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_json(runs: Sequence[BenchRun], file: Path) -> None:
-    """A list with an object per run; `samples` as in `sample.Sample`, in seconds."""
+    """Write a list with an object per run; `samples` as in `sample.Sample`, in seconds."""
     found = [
         {
             "mode": run.mode,

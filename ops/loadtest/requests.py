@@ -1,6 +1,6 @@
-"""What is asked: prompts with output lengths, from a dataset, a distribution or a histogram.
+"""Prompts with output lengths, from a dataset, a distribution or a histogram.
 
-Everything drawn is drawn with a seed, so that all runs ask the same.
+All random choices are seeded, so that all runs send the same requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.tokenization.prompts import Prompts
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One prompt, as text and as the token ids of that text, and how many tokens to generate."""
+    """A prompt, as text and as the token ids of that text, and the number of tokens to generate."""
 
     text: str
     ids: list[int]
@@ -27,17 +27,18 @@ class RequestSource(Protocol):
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
     ) -> list[BenchRequest]:
-        """At most `count`, none with a prompt longer than `max_input` tokens.
+        """Return at most `count` requests, none with a prompt longer than `max_input` tokens.
 
-        Raises ValueError naming what is wrong with a file, and OSError.
+        Raises OSError, and ValueError, which says what is wrong with a file.
         """
 
 
 @dataclass(frozen=True)
 class FromDataset:
-    """A JSON list of ``{"input", "instruction", "output"}``, as benchmark_core_model.py reads.
+    """Requests from a JSON list of ``{"input", "instruction", "output"}``.
 
-    Or in ShareGPT's form, ``{"conversations": [{"from", "value"}, ...]}``: its first two messages.
+    ShareGPT's form is accepted too, ``{"conversations": [{"from", "value"}, ...]}``: its first two
+    messages are used.
     """
 
     file: Path
@@ -84,7 +85,7 @@ class FromNormal:
 
 @dataclass(frozen=True)
 class FromHistogram:
-    """Random prompts; lengths as often as a histogram in `file` says.
+    """Random prompts; lengths follow a histogram in `file`.
 
     ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}`` for input and
     output, which are drawn independently.
@@ -112,7 +113,7 @@ class FromHistogram:
 
 
 def _pair(entry: Any) -> tuple[str, str] | None:
-    """Prompt and output of a dataset's entry."""
+    """Return prompt and output of a dataset's entry."""
     if not isinstance(entry, dict):
         return None
     conversation = entry.get("conversations")
@@ -138,14 +139,14 @@ def _random_prompts(
             continue
         drawn = rng.choices(words, k=input_tokens)
         text = prompts.tokenizer.decode(drawn, skip_special_tokens=False)
-        # The text models tokenize the text again, and some pairs of words may merge.
+        # Text models tokenize the text again, and some pairs of words may merge.
         ids = prompts.tokenizer.encode(text, add_special_tokens=False).ids
         found.append(BenchRequest(text, ids, output_tokens))
     return found
 
 
 def _words(prompts: Prompts) -> list[int]:
-    """Ids within the vocabulary that are those of their own text: such as a space and a word."""
+    """Return the ids that survive decoding and encoding, such as a space and a word."""
     tokenizer = prompts.tokenizer
     ids = range(prompts.vocab_size)
     texts = tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""Sends requests at their times, so many at once as are allowed, and takes the times."""
+"""Sender of a load: requests at their times, with limited concurrency, and their measurement."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ async def run(
     timeout_s: float,
     on_done: Callable[[int, int], None],
 ) -> list[Sample]:
-    """One sample per request, in their order; a request that fails has its error in it.
+    """Return one sample per request, in order; failed requests have their error in it.
 
-    `times` are seconds from the beginning; where `concurrency` is reached, a request waits and is
-    measured from when it is sent. `on_done` is told how many are done and how many of them failed.
+    Args:
+        times: seconds from the start. Above `concurrency` a request waits, and is measured from the
+            moment it is sent.
+        on_done: called with the numbers of finished and of failed requests.
     """
     slots = asyncio.Semaphore(concurrency if concurrency is not None else max(1, len(requests)))
     samples: list[Sample] = []

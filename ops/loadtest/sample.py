@@ -1,4 +1,4 @@
-"""What is measured of one request, and of all of them."""
+"""Measurements of single requests and of runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Mode = Literal["core", "e2e", "chat"]
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times in seconds from the beginning of the run, None where it did not come.
+    """A request. Times in seconds from the start of the run, None for an event that did not happen.
 
-    `first` is the first token and `last` the last one; both only where the answer streams.
-    `input_tokens` and `output_tokens` are counted, not asked for.
+    `first` is the first token and `last` the last one; both only for streamed answers.
+    `input_tokens` and `output_tokens` are counted, not the requested numbers.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Sample:
 
     @property
     def between_tokens(self) -> float | None:
-        """Mean seconds from a token to the next, so that deliveries of several count as several."""
+        """Mean seconds between tokens; a response with several tokens counts as several."""
         if self.first is None or self.last is None or self.output_tokens < 2:
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """One mode at one level; `concurrency` None is no limit, `what` says how it was asked."""
+    """A mode at one level; `concurrency` None is no limit, `what` describes how it was sent."""
 
     mode: Mode
     what: str
@@ -68,14 +68,14 @@ class BenchRun:
 
     @property
     def seconds(self) -> float:
-        """From the first request's beginning to the last good answer's end."""
+        """Seconds from the start of the first request to the end of the last successful answer."""
         if not self.good:
             return 0.0
         return max(s.ended for s in self.good) - min(s.began for s in self.good)
 
 
 def append(samples: list[Sample], new: Sequence[Sample]) -> None:
-    """Adds those of a later turn, as if it had begun when the last of `samples` ended."""
+    """Append the samples of a later part, shifted to start when the last of `samples` ended."""
     pause, count = max((s.ended for s in samples), default=0.0), len(samples)
     for sample in new:
         sample.number += count
@@ -87,9 +87,9 @@ def append(samples: list[Sample], new: Sequence[Sample]) -> None:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value at position ceil(n * part) of the sorted `values`; nan of none.
+    """Return the value at position ceil(n * part) of the sorted `values`; nan if empty.
 
-    So does benchmark_core_model.py: no interpolation.
+    Without interpolation, like benchmark_core_model.py.
     """
     ordered = sorted(values)
     # Rounded first: 100 * 0.29 is 28.999999999999996.

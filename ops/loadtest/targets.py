@@ -1,7 +1,7 @@
-"""Whom the requests go to: the core model, the ensemble, the gateway.
+"""Targets of the load: the core model, the ensemble, the gateway.
 
-All generate greedily and never stop early, so that the same work is measured; but the llmapi
-repository, which cannot be told so, ends all ways at the same token.
+All generate greedily and never stop early, so that the same work is measured. The exception is the
+llmapi repository, which cannot ignore the end token; there all targets end at the same token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA = b"data: "
 
 
 class RequestFailed(Exception):
-    """The server answered with an error; the text is what it said."""
+    """The server answered with an error; the text is its message."""
 
 
 class BenchTarget(Protocol):
@@ -33,10 +33,10 @@ class BenchTarget(Protocol):
 
     @property
     def what(self) -> str:
-        """How it is asked, for people."""
+        """Description of how requests are sent, for people."""
 
     async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
-        """Asks and fills in what was counted and when tokens came. Raises RequestFailed."""
+        """Send a request and record counts and token times. Raises RequestFailed."""
 
 
 class TritonTarget:
@@ -98,8 +98,8 @@ class TritonTarget:
         elif not reply.has("text_output"):
             tokens = 0
         else:
-            # Text does not say how many tokens it was: one per response when it streams, and
-            # what was asked for otherwise, as nothing ends it early.
+            # Text does not reveal its token count: one per response when streamed, else the
+            # requested number, because nothing ends it early.
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
@@ -126,7 +126,7 @@ class GatewayTarget:
         self._streaming = streaming
         self._path = "/v1/chat/completions" if through_template else "/v1/completions"
         self._url = url + self._path
-        # In front of the llmapi repository, which takes text and cannot be told to go on.
+        # True before the llmapi repository, which takes text and cannot ignore the end token.
         self._of_text = False
 
     @property
@@ -204,7 +204,7 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 
 
 def _parameter(body: bytes) -> str | None:
-    """The parameter that OpenAI's envelope blames."""
+    """Return the parameter that OpenAI's error envelope names."""
     try:
         blamed = orjson.loads(body)["error"]["param"]
     except (ValueError, KeyError, TypeError):
@@ -213,7 +213,7 @@ def _parameter(body: bytes) -> str | None:
 
 
 def _message(body: bytes) -> str:
-    """The message of OpenAI's envelope, or what came instead."""
+    """Return the message of OpenAI's error envelope, or the raw body."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -221,7 +221,7 @@ def _message(body: bytes) -> str:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """The gateway's base model. Raises OptionError when there is no gateway."""
+    """Return the gateway's base model. Raises OptionError when no gateway responds."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()
@@ -232,6 +232,6 @@ async def first_model(http: httpx.AsyncClient, url: str) -> str:
 
 
 def clock() -> Callable[[], float]:
-    """Seconds since this call."""
+    """Return a function that returns the seconds since this call."""
     began = time.perf_counter()
     return lambda: time.perf_counter() - began

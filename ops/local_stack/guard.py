@@ -1,4 +1,4 @@
-"""Ends the servers when this process is killed and cannot do so itself."""
+"""A guard process that ends the servers when this process is killed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 
 
 class Guard:
-    """A forked process that waits for this one's death, then kills the groups it was told of.
+    """A forked process that waits for this one's death, then kills the registered process groups.
 
-    The kernel's PR_SET_PDEATHSIG would reach the servers alone: Triton's Python stubs, when
-    their server dies while it loads them, wait for it for ever. The guard inherits the locks
-    that are held when it is made, so the next stack waits for the end of the clean-up.
+    The kernel's PR_SET_PDEATHSIG would reach only the servers: Triton's Python stubs wait forever
+    if their server dies while it loads them. The guard inherits the locks held when it is created,
+    so the next stack waits for the end of the clean-up.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
-        """`clean_up` is run after the groups were killed."""
+        """Fork the guard; it calls `clean_up` after killing the groups."""
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -32,11 +32,11 @@ class Guard:
         os.write(self._writer, f"+{group}\n".encode())
 
     def remove(self, group: int) -> None:
-        """To be called when nothing of the group is left, for its id may come again."""
+        """Unregister a group after all its processes ended, because its id may be reused."""
         os.write(self._writer, f"-{group}\n".encode())
 
     def close(self) -> None:
-        """The guard ends; groups that were not removed are killed."""
+        """End the guard; groups still registered are killed."""
         os.close(self._writer)
         os.waitpid(self._pid, 0)
 
@@ -46,7 +46,7 @@ def _guard(reader: int, clean_up: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # whoever reads our output need not wait for the guard
+    for stream in range(3):  # readers of our output must not wait for the guard
         os.dup2(nowhere, stream)
     groups: set[int] = set()
     with os.fdopen(reader) as lines:

@@ -1,4 +1,4 @@
-"""Ports for the stack's servers, picked so that no other stack and no client takes them."""
+"""Ports for the stack's servers, chosen to avoid those of other stacks and of clients."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from ops.local_stack.errors import StackError
 
 LOCALHOST = "127.0.0.1"
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-LOWEST = 10_081  # browsers refuse some ports below, of other protocols: 10080 is the last
+# browsers refuse some lower ports, which belong to other protocols; the last one is 10080
+LOWEST = 10_081
 
 
 class PortClaims:
-    """Ports that belong to this process until the `with` ends, whoever listens on them.
+    """Ports claimed by this process until the `with` ends.
 
-    A claim is a name in Linux' abstract socket namespace, which is scoped like the ports
-    themselves and vanishes with the process: two stacks that start at once cannot both pick
-    a port in the seconds before their servers listen.
+    A claim is a name in Linux' abstract socket namespace, which has the scope of the ports and
+    vanishes with the process: two stacks that start at the same time cannot both pick a port in the
+    seconds before their servers listen.
     """
 
     def __init__(self) -> None:
         self._claims: list[socket.socket] = []
 
     def take(self, port: int) -> int:
-        """Claims `port` and returns it. Raises StackError when it is in use."""
+        """Claim `port` and return it. Raises StackError when it is in use."""
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             claim.bind(f"\0gateway-up/port/{port}")
-            # Redis, Triton and uvicorn set this too: connections in TIME_WAIT do not matter.
+            # Redis, Triton and uvicorn set SO_REUSEADDR too: connections in TIME_WAIT do not
+            # matter.
             with socket.create_server((LOCALHOST, port)):
                 pass
         except OSError as error:
@@ -41,10 +43,10 @@ class PortClaims:
         return port
 
     def take_free(self) -> int:
-        """Claims any free port.
+        """Claim any free port.
 
-        It lies below the kernel's ephemeral range where possible, so that no outgoing
-        connection can sit on it while a server restarts.
+        The port is below the kernel's ephemeral range if possible, so that no outgoing connection
+        can occupy it while a server restarts.
         """
         ephemeral = int(EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
         highest = ephemeral if ephemeral > LOWEST + 1000 else 65_536

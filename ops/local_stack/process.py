@@ -1,4 +1,4 @@
-"""One child process: started in a group of its own, watched, and ended with all it started."""
+"""A child process: started in its own group, watched, and ended with all its children."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LAST_LINES = 25
 class Child:
     """A child process whose output goes to a log file.
 
-    It leads a session, so that a terminal's Ctrl-C reaches only us and that its own children
-    (Triton's Python stubs) can be ended with it.
+    It leads a session, so that a terminal's Ctrl-C reaches only this process and that its own
+    children (Triton's Python stubs) can be ended with it.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path
     ) -> None:
-        """Nothing is started; an old log is emptied."""
+        """Empty the log, without starting the process."""
         self.name = name
         self.log = log
         log.write_bytes(b"")
@@ -41,13 +41,13 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Raises RuntimeError when it was not started."""
+        """Process id. Raises RuntimeError if it was not started."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it, or starts it again after `reap`; the log goes on."""
+        """Start the process, or start it again after `reap`; the log is appended to."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -59,9 +59,9 @@ class Child:
             )
 
     def exit_status(self) -> int | None:
-        """Its exit code, or minus the signal that ended it; None while it runs.
+        """Return its exit code, or minus the signal that ended it; None while it runs.
 
-        An ended child is left unreaped, so that its group's id is not given to others.
+        An ended child is left unreaped, so that its group id is not reused.
         """
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -69,14 +69,16 @@ class Child:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def children(self, name: str) -> set[int]:
-        """The processes of that name that it started itself and that run."""
+        """Return the running processes of that name that it started directly."""
         found = set()
         every = {name for name in os.listdir("/proc") if name.isdigit()}
-        # A process keeps its parent as long as that lives: who was looked at is not read again.
+        # A process' parent changes only when the parent ends, so foreign processes are read only
+        # once.
         self._of_others &= every
         for number in every - self._of_others:
-            with suppress(OSError):  # it has ended meanwhile
-                # The name is in parentheses and may hold others; 15 bytes of it are kept (proc(5)).
+            with suppress(OSError):  # it has ended in the meantime
+                # The name is in parentheses and may contain others; it is cut to 15 bytes
+                # (proc(5)).
                 head, _, rest = (
                     Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")
                 )
@@ -89,26 +91,26 @@ class Child:
         return found
 
     def how_it_ended(self) -> str:
-        """What `exit_status` says, and the last lines of the log."""
+        """Return the exit status in words, and the last lines of the log."""
         status = self.exit_status() or 0
         how = f"exit code {status}" if status >= 0 else f"killed by signal {-status}"
         return f"{self.name} ended ({how}); the end of {self.log}:\n{self.last_lines()}"
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """The end of the log without tables: Triton prints long ones after what went wrong."""
+        """Return the end of the log without tables: Triton prints long ones after an error."""
         with self.log.open(encoding="utf-8", errors="replace") as log:
             lines = (line for line in log if line.strip() and line[0] not in "|+")
             return "".join(f"  | {line}" for line in deque(lines, maxlen=count)).rstrip()
 
     def terminate(self) -> None:
-        """Asks it to end; does nothing when it was not started."""
+        """Send SIGTERM; do nothing if it was not started."""
         if self.is_started:
             os.kill(self.pid, signal.SIGTERM)
 
     def reap(self, grace: float) -> None:
-        """Waits up to `grace` seconds for its end, then kills what is left of its group.
+        """Wait up to `grace` seconds for its end, then kill the rest of its group.
 
-        Does nothing when it was not started.
+        Does nothing if it was not started.
         """
         if self._process is None:
             return
@@ -122,7 +124,7 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Makes grandchildren whose parent died our children, so that `reap` can wait for them."""
+    """Adopt grandchildren whose parent died, so that `reap` can wait for them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

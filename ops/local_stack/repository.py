@@ -1,4 +1,4 @@
-"""What Triton loads: the engine folder of a model and the rendered model repository."""
+"""Input of Triton: the engine folder of a model and the rendered model repository."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ops.local_stack.errors import StackError
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
 MAX_BEAM_WIDTH = 4
-# Half of what 64 full contexts would take, so that the cache stays below 400 MB.
+# Half the tokens of 64 full contexts, so that the cache stays below 400 MB.
 MAX_KV_CACHE_TOKENS = "65536"
 
-# One instance is one process of about 100 MB; a bigger machine can raise the counts.
+# An instance is a process of about 100 MB; a bigger machine can raise the counts.
 PARAMETERS = {
     "triton_backend": "python",
     "triton_max_batch_size": str(MAX_BATCH_SIZE),
@@ -33,7 +33,7 @@ PARAMETERS = {
     "bls_instance_count": "1",
     "guided_decoding_backend": "xgrammar",
 }
-# What only the engines that are built here are known to allow.
+# Limits that only engines built here are known to support.
 BUILT_HERE = {
     "max_beam_width": str(MAX_BEAM_WIDTH),
     "max_tokens_in_paged_kv_cache": MAX_KV_CACHE_TOKENS,
@@ -41,24 +41,24 @@ BUILT_HERE = {
 
 
 def link(repository: Path, state_dir: Path) -> None:
-    """Makes `repository/` in `state_dir` one that was rendered before."""
+    """Make `repository/` in `state_dir` a link to an existing repository."""
     clear(state_dir / REPOSITORY)
     (state_dir / REPOSITORY).symlink_to(repository.absolute())
 
 
 def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Makes `engine/` and `repository/` in `state_dir` anew.
+    """Rebuild `engine/` and `repository/` in `state_dir`.
 
     Args:
         model: a Hugging Face folder of a Llama or GPT-2, or an engine folder that also has the
-            tokenizer's files (which is then used where it is).
+            tokenizer's files (and is then used in place).
         state_dir: an existing folder.
-        parameters: template parameters, over `PARAMETERS`.
+        parameters: template parameters, which override `PARAMETERS`.
 
-    Raises StackError naming what is missing or wrong.
+    Raises StackError, which says what is missing or wrong.
     """
     require_files(model)
-    # numpy and the tokenizer tables are not needed before the checks above.
+    # Imported late: the checks above need neither numpy nor tokenizer tables.
     from triton_repo.cpu_executor import engine  # noqa: PLC0415
     from triton_repo.render import RenderError, render  # noqa: PLC0415
 
@@ -76,7 +76,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 max_batch_size=MAX_BATCH_SIZE,
                 max_beam_width=MAX_BEAM_WIDTH,
                 lora_target_modules=engine.lora_modules(model),
-                # They cost nothing until a request asks for logits.
+                # Free until a request asks for logits.
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )
@@ -87,7 +87,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
 
 
 def require_files(model: Path) -> None:
-    """Raises StackError naming a file that the model's folder lacks."""
+    """Raise StackError, which names a file that the model's folder lacks."""
     for needed in ("config.json", "tokenizer.json"):
         if not (model / needed).exists():
             instead = describe_gguf(model, ", and ")
@@ -106,7 +106,7 @@ def require_files(model: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Removes it, or the link that it is."""
+    """Remove the folder, or the link in its place."""
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)

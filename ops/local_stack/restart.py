@@ -1,4 +1,4 @@
-"""When a server that died may be started again: at once, then later and later."""
+"""Restart delays of a server that died: immediate at first, then growing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 FIRST_DELAY = 0.2  # seconds
 LONGEST_DELAY = 10.0
-SETTLED_AFTER = 30.0  # seconds of running after which a death counts as the first one again
+SETTLED_AFTER = 30.0  # seconds of running after which the next death counts as the first one
 
 
 class Backoff:
-    """The delays of one server."""
+    """The restart delays of one server."""
 
     def __init__(self) -> None:
         self._deaths = 0
@@ -18,7 +18,7 @@ class Backoff:
         self._due: float | None = None
 
     def record_death(self) -> float | None:
-        """To be called while it is dead. The delay in seconds at the first call, then None."""
+        """Record a death; return the delay in seconds at the first call, then None until a restart."""
         if self._due is not None:
             return None
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Commands of the stack's three servers, and how to see that each one is ready."""
+"""Commands of the stack's three servers, and their readiness probes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ops.local_stack.repository import REPOSITORY
 from ops.local_stack.state import admin_key
 
 PROBE_TIMEOUT = 2.0  # seconds
-# Both leave the 15 seconds that the whole stack has to stop in.
+# Both fit into the 15 seconds in which the complete stack has to stop.
 GATEWAY_GRACE = 3  # seconds for running requests after SIGTERM
 TRITON_GRACE = 3
 MODEL_PROCESS = "triton_python_backend_stub"
-"""In which Triton runs an instance of a Python model."""
+"""The process in which Triton runs an instance of a Python model."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ports:
 
 
 def redis_child(port: int, data: Path, log: Path) -> Child:
-    """redis-server; what it acknowledged survives its being killed."""
+    """Return redis-server; acknowledged writes survive a kill."""
     data.mkdir(exist_ok=True)
     command = [
         *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
@@ -49,9 +49,9 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
 
 
 def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
-    """tritonserver on the rendered repository; its shared memory is named `shm_prefix`*.
+    """Return tritonserver on the rendered repository; its shared memory is named `shm_prefix`*.
 
-    `options` are more of tritonserver's own.
+    `options` are further options of tritonserver.
     """
     server = find_triton_server(state_dir / "backends")
     command = [
@@ -60,7 +60,7 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--model-repository={(state_dir / REPOSITORY).absolute()}",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        # On a busy machine a model's process needs longer than the 30 s that it gets by default.
+        # On a busy machine a model's process needs longer than the default of 30 s.
         "--backend-config=python,stub-timeout-seconds=120",
         f"--exit-timeout-secs={TRITON_GRACE}",
         *(f"--{kind}-address={LOCALHOST}" for kind in ("http", "grpc", "metrics")),
@@ -69,24 +69,24 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--metrics-port={ports.triton_metrics}",
         *options,
     ]
-    # The CPU executor's matrices are small: with a second BLAS thread a 2-core machine makes
-    # 2,250 tokens/s of 32 requests, with one 2,500, and the other core is free for the gateway.
+    # The CPU executor's matrices are small: on a 2-core machine 32 requests make 2,250 tokens/s
+    # with a second BLAS thread and 2,500 with one, which leaves the other core to the gateway.
     env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
     return Child("triton", command, env, log)
 
 
 def loading(models: Sequence[str]) -> list[str]:
-    """tritonserver's options to load these alone, or with none all that the repository has."""
+    """Return tritonserver's options to load only `models`, or everything if empty."""
     only = [f"--load-model={name}" for name in models]
     return ["--model-control-mode=explicit", *only] if only else []
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
+    """Models of the gateway: the base model's name and tokenizer folder, and adapters by name.
 
-    `max_seq_len` is for a model that does not tell it, nor how many requests it runs, and reads
-    adapters from the disk. `triton_model` is what Triton calls the model, where it is known.
+    `max_seq_len` and `in_flight` are for a model that reports neither and reads adapters from the
+    disk. `triton_model` is the model's name in Triton, if known.
     """
 
     model_name: str
@@ -98,10 +98,10 @@ class ServedModel:
 
 
 def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
-    """`gateway serve` against the two others; other GATEWAY_ variables go through to it."""
+    """Return `gateway serve` on the two others; other GATEWAY_ variables are passed through."""
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {
-        # A container publishes what listens on all its addresses; loopback must be among them.
+        # A container publishes a port on all its addresses; loopback must be among them.
         "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
         "GATEWAY_PORT": str(ports.gateway),
         "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",
@@ -127,7 +127,7 @@ def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path)
 
 
 def answers_ok(url: str) -> bool:
-    """Whether a GET of `url` is answered with 200 now. No proxy is used."""
+    """Return True if a GET of `url` returns 200 now. No proxy is used."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=PROBE_TIMEOUT)
     try:
@@ -140,7 +140,7 @@ def answers_ok(url: str) -> bool:
 
 
 def answers_ping(port: int) -> bool:
-    """Whether the Redis on `port` answers PING; it refuses while it reads its data."""
+    """Return True if the Redis on `port` answers PING; it refuses while it loads its data."""
     try:
         with socket.create_connection((LOCALHOST, port), timeout=PROBE_TIMEOUT) as connection:
             connection.sendall(b"PING\r\n")

@@ -9,10 +9,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def region_prefix(state_dir: Path) -> str:
-    """The prefix of this stack's regions.
+    """Return the prefix of this stack's regions.
 
-    It follows from the state folder, of which one stack at a time may run: what a killed
-    stack left behind is found by the next one.
+    It is derived from the state folder, which only one stack at a time can use, so the next stack
+    finds what a killed one left.
     """
     folder = state_dir.stat()
     digest = hashlib.sha256(f"{folder.st_dev}:{folder.st_ino}:{state_dir.absolute()}".encode())
@@ -20,6 +20,6 @@ def region_prefix(state_dir: Path) -> str:
 
 
 def remove_regions(prefix: str) -> None:
-    """Removes what is left; Triton does so itself unless it is killed."""
+    """Remove remaining regions; Triton does so itself unless it is killed."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

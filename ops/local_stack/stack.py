@@ -1,4 +1,4 @@
-"""The three servers as one thing: started in order, watched, ended together."""
+"""The three servers as one unit: started in order, watched, and ended together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODELS_PERIOD = 1.0
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What to run and where.
+    """Options of a stack.
 
     Attributes:
         model: see `ops.local_stack.repository.prepare`.
@@ -38,11 +38,11 @@ class StackOptions:
         model_name: the model's name for the gateway's clients.
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
-        llmapi: whether the model repository is llmapi's, and not that of inflight_batcher_llm.
-        repository: one that was rendered before; `model` then only has the tokenizer.
-        triton_model: what the core model is called there; None leaves it to the settings.
-        load_models: those of the repository that Triton loads; none says all of them.
-        restart: whether Redis and Triton are started again when they die.
+        llmapi: True for the llmapi repository, False for inflight_batcher_llm.
+        repository: an already rendered repository; `model` is then used for the tokenizer only.
+        triton_model: the core model's name in it; None leaves the name to the settings.
+        load_models: the models that Triton loads; empty for all of the repository.
+        restart: True to restart Redis and Triton when they die.
     """
 
     model: Path
@@ -58,15 +58,15 @@ class StackOptions:
 
 
 class Stack:
-    """Use it in a `with`: at its end no process, state file or shared memory is left.
+    """The running stack. Use as a context manager: no process, state file or shared memory is left.
 
-    Belongs to the main thread of a process that has no other threads and no other children.
+    Belongs to the main thread of a process without other threads and other children.
     """
 
     def __init__(
         self, options: StackOptions, ports: servers.Ports, stop_requested: Callable[[], bool]
     ) -> None:
-        """`stop_requested` is asked often; `start` and `watch` then raise StopRequested."""
+        """Prepare the stack; `start` and `watch` raise StopRequested if `stop_requested()`."""
         self._options = options
         self._ports = ports
         self._stop_requested = stop_requested
@@ -92,7 +92,7 @@ class Stack:
             logs / "gateway.log",
         )
         self._children = (self._redis, self._triton, self._gateway)
-        # The processes of Triton's models that were seen, and when they were looked at last.
+        # Ids of the processes of Triton's models, and the time of the last poll.
         self._models: set[int] = set()
         self._models_polled_at = 0.0
         self._model_lost = False
@@ -105,7 +105,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The gateway first: it tells Triton to stop what still runs for its clients.
+        # The gateway ends first, so that it can tell Triton to stop its clients' requests.
         self._gateway.terminate()
         self._end(self._gateway, STOP_GRACE)
         for child in (self._triton, self._redis):
@@ -117,7 +117,7 @@ class Stack:
 
     @property
     def state(self) -> StackState:
-        """Raises RuntimeError before all children were started."""
+        """State of the running stack. Raises RuntimeError before all children were started."""
         triton = f"http://{LOCALHOST}"
         return StackState(
             gateway=f"http://{LOCALHOST}:{self._ports.gateway}",
@@ -129,9 +129,9 @@ class Stack:
         )
 
     def start(self) -> StackState:
-        """Returns when the gateway is ready, with the state that was written to the folder.
+        """Start the servers, wait for the gateway, and return the state written to the folder.
 
-        Raises StackError when a server ends or is not ready in time, with the end of its log.
+        Raises StackError, with the end of the log, when a server ends or is not ready in time.
         """
         ports = self._ports
         options = self._options
@@ -152,9 +152,9 @@ class Stack:
         return self.state
 
     def watch(self) -> NoReturn:
-        """Blocks until StopRequested or, as a StackError, the death of a server.
+        """Wait for StopRequested or for the death of a server, which raises StackError.
 
-        With `restart`, Redis and Triton are started again, on the same ports.
+        With `restart`, Redis and Triton are restarted instead, on the same ports.
         """
         backoffs = {child.name: Backoff() for child in (self._redis, self._triton)}
         while True:
@@ -174,15 +174,15 @@ class Stack:
             self._pause()
 
     def _model_died(self) -> bool:
-        """Whether a process is missing that a model ran in: Triton would say that it is ready.
+        """Return True if a model's process is missing, which Triton's readiness does not show.
 
-        What a model starts and ends for itself is not Triton's child, and its own business. Nor is
-        each child of Triton a model's process: it may be about to become one.
+        Processes that a model starts are not Triton's children and are ignored. A child of Triton
+        may also not be a model's process yet.
         """
         starts = not self._triton_is_ready
         if starts:
             self._ask_triton()
-        # One that dies within a period of its start must have been seen, too.
+        # Polled at every start too, so that a process that dies within one period is noticed.
         if starts or time.monotonic() - self._models_polled_at > MODELS_PERIOD:
             self._poll_models()
         if starts and self._triton_is_ready:
@@ -260,7 +260,7 @@ class Stack:
 
 
 def pages(gateway: str, state_dir: Path) -> list[str]:
-    """Return a line for each page that a browser can open at a gateway that runs."""
+    """Return a line for each page that a running gateway serves to browsers."""
     port = os.environ.get("GATEWAY_ADMIN_PORT")
     operators = f"http://{LOCALHOST}:{port}/" if port else f"{gateway}/operators"
     key = state_dir / ADMIN_KEY_FILE
@@ -270,5 +270,5 @@ def pages(gateway: str, state_dir: Path) -> list[str]:
 
 
 def print_status(line: str) -> None:
-    """Progress goes to stderr; stdout has the ready line only."""
+    """Print progress to stderr; stdout has only the ready line."""
     print(line, file=sys.stderr, flush=True)

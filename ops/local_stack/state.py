@@ -1,4 +1,4 @@
-"""The state folder: who may use it, and the file that says where the running stack's parts are."""
+"""The state folder: its lock, and the file with the running stack's addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops.local_stack.errors import StackError
 FILE_NAME = "state.json"
 ADMIN_KEY_FILE = "admin_key"
 PRIVATE_FOLDERS = ("redis", "adapters", "logs")
-"""Folders of the state folder that are kept from one run to the next, and have prompts in them."""
+"""Subfolders of the state folder that persist between runs and contain prompts."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StackState:
 
     Attributes:
         gateway, triton_http, redis: URLs.
-        triton_metrics: the whole URL of Triton's metrics page.
+        triton_metrics: the complete URL of Triton's metrics page.
         triton_grpc: host:port.
         pids: process id by name: redis, triton, gateway.
     """
@@ -38,27 +38,27 @@ class StackState:
 
     @classmethod
     def read(cls, state_dir: Path) -> StackState:
-        """That of the stack that runs there. Raises OSError when none does."""
+        """Read the state of the running stack. Raises OSError if none runs."""
         return cls(**json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8")))
 
     def write(self, state_dir: Path) -> None:
-        """Replaces the file in one step: a reader sees the old or the new one, whole."""
+        """Replace the file atomically."""
         draft = state_dir / f"{FILE_NAME}.new"
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         os.replace(draft, state_dir / FILE_NAME)
 
 
 def admin_key(state_dir: Path) -> str:
-    """The key for the gateway's adapter endpoints: GATEWAY_ADMIN_KEY, else one kept in the folder.
+    """Return the key for the gateway's adapter endpoints: GATEWAY_ADMIN_KEY, else the folder's.
 
-    It is made at the first start; only the owner can read the file `admin_key`.
+    It is generated at the first start; only the owner can read the file `admin_key`.
     """
     path = state_dir / ADMIN_KEY_FILE
     key = os.environ.get("GATEWAY_ADMIN_KEY")
     if key is None and path.exists():
         return path.read_text(encoding="utf-8").strip()
     key = key or secrets.token_urlsafe(32)
-    # In one step: half a key, of a disk that was full, would be taken for one at the next start.
+    # Atomic: a key truncated by a full disk would be accepted at the next start.
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -68,14 +68,14 @@ def admin_key(state_dir: Path) -> str:
 
 
 class StateLock:
-    """The right to use a state folder; the kernel takes it back when this process ends."""
+    """Exclusive lock on a state folder; the kernel releases it when this process ends."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Makes the folder if need be. Raises StackError when another stack uses it."""
+        """Create the folder if needed and lock it. Raises StackError if another stack uses it."""
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             for name in PRIVATE_FOLDERS:
-                # An earlier release made it with the user's own umask.
+                # An earlier release created it with the user's umask.
                 with suppress(FileNotFoundError):
                     (state_dir / name).chmod(0o700)
             self._file = (state_dir / "lock").open("a")

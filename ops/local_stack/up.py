@@ -14,12 +14,12 @@ from ops.local_stack.stack import Stack, StackOptions, pages, print_status
 from ops.local_stack.state import StateLock
 
 OWNER_ONLY_UMASK = 0o077
-"""The umask for all that the stack writes."""
+"""The umask for all files that the stack writes."""
 
 
 @dataclass(frozen=True)
 class RequestedPorts:
-    """Ports from the command line; for 0 a free one is picked."""
+    """Ports from the command line; 0 selects a free one."""
 
     gateway: int
     redis: int = 0
@@ -28,7 +28,7 @@ class RequestedPorts:
     triton_metrics: int = 0
 
     def claim(self, claims: PortClaims) -> Ports:
-        """Raises StackError naming a port that is in use."""
+        """Claim the ports. Raises StackError, which names a port that is in use."""
 
         def one(wanted: int) -> int:
             return claims.take(wanted) if wanted else claims.take_free()
@@ -58,11 +58,11 @@ class _StopFlag:
 
 
 def up(options: StackOptions, wanted: RequestedPorts) -> int:
-    """Returns the exit code: 0 after a signal, 1 when the stack cannot start or go on.
+    """Run the stack and return the exit code: 0 after a signal, 1 if it cannot start or continue.
 
-    In either case nothing is left running. The ready line is all that goes to stdout.
+    In either case no process remains. Only the ready line is written to stdout.
     """
-    # The servers inherit it. Redis' data has prompts in it, and so may what Triton logs.
+    # The servers inherit the umask. Redis' data contains prompts, and Triton's logs may.
     os.umask(OWNER_ONLY_UMASK)
     stop_requested = _StopFlag()
     try:
