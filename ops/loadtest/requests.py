@@ -37,8 +37,8 @@ class RequestSource(Protocol):
 class FromDataset:
     """Requests from a JSON list of ``{"input", "instruction", "output"}``.
 
-    ShareGPT's form is accepted too, ``{"conversations": [{"from", "value"}, ...]}``: its first two
-    messages are used.
+    That is the format of benchmark_core_model.py. ShareGPT's form is accepted too,
+    ``{"conversations": [{"from", "value"}, ...]}``: its first two messages are used.
     """
 
     file: Path

@@ -18,7 +18,7 @@ class Backoff:
         self._due: float | None = None
 
     def record_death(self) -> float | None:
-        """Record a death; return the delay in seconds at the first call, then None until a restart."""
+        """Record a death; return the delay in seconds, or None after the first call."""
         if self._due is not None:
             return None
         now = time.monotonic()
