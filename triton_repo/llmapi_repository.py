@@ -11,8 +11,8 @@ from string import Template
 
 from triton_repo.parameters import (
     CORE,
-    Kind,
     Parameter,
+    ParameterKind,
     Value,
     boolean,
     fraction,
@@ -29,14 +29,14 @@ _LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
 _OWN = (CORE,)
 
 
-def _quoted() -> Kind:
+def _quoted_text() -> ParameterKind:
     plain = text()
 
     def write(value: Value) -> str | None:
         found = plain.write(value)
         return None if found is None else f'"{found}"'
 
-    return Kind(plain.allowed, write)
+    return ParameterKind(plain.allowed, write)
 
 
 _LORA = (
@@ -49,8 +49,8 @@ _LORA = (
     Parameter("max_cpu_loras", _OWN, integer(1)),
 )
 PARAMETERS = (
-    Parameter("model", _OWN, _quoted(), mandatory=True),
-    Parameter("tokenizer", _OWN, _quoted(), default="null"),
+    Parameter("model", _OWN, _quoted_text(), mandatory=True),
+    Parameter("tokenizer", _OWN, _quoted_text(), default="null"),
     Parameter("decoupled", _OWN, boolean(), default="true"),
     # Ours: clients see what upstream's model of that release shows them.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),

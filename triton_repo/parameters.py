@@ -31,7 +31,7 @@ _BOOLEAN = "true or false"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ParameterKind:
     """One sort of value: what is allowed, in words, and how it is written in a config.pbtxt."""
 
     allowed: str
@@ -39,7 +39,7 @@ class Kind:
     """The value as pbtxt text, or None when it is not allowed."""
 
 
-def integer(minimum: int = 0) -> Kind:
+def integer(minimum: int = 0) -> ParameterKind:
     def write(value: Value) -> str | None:
         if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value, re.ASCII):
             value = int(value)
@@ -47,10 +47,10 @@ def integer(minimum: int = 0) -> Kind:
             return None
         return str(value) if value >= minimum else None
 
-    return Kind(f"an integer of at least {minimum}", write)
+    return ParameterKind(f"an integer of at least {minimum}", write)
 
 
-def fraction(*, zero: bool = False) -> Kind:
+def fraction(*, zero: bool = False) -> ParameterKind:
     def write(value: Value) -> str | None:
         if isinstance(value, bool):
             return None
@@ -60,58 +60,58 @@ def fraction(*, zero: bool = False) -> Kind:
             return None
         return repr(found) if 0 < found <= 1 or (zero and found == 0) else None
 
-    return Kind("a number from 0 to 1" if zero else "a number above 0 and up to 1", write)
+    return ParameterKind("a number from 0 to 1" if zero else "a number above 0 and up to 1", write)
 
 
-def boolean() -> Kind:
+def boolean() -> ParameterKind:
     def write(value: Value) -> str | None:
         text = str(value).lower() if isinstance(value, str | bool) else ""
         return text if text in ("true", "false") else None
 
-    return Kind(_BOOLEAN, write)
+    return ParameterKind(_BOOLEAN, write)
 
 
-def text() -> Kind:
+def text() -> ParameterKind:
     def write(value: Value) -> str | None:
         # Both Triton backends read a value with an unfilled ${...} as "not set".
         if not isinstance(value, str) or not value.isprintable() or not value or "${" in value:
             return None
         return value.replace("\\", "\\\\").replace('"', '\\"')
 
-    return Kind("a printable, non-empty string without ${", write)
+    return ParameterKind("a printable, non-empty string without ${", write)
 
 
-def is_boolean(kind: Kind) -> bool:
+def is_boolean(kind: ParameterKind) -> bool:
     """Return True for a kind of which words are read, and differently by models."""
     return kind.allowed == _BOOLEAN
 
 
-def one_of(*choices: str) -> Kind:
-    return Kind(
+def one_of(*choices: str) -> ParameterKind:
+    return ParameterKind(
         "one of " + ", ".join(choices), lambda value: str(value) if value in choices else None
     )
 
 
-def matching(pattern: str, allowed: str) -> Kind:
+def matching(pattern: str, allowed: str) -> ParameterKind:
     def write(value: Value) -> str | None:
         found = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
         return found if re.fullmatch(pattern, found, re.ASCII) else None
 
-    return Kind(allowed, write)
+    return ParameterKind(allowed, write)
 
 
-def integers() -> Kind:
+def integers() -> ParameterKind:
     return matching(r"\d+(,\d+)*", "integers joined by commas, such as 4096,1024")
 
 
-def device_ids() -> Kind:
+def device_ids() -> ParameterKind:
     return matching(
         r"\d+(,\d+)*(;\d+(,\d+)*)*",
         "GPU numbers, `,` within an instance and `;` between instances, such as 0,1;2,3",
     )
 
 
-def tree() -> Kind:
+def tree() -> ParameterKind:
     path = r"\{\s*\d+(\s*,\s*\d+)*\s*\}"
     return matching(rf"{path}(\s*,\s*{path})*", "paths of a token tree, such as {0, 0}, {0, 1}")
 
@@ -131,7 +131,7 @@ class Parameter:
 
     name: str
     models: tuple[str, ...]
-    kind: Kind
+    kind: ParameterKind
     mandatory: bool = False
     default: str = ""
     releases: tuple[str, ...] = RELEASES

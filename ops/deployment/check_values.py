@@ -13,7 +13,7 @@ from triton_repo.parameters import (
     PARAMETERS,
     POSTPROCESSING,
     PREPROCESSING,
-    Kind,
+    ParameterKind,
     is_boolean,
 )
 
@@ -48,7 +48,7 @@ def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Fi
             yield Finding("error", model.name, name, *problem)
 
 
-def _find_problem(kind: Kind, value: str, template: str) -> tuple[str, str] | None:
+def _find_problem(kind: ParameterKind, value: str, template: str) -> tuple[str, str] | None:
     """Return a value's problem and its fix, or None for a valid value."""
     found = f"found {value!r}; allowed: {kind.allowed}"
     if not is_boolean(kind):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.enums import FinishReason, RequestStage
-from triton_repo.cpu_executor.guide import Guide
+from triton_repo.cpu_executor.guide import GuideState
 from triton_repo.cpu_executor.lora import CachedAdapter
 from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.result import (
@@ -72,7 +72,7 @@ class ActiveRequest:
         self.beams: Beams | None = None
         self.stop_words: StopWords | None = None
         self.adapter: CachedAdapter | None = None
-        self.guide: Future[Guide] | None = None
+        self.guide: Future[GuideState] | None = None
         self.failure: str | None = None
         self.first_scheduled: float | None = None
         lora = request.lora_config
@@ -103,7 +103,7 @@ class ActiveRequest:
     @property
     def slots(self) -> int:
         """How much of the batch size it takes: its running samples, or one for a beam search."""
-        return len(self.unfinished()) if self.beam_width == 1 else 1
+        return len(self.list_unfinished()) if self.beam_width == 1 else 1
 
     def schedule(self) -> None:
         """Note the first start."""
@@ -112,7 +112,7 @@ class ActiveRequest:
             timing = self.metrics.timing_metrics
             timing.first_scheduled_time = timedelta(seconds=self.first_scheduled)
 
-    def unfinished(self) -> list[Sequence]:
+    def list_unfinished(self) -> list[Sequence]:
         return [s for s in self.sequences if s.finish is NOT_FINISHED]
 
     def context_slice(self, sequence: Sequence, start: int, end: int) -> list[int]:
@@ -154,7 +154,7 @@ class ActiveRequest:
             new = len(sequence.tokens) > sequence.reported_tokens
             if sequence.reported_end or not (ended or (new and self.streaming)):
                 continue
-            if not ended and self.draft and self._verifies(sequence):
+            if not ended and self.draft and self._is_verifying(sequence):
                 continue
             if ended:
                 sequence.reported_end = True
@@ -178,7 +178,7 @@ class ActiveRequest:
         result = self._result(self.sequences[:shown], ended)
         return [Response(self.id, result, self.client_id)]
 
-    def _verifies(self, sequence: Sequence) -> bool:
+    def _is_verifying(self, sequence: Sequence) -> bool:
         """Whether the step that verifies the draft tokens goes on.
 
         It ends with the first token that is not the draft's. A step here makes one token, so what
@@ -187,14 +187,14 @@ class ActiveRequest:
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
 
-    def _accepted(self, sequence: Sequence) -> int:
+    def _count_accepted(self, sequence: Sequence) -> int:
         """How many draft tokens the sequence begins with."""
         pairs = enumerate(zip(self.draft, sequence.tokens, strict=False))
         shared = min(len(self.draft), len(sequence.tokens))
         return next((i for i, (drafted, chosen) in pairs if drafted != chosen), shared)
 
     def _result(self, sequences: list[Sequence], ended: bool) -> Result:
-        accepted = self._accepted(sequences[0]) if self.draft else 0
+        accepted = self._count_accepted(sequences[0]) if self.draft else 0
         result = Result(
             is_final=self._unreported == 0,
             is_sequence_final=ended,
@@ -248,7 +248,7 @@ class ActiveRequest:
         """What the last iteration left of the request."""
         longest = max(self.sequences, key=lambda s: len(s.tokens))
         count, cache = len(longest.tokens), longest.cache
-        ended = not self.unfinished()
+        ended = not self.list_unfinished()
         if ended:
             stage = RequestStage.GENERATION_COMPLETE
         elif count:
@@ -261,7 +261,7 @@ class ActiveRequest:
             stage=stage,
             context_prefill_position=0 if stage is RequestStage.QUEUED else done,
             num_generated_tokens=count,
-            avg_num_decoded_tokens_per_iter=count / max(1, count - self._accepted(longest)),
+            avg_num_decoded_tokens_per_iter=count / max(1, count - self._count_accepted(longest)),
             # An ended sequence has given its cache back.
             scheduled=self.is_started or ended,
             paused=count > 0 and not self.is_started and not ended,

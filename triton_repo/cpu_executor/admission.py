@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.checks import PREFIX
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.engine_dtype import has_engine_dtype, to_float32
 from triton_repo.cpu_executor.enums import RequestType
 from triton_repo.cpu_executor.mailbox import Queued
@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class AdmissionLimits:
     """The engine's limits after the executor's settings were applied; lengths in tokens."""
 
     max_input_len: int
@@ -58,7 +58,7 @@ def refuse(what: str) -> RefusedError:
     return RefusedError(FETCH_ERROR + PREFIX + what)
 
 
-def admit(entry: Queued, config: EngineConfig, limits: Limits) -> ActiveRequest:
+def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> ActiveRequest:
     """The active request of a queued one, or ``RefusedError`` with upstream's text."""
     request = entry.request
     _check_supported(request)
@@ -68,7 +68,7 @@ def admit(entry: Queued, config: EngineConfig, limits: Limits) -> ActiveRequest:
     # Room for a step's draft tokens is left also where a request has none.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
-    _check_room(active, limits)
+    _check_capacity(active, limits)
     return active
 
 
@@ -82,7 +82,7 @@ def _check_supported(request: Request) -> None:
         raise refuse("return_encoder_output is not supported by the CPU executor")
 
 
-def _check_ranges(request: Request, config: EngineConfig, limits: Limits) -> None:
+def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> None:
     length = len(request.input_token_ids)
     longest = min(limits.max_input_len, limits.max_seq_len - 1)
     if length > longest:
@@ -119,7 +119,7 @@ def _check_ranges(request: Request, config: EngineConfig, limits: Limits) -> Non
         raise refuse("Incorrect sampling config")
 
 
-def _draft_tokens(request: Request, config: EngineConfig, limits: Limits) -> list[int]:
+def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
     """The draft tokens to verify: as many as the engine takes behind this prompt."""
     given = request.external_draft_tokens_config
     if given is None:
@@ -138,7 +138,7 @@ def _draft_tokens(request: Request, config: EngineConfig, limits: Limits) -> lis
 
 
 def _prompt_table(
-    request: Request, config: EngineConfig, limits: Limits
+    request: Request, config: CpuEngineConfig, limits: AdmissionLimits
 ) -> NDArray[np.float32] | None:
     """The embeddings of the prompt's ids behind the vocabulary."""
     given = request.prompt_tuning_config
@@ -173,7 +173,7 @@ def _prompt_table(
     return to_float32(config, given.embedding_table)
 
 
-def _check_room(active: ActiveRequest, limits: Limits) -> None:
+def _check_capacity(active: ActiveRequest, limits: AdmissionLimits) -> None:
     count = len(active.sequences)
     if active.beam_width == 1 and count > limits.max_batch_size:
         raise refuse(

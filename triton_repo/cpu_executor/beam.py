@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.enums import FinishReason
-from triton_repo.cpu_executor.sampling import Row, process
+from triton_repo.cpu_executor.sampling import SamplingRow, process
 from triton_repo.cpu_executor.sequence import Sequence
 
 Array = NDArray[np.float32]
@@ -56,11 +56,11 @@ class BeamSearch:
         rows = []
         for sequence in live:
             assert sequence.sampling is not None
-            rows.append(Row(sequence.sampling, request.prompt, sequence.tokens))
+            rows.append(SamplingRow(sequence.sampling, request.prompt, sequence.tokens))
         process(logits, rows)
         going: list[_Beam] = []
         for rank, (parent, token, log_prob) in enumerate(self._candidates(live, logits)):
-            beam = self._continued(live[parent], parent, token, log_prob)
+            beam = self._continue_beam(live[parent], parent, token, log_prob)
             if raw is not None:
                 beam.logits = [*live[parent].logits, raw[parent]]
             if beam.reason is FinishReason.NOT_FINISHED:
@@ -87,7 +87,7 @@ class BeamSearch:
         order = np.argsort(-scores, axis=None, kind="stable")[: 2 * self._width]
         return [(int(i) // count, int(best.flat[i]), float(values.flat[i])) for i in order]
 
-    def _continued(self, parent: Sequence, index: int, token: int, log_prob: float) -> _Beam:
+    def _continue_beam(self, parent: Sequence, index: int, token: int, log_prob: float) -> _Beam:
         request = self._request
         beam = _Beam(parent.tokens, parent.log_probs, parent.cum_log_prob, parent.logits, index)
         if token == request.end_id:
@@ -105,9 +105,9 @@ class BeamSearch:
         return beam
 
     def _score(self, beam: _Beam) -> float:
-        return self._scored(beam.cum_log_prob + beam.end_log_prob, len(beam.tokens))
+        return self._normalize_score(beam.cum_log_prob + beam.end_log_prob, len(beam.tokens))
 
-    def _scored(self, cum_log_prob: float, length: int) -> float:
+    def _normalize_score(self, cum_log_prob: float, length: int) -> float:
         return cum_log_prob / math.pow(max(length, 1), self._length_penalty)
 
     def _is_done(self, going: Seq[_Beam]) -> bool:
@@ -121,7 +121,7 @@ class BeamSearch:
         if self._early_stopping != 0 and self._length_penalty > 0:
             length = self._request.max_tokens
         best = max(beam.cum_log_prob for beam in going)
-        return self._scored(best, length) <= self._score(self._finished[-1])
+        return self._normalize_score(best, length) <= self._score(self._finished[-1])
 
     def _finish(self) -> None:
         ended = self._finished

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.attention import DecodeAttention, PrefillAttention
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.kv_cache import SequenceCache
 from triton_repo.cpu_executor.linear import Linear
-from triton_repo.cpu_executor.lora import Adapter, LoraBatch
+from triton_repo.cpu_executor.lora import LoraBatch, PreparedAdapter
 from triton_repo.cpu_executor.weights import files
 
 Array = NDArray[np.float32]
@@ -34,7 +34,7 @@ class Chunk:
     tokens: Sequence[int]
     logits: int = 1
     """For how many of the last tokens logits are wanted."""
-    adapter: Adapter | None = None
+    adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
     """Embeddings ``[n, hidden]`` of the ids from the vocabulary's size on."""
 
@@ -42,7 +42,7 @@ class Chunk:
 class PackedBatch:
     """The tokens of all chunks of one iteration, a row each; ``positions`` is int64 ``[rows]``."""
 
-    def __init__(self, config: EngineConfig, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, config: CpuEngineConfig, chunks: Sequence[Chunk]) -> None:
         """Chunks of one token must come first."""
         heads = config.num_attention_heads
         decoding = [c.cache for c in chunks if len(c.tokens) == 1]
@@ -94,7 +94,7 @@ class PackedBatch:
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             chunk.cache.length += count
 
-    def wanted(self, x: Array) -> Array:
+    def select_logit_rows(self, x: Array) -> Array:
         """The rows of ``x`` whose logits the chunks want, in order."""
         wanted: list[int] = []
         end = 0
@@ -110,7 +110,7 @@ class CausalLM(ABC):
 
     _head: Linear
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    def __init__(self, config: CpuEngineConfig, folder: Path) -> None:
         self.config = config
         self.parameter_bytes = sum(path.stat().st_size for path in files(folder))
         # Folded into the query projection when loading.
@@ -125,7 +125,7 @@ class CausalLM(ABC):
         batch = PackedBatch(self.config, chunks)
         x = self._layers_of(batch)
         batch.finish()
-        return self._head(self._final_norm(batch.wanted(x)))
+        return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
         """Bring [q, k, v] matrices or biases into the form of the model's (None stays)."""
@@ -148,7 +148,7 @@ def take(tensors: dict[str, Array], name: str) -> Array:
 
 
 def _lora_batch(chunks: Sequence[Chunk], counts: Sequence[int]) -> LoraBatch:
-    groups: dict[int, tuple[Adapter, list[int]]] = {}
+    groups: dict[int, tuple[PreparedAdapter, list[int]]] = {}
     start = 0
     for chunk, count in zip(chunks, counts, strict=True):
         if chunk.adapter is not None:

@@ -11,14 +11,14 @@ from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.beam import BeamSearch
 from triton_repo.cpu_executor.enums import FinishReason
 from triton_repo.cpu_executor.guide import GuideError
-from triton_repo.cpu_executor.sampling import LOWEST, Row, SamplingState, choose, process
+from triton_repo.cpu_executor.sampling import LOWEST, SamplingRow, SamplingState, choose, process
 from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.words import StopWords
 
 Array = NDArray[np.float32]
 
 
-class Decoder:
+class SequenceDecoder:
     """Chooses tokens for sequences whose logits are ready and ends sequences."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
@@ -61,7 +61,7 @@ class Decoder:
         for i, (request, sequence) in enumerate(ready):
             assert sequence.sampling is not None
             states.append(sequence.sampling)
-            rows.append(Row(sequence.sampling, request.prompt, sequence.tokens))
+            rows.append(SamplingRow(sequence.sampling, request.prompt, sequence.tokens))
             if request.output.return_generation_logits:
                 sequence.logits.append(logits[i].copy())
         process(logits, rows)

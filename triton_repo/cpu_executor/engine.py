@@ -32,7 +32,7 @@ _LORA_MODULES: dict[str, tuple[str, ...]] = {LLAMA: LLAMA_LORA_MODULES, GPT: ()}
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class CpuEngineConfig:
     """What an engine folder says about the model and its limits (TensorRT-LLM's names)."""
 
     architecture: str
@@ -143,7 +143,7 @@ def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
     return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]
 
 
-def load_config(engine_dir: str | Path) -> EngineConfig:
+def load_config(engine_dir: str | Path) -> CpuEngineConfig:
     """Read an engine folder's (or a Hugging Face folder's) ``config.json``."""
     folder = Path(engine_dir)
     raw: Mapping[str, Any] = read_config(folder).values
@@ -160,7 +160,7 @@ def load_config(engine_dir: str | Path) -> EngineConfig:
     heads = model.get("num_attention_heads", 1)
     hidden = model.get("hidden_size", 1)
     seq_len = limits.get("max_seq_len") or model["max_position_embeddings"]
-    return EngineConfig(
+    return CpuEngineConfig(
         architecture=architecture,
         dtype=model.get("dtype", "float16"),
         vocab_size=model["vocab_size"],

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters import convert
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 
 _ALLOWED = {
     "float16": ("float16",),
@@ -18,11 +18,11 @@ _ALLOWED = {
 }
 
 
-def has_engine_dtype(config: EngineConfig, tensor: NDArray[Any]) -> bool:
+def has_engine_dtype(config: CpuEngineConfig, tensor: NDArray[Any]) -> bool:
     return tensor.dtype in [np.dtype(name) for name in _ALLOWED[config.dtype]]
 
 
-def to_float32(config: EngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
+def to_float32(config: CpuEngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
     """The values of a tensor in the engine's dtype."""
     if config.dtype == "bfloat16":
         return convert.to_float32(tensor.view(np.uint16), bfloat16=True)

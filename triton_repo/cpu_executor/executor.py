@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from triton_repo.cpu_executor.checks import as_duration, as_int, check
-from triton_repo.cpu_executor.engine import SYNTHETIC, EngineConfig, load_config
+from triton_repo.cpu_executor.engine import SYNTHETIC, CpuEngineConfig, load_config
 from triton_repo.cpu_executor.enums import CommunicationMode, ModelType
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
 from triton_repo.cpu_executor.gpt import Gpt
@@ -136,7 +136,7 @@ class Executor:
         self.shutdown()
 
 
-def _refuse_unsupported(settings: ExecutorConfig, config: EngineConfig) -> None:
+def _refuse_unsupported(settings: ExecutorConfig, config: CpuEngineConfig) -> None:
     """Refuse by name what the CPU executor does not implement."""
     decoding = settings.decoding_config
     mode = None if decoding is None else decoding.decoding_mode
@@ -168,7 +168,7 @@ def _refuse_unsupported(settings: ExecutorConfig, config: EngineConfig) -> None:
 
 
 def _make_loop(
-    folder: Path, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox
+    folder: Path, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox
 ) -> RequestLoop:
     if config.architecture == SYNTHETIC:
         return SyntheticLoop(config, settings, mailbox)

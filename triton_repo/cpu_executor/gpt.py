@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.causal_lm import CausalLM, PackedBatch, take
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.linear import Linear
 from triton_repo.cpu_executor.weights import load_float32
 
@@ -45,7 +45,7 @@ class LayerNorm:
 
 
 @dataclass
-class Layer:
+class GptLayer:
     attention_norm: LayerNorm
     qkv: Linear
     output: Linear
@@ -57,7 +57,7 @@ class Layer:
 class Gpt(CausalLM):
     """A ``GPT2LMHeadModel`` checkpoint."""
 
-    def __init__(self, config: EngineConfig, folder: str | Path) -> None:
+    def __init__(self, config: CpuEngineConfig, folder: str | Path) -> None:
         super().__init__(config, Path(folder))
         if config.lora_target_modules:
             raise ValueError("lora_target_modules: the CPU executor runs no adapters with GPT-2")
@@ -71,7 +71,7 @@ class Gpt(CausalLM):
         # Tied checkpoints have no lm_head of their own.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [
-            Layer(
+            GptLayer(
                 attention_norm=self._layer_norm(tensors, f"h.{index}.ln_1"),
                 qkv=self._qkv(tensors, f"h.{index}.attn.c_attn"),
                 output=_conv1d(tensors, f"h.{index}.attn.c_proj"),

@@ -18,15 +18,15 @@ class GuideError(Exception):
     """The guide is not a grammar, or its grammar cannot be followed any further."""
 
 
-class Guide:
+class GuideState:
     """Masks logits so that the sequence stays within the grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def fork(self) -> Guide:
+    def fork(self) -> GuideState:
         """A guide at the same place that goes on by itself."""
-        return Guide(self._matcher.deep_copy())
+        return GuideState(self._matcher.deep_copy())
 
     def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
         """Set to -inf what may not come next, in place on one row ``[vocab]``.

@@ -16,7 +16,7 @@ from guides.kinds import Backend, Kind
 from guides.reasons import reason
 from triton_repo.cpu_executor.checks import check
 from triton_repo.cpu_executor.executor_config import GuidedBackend, GuidedDecodingConfig
-from triton_repo.cpu_executor.guide import Guide, GuideError
+from triton_repo.cpu_executor.guide import GuideError, GuideState
 from triton_repo.cpu_executor.request_config import GuidedDecodingParams, GuideKind
 
 _KINDS: dict[GuideKind, Kind] = {
@@ -49,19 +49,19 @@ class GuideCompiler:
         self._limits = LLParserLimits(verbose_errors=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
 
-    def compile(self, params: GuidedDecodingParams) -> Future[Guide]:
+    def compile(self, params: GuidedDecodingParams) -> Future[GuideState]:
         """The guide at its start, or ``GuideError`` with what is wrong with it."""
         return self._thread.submit(self._compile, params)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _compile(self, params: GuidedDecodingParams) -> Guide:
+    def _compile(self, params: GuidedDecodingParams) -> GuideState:
         kind: Kind = _KINDS[params.guide_type]
         try:
             grammar = to_grammar(kind, params.guide or "", self._backend)
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-            guide = Guide(matcher)
+            guide = GuideState(matcher)
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
             # A grammar that matches nothing is found here, and not after the prompt was run.

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.active import ActiveRequest
-from triton_repo.cpu_executor.admission import Limits
+from triton_repo.cpu_executor.admission import AdmissionLimits
 from triton_repo.cpu_executor.causal_lm import CausalLM, Chunk
-from triton_repo.cpu_executor.decoder import Decoder
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.decoder import SequenceDecoder
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.enums import BatchingType, CapacitySchedulerPolicy, FinishReason
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
 from triton_repo.cpu_executor.kv_cache import (
@@ -20,7 +20,7 @@ from triton_repo.cpu_executor.kv_cache import (
     block_bytes,
     default_max_tokens,
 )
-from triton_repo.cpu_executor.loop import Progress, RequestLoop
+from triton_repo.cpu_executor.loop import IterationProgress, RequestLoop
 from triton_repo.cpu_executor.lora import LoraCache
 from triton_repo.cpu_executor.mailbox import Mailbox
 from triton_repo.cpu_executor.scheduler import Scheduler, Work
@@ -35,7 +35,7 @@ class InflightLoop(RequestLoop):
     """Runs a model for the requests of a mailbox."""
 
     def __init__(
-        self, model: CausalLM, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox
+        self, model: CausalLM, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox
     ) -> None:
         kv_cache = settings.kv_cache_config
         size = config.tokens_per_block
@@ -48,7 +48,7 @@ class InflightLoop(RequestLoop):
         policy = settings.scheduler_config.capacity_scheduler_policy
         if settings.batching_type == BatchingType.STATIC:
             policy = CapacitySchedulerPolicy.STATIC_BATCH
-        limits = Limits(
+        limits = AdmissionLimits(
             max_input_len=config.max_input_len,
             max_seq_len=min(config.max_seq_len, self._pool.max_blocks * size),
             max_beam_width=settings.max_beam_width,
@@ -77,9 +77,9 @@ class InflightLoop(RequestLoop):
         self._scheduler = Scheduler(
             policy, self._pool, settings.max_num_tokens or config.max_num_tokens
         )
-        self._decoder = Decoder(config.vocab_size, settings.normalize_log_probs)
+        self._decoder = SequenceDecoder(config.vocab_size, settings.normalize_log_probs)
 
-    def _advance(self) -> Progress | None:
+    def _advance(self) -> IterationProgress | None:
         running = [r for r in self._active if not r.is_done]
         starting, paused = self._scheduler.schedule(running)
         for request in starting:
@@ -91,7 +91,7 @@ class InflightLoop(RequestLoop):
         context = [work for work in works if work.in_prompt]
         requests = {work.request.id for work in works}
         in_context = {work.request.id for work in context}
-        return Progress(
+        return IterationProgress(
             scheduled=len(requests),
             context_requests=len(in_context),
             context_tokens=sum(len(work.tokens) for work in context),
@@ -109,7 +109,7 @@ class InflightLoop(RequestLoop):
         return self._pool.stats()
 
     def _memory(self) -> int:
-        blocks = self._pool.used + self._pool.stored
+        blocks = self._pool.used + self._pool.stored_count
         return self._model.parameter_bytes + blocks * block_bytes(self._config)
 
     def _start(self, request: ActiveRequest) -> None:
@@ -117,8 +117,8 @@ class InflightLoop(RequestLoop):
         if request.first_scheduled is None:
             request.schedule()
             self._decoder.prepare(request)
-        fresh = [s for s in request.unfinished() if not s.tokens][:1]
-        for sequence in fresh or request.unfinished():
+        fresh = [s for s in request.list_unfinished() if not s.tokens][:1]
+        for sequence in fresh or request.list_unfinished():
             context = request.prompt + sequence.tokens
             sequence.cache = SequenceCache(self._config, len(context) + 1)
             reused = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.request_config import KvCacheRetentionConfig
 from triton_repo.cpu_executor.result import KvCacheMetrics
 from triton_repo.cpu_executor.stats import KvCacheStats
@@ -23,13 +23,13 @@ Array = NDArray[np.float32]
 DEFAULT_PRIORITY = 35
 
 
-def block_bytes(config: EngineConfig) -> int:
+def block_bytes(config: CpuEngineConfig) -> int:
     """Bytes of one block: float32 keys and values of all layers."""
     per_token = config.num_hidden_layers * config.num_key_value_heads * config.head_size
     return 2 * 4 * config.tokens_per_block * per_token
 
 
-def default_max_tokens(config: EngineConfig, memory_fraction: float | None) -> int:
+def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -> int:
     """The token budget when none is set: a full batch, as far as the memory goes.
 
     ``memory_fraction`` is the part of the machine's memory that the cache may fill (0.9).
@@ -48,7 +48,7 @@ class SequenceCache:
     counts the tokens held. Slots that hold no token are zero.
     """
 
-    def __init__(self, config: EngineConfig, tokens: int) -> None:
+    def __init__(self, config: CpuEngineConfig, tokens: int) -> None:
         """Room for ``tokens`` tokens; ``reserve`` makes more."""
         size = config.tokens_per_block
         shape = (-(-tokens // size), config.num_hidden_layers, config.num_key_value_heads)
@@ -119,7 +119,7 @@ class BlockPool:
         return -(-tokens // self.tokens_per_block)
 
     @property
-    def stored(self) -> int:
+    def stored_count(self) -> int:
         return len(self._stored)
 
     def use(self, blocks: int) -> None:

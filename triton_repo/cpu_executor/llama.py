@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.causal_lm import CausalLM, PackedBatch, take
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.linear import Linear
 from triton_repo.cpu_executor.weights import load_float32
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass
-class Layer:
+class LlamaLayer:
     input_norm: Array
     qkv: Linear
     output: Linear
@@ -36,7 +36,7 @@ class Layer:
 class Llama(CausalLM):
     """A ``LlamaForCausalLM`` checkpoint."""
 
-    def __init__(self, config: EngineConfig, folder: str | Path) -> None:
+    def __init__(self, config: CpuEngineConfig, folder: str | Path) -> None:
         super().__init__(config, Path(folder))
         tensors = load_float32(Path(folder))
         self._rotary_order = rotary_order(config)
@@ -47,7 +47,7 @@ class Llama(CausalLM):
         self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
         self._rotations = rotations(config)
 
-    def _layer(self, tensors: dict[str, Array], index: int) -> Layer:
+    def _layer(self, tensors: dict[str, Array], index: int) -> LlamaLayer:
         prefix = f"model.layers.{index}."
 
         def join(names: Sequence[str], fold: bool = False) -> Linear:
@@ -62,7 +62,7 @@ class Llama(CausalLM):
             return Linear(np.concatenate(matrices), np.concatenate(given) if given else None)
 
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        return Layer(
+        return LlamaLayer(
             input_norm=take(tensors, prefix + "input_layernorm.weight"),
             qkv=join(attention, fold=True),
             output=join(("self_attn.o_proj",)),
@@ -145,13 +145,13 @@ def swiglu(gate_up: Array) -> Array:
     return out
 
 
-def rotary_order(config: EngineConfig) -> NDArray[np.int64]:
+def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
     """Row order within a head that puts element i beside element i + head_size / 2."""
     half = config.head_size // 2
     return np.arange(config.head_size).reshape(2, half).T.reshape(-1)
 
 
-def rotations(config: EngineConfig) -> NDArray[np.complex64]:
+def rotations(config: CpuEngineConfig) -> NDArray[np.complex64]:
     """RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
 
     Frequencies as in transformers: plain, ``linear`` (divided by ``factor``), or ``llama3``

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from triton_repo.cpu_executor.active import ActiveRequest
-from triton_repo.cpu_executor.admission import FETCH_ERROR, Limits, RefusedError, admit, refuse
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.admission import (
+    FETCH_ERROR,
+    AdmissionLimits,
+    RefusedError,
+    admit,
+    refuse,
+)
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.enums import BatchingType
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
 from triton_repo.cpu_executor.lora import LoraCache, LoraError
@@ -37,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Progress:
+class IterationProgress:
     """What one iteration ran, in requests and tokens."""
 
     scheduled: int = 0
@@ -53,11 +59,11 @@ class RequestLoop(ABC):
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: CpuEngineConfig,
         settings: ExecutorConfig,
         mailbox: Mailbox,
         *,
-        limits: Limits,
+        limits: AdmissionLimits,
         lora: LoraCache | None,
         guides: GuideCompiler | None,
     ) -> None:
@@ -72,7 +78,7 @@ class RequestLoop(ABC):
         self._least_s = config.least_iteration_ms / 1000
 
     @abstractmethod
-    def _advance(self) -> Progress | None:
+    def _advance(self) -> IterationProgress | None:
         """Run one iteration for the active requests; None if there was nothing to run."""
 
     @abstractmethod
@@ -90,7 +96,7 @@ class RequestLoop(ABC):
         """The loop thread's main function."""
         try:
             while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
-                self._turn()
+                self._run_iteration()
         finally:
             # Callers must not wait for ever, however the loop ended.
             self._mailbox.finish()
@@ -99,7 +105,7 @@ class RequestLoop(ABC):
             if self._guides is not None:
                 self._guides.close()
 
-    def _turn(self) -> None:
+    def _run_iteration(self) -> None:
         started = time.monotonic()
         stats = IterationStats()
         responses = self._end_cancelled()
@@ -116,7 +122,7 @@ class RequestLoop(ABC):
             responses += [r.fail(text) for r in self._active if not r.is_done]
         stats.num_active_requests = len(self._active)
         requests = None
-        if self._mailbox.keeps_request_stats:
+        if self._mailbox.records_request_stats:
             requests = RequestStatsPerIteration(self._iteration, [r.stats() for r in self._active])
         done = [r for r in self._active if r.is_done]
         if done:
@@ -125,26 +131,26 @@ class RequestLoop(ABC):
         stats.num_completed_requests = len(done)
         if progress is not None:
             stats.iter_latency_ms = (time.monotonic() - started) * 1000
-            self._mailbox.publish(responses, self._described(stats, progress), requests)
+            self._mailbox.publish(responses, self._complete_stats(stats, progress), requests)
             self._iteration += 1
         else:
             self._mailbox.publish(responses)
         if not self._active:
             # One more record with zeroed batch numbers, so that gauges fall back to 0.
-            self._mailbox.publish([], self._described(IterationStats(), Progress()))
+            self._mailbox.publish([], self._complete_stats(IterationStats(), IterationProgress()))
         elif progress is None:
             self._pause()
         elif (left := started + self._least_s - time.monotonic()) > 0:
             time.sleep(left)
 
     def _end_cancelled(self) -> list[Response]:
-        cancelled = self._mailbox.cancelled
+        cancelled = self._mailbox.pending_cancels
         if not cancelled:
             return []
         return [x for r in self._active if r.id in cancelled for x in r.cancel()]
 
     def _fetch(self, stats: IterationStats) -> list[Response]:
-        if not self._mailbox.queued:
+        if not self._mailbox.queue_length:
             return []
         running = [r for r in self._active if not r.is_done]
         free = self._limits.max_batch_size - sum(r.slots for r in running)
@@ -227,11 +233,11 @@ class RequestLoop(ABC):
             if request.adapter is not None and self._lora is not None:
                 self._lora.release(request.adapter)
 
-    def _described(self, stats: IterationStats, progress: Progress) -> IterationStats:
+    def _complete_stats(self, stats: IterationStats, progress: IterationProgress) -> IterationStats:
         stats.timestamp = timestamp()
         stats.iter = self._iteration
         stats.max_num_active_requests = self._limits.max_batch_size
-        stats.num_queued_requests = self._mailbox.queued
+        stats.num_queued_requests = self._mailbox.queue_length
         stats.cpu_mem_usage = self._memory()
         stats.kv_cache_stats = self._kv_cache_stats()
         if self._static:

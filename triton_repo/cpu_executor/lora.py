@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.checks import PREFIX
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.engine_dtype import has_engine_dtype, to_float32
 from triton_repo.cpu_executor.executor_config import PeftCacheConfig
 from triton_repo.cpu_executor.linear import Linear
@@ -56,13 +56,13 @@ class Foldable(Protocol):
 
 
 @dataclass(frozen=True)
-class Adapter:
+class PreparedAdapter:
     """A usable adapter: for each (layer, projection) the two factors of its update."""
 
     factors: dict[tuple[int, str], tuple[Linear, Linear]]
 
 
-def module_sizes(config: EngineConfig, module: int) -> tuple[int, int]:
+def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
     """(in, out) of a module of one layer."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_size
@@ -78,12 +78,12 @@ def module_sizes(config: EngineConfig, module: int) -> tuple[int, int]:
     }[module]
 
 
-def element_count(config: EngineConfig, module: int, rank: int) -> int:
+def element_count(config: CpuEngineConfig, module: int, rank: int) -> int:
     """How many values of a row of ``weights`` are used."""
     return rank * sum(module_sizes(config, module))
 
 
-def validate(config: EngineConfig, weights: NDArray[Any], rows: NDArray[Any]) -> None:
+def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any]) -> None:
     """Raise ``LoraError`` with TensorRT-LLM's text unless the tensors fit the engine."""
 
     def expect(condition: bool, text: str) -> None:
@@ -118,11 +118,11 @@ def validate(config: EngineConfig, weights: NDArray[Any], rows: NDArray[Any]) ->
 
 
 def prepare(
-    config: EngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
-) -> Adapter:
+    config: CpuEngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
+) -> PreparedAdapter:
     """Bring validated tensors into the form of the model's fused projections."""
     if model is None:
-        return Adapter({})
+        return PreparedAdapter({})
     parts: dict[tuple[int, int], tuple[Array, Array]] = {}
     for line, row in zip(weights, rows.tolist(), strict=True):
         module, layer, rank = row[:3]
@@ -139,11 +139,11 @@ def prepare(
             found = [parts.get((layer, module)) for module in modules]
             if any(part is not None for part in found):
                 factors[layer, name] = _fuse(config, model, name, modules, found)
-    return Adapter(factors)
+    return PreparedAdapter(factors)
 
 
 def _fuse(
-    config: EngineConfig,
+    config: CpuEngineConfig,
     model: Foldable,
     name: str,
     modules: Sequence[int],
@@ -168,7 +168,7 @@ def _fuse(
 class CachedAdapter:
     """An adapter in the cache. ``in_flight`` counts its requests; while any, it stays."""
 
-    def __init__(self, task_id: int, size: int, adapter: Future[Adapter]) -> None:
+    def __init__(self, task_id: int, size: int, adapter: Future[PreparedAdapter]) -> None:
         self.task_id = task_id
         self.size = size
         self.in_flight = 0
@@ -184,7 +184,7 @@ class CachedAdapter:
         return self._adapter.exception()
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> PreparedAdapter:
         """The adapter, once ready. Raises what its preparation raised."""
         return self._adapter.result()
 
@@ -198,7 +198,7 @@ class LoraCache:
     """
 
     def __init__(
-        self, config: EngineConfig, model: Foldable | None, settings: PeftCacheConfig
+        self, config: CpuEngineConfig, model: Foldable | None, settings: PeftCacheConfig
     ) -> None:
         """Without a model (the synthetic engine) adapters are kept and change nothing."""
         self._config = config
@@ -232,7 +232,7 @@ class LoraCache:
         """The adapter of a request, stored first if need be; ``release`` it afterwards."""
         entry = self._cached.get(lora.task_id)
         if entry is None:
-            entry = self._put(lora)
+            entry = self._insert(lora)
         self._cached.move_to_end(lora.task_id)
         entry.in_flight += 1
         return entry
@@ -253,7 +253,7 @@ class LoraCache:
     def _item_size(self) -> int:
         return 4 if self._config.dtype == "float32" else 2
 
-    def _put(self, lora: LoraConfig) -> CachedAdapter:
+    def _insert(self, lora: LoraConfig) -> CachedAdapter:
         task_id, weights, rows = lora.task_id, lora.weights, lora.config
         if weights is None or rows is None:
             raise LoraError(
@@ -264,14 +264,14 @@ class LoraCache:
         size = sum(
             self._item_size * element_count(self._config, row[0], row[2]) for row in rows.tolist()
         )
-        self._make_room(task_id, size)
+        self._evict_for(task_id, size)
         future = self._worker.submit(prepare, self._config, self._model, weights, rows)
         entry = CachedAdapter(task_id, size, future)
         self._cached[task_id] = entry
         self._bytes += size
         return entry
 
-    def _make_room(self, task_id: int, size: int) -> None:
+    def _evict_for(self, task_id: int, size: int) -> None:
         idle = [entry for entry in self._cached.values() if entry.in_flight == 0]
         if self._bytes - sum(entry.size for entry in idle) + size > self._limit:
             raise LoraError(f"PEFT Cache is full. Could not store taskId={task_id}", bare=True)
@@ -284,7 +284,7 @@ class LoraCache:
 class LoraBatch:
     """The adapters of one packed batch: which rows belong to which."""
 
-    def __init__(self, rows: Sequence[tuple[Adapter, NDArray[np.int64]]]) -> None:
+    def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:
         self._groups = rows
 
     def add(self, layer: int, projection: str, x: Array, y: Array) -> None:

@@ -57,7 +57,7 @@ class Mailbox:
         self._cancelled: set[int] = set()
         self._ready: dict[int, list[Response]] = {}
         self._stats: deque[IterationStats] = deque(maxlen=max_iterations)
-        self.keeps_request_stats = max_request_iterations > 0
+        self.records_request_stats = max_request_iterations > 0
         self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_iterations)
         self._closing = False
         self._closed = False
@@ -189,11 +189,11 @@ class Mailbox:
         return taken
 
     @property
-    def queued(self) -> int:
+    def queue_length(self) -> int:
         return len(self._queue)
 
     @property
-    def cancelled(self) -> set[int]:
+    def pending_cancels(self) -> set[int]:
         """Ids with a pending cancel; only the loop may ask, and it must not keep the set."""
         return self._cancelled
 

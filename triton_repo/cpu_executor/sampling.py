@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.request import Request
-from triton_repo.cpu_executor.words import BadWords, repeating
+from triton_repo.cpu_executor.words import BadWords, list_repeating
 
 Array = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
@@ -120,7 +120,7 @@ class SamplingState:
 
 
 @dataclass
-class Row:
+class SamplingRow:
     """One row of logits to choose from, with the prompt and generated ids so far."""
 
     state: SamplingState
@@ -128,7 +128,7 @@ class Row:
     generated: Sequence[int]
 
 
-def process(logits: Array, rows: Sequence[Row]) -> None:
+def process(logits: Array, rows: Sequence[SamplingRow]) -> None:
     """Bias, temperature, penalties, minimum length and bans, in place on ``[rows, vocab]``."""
     for line, row in zip(logits, rows, strict=True):
         state = row.state
@@ -146,13 +146,13 @@ def process(logits: Array, rows: Sequence[Row]) -> None:
             _ban(line, row)
 
 
-def _ban(line: Array, row: Row) -> None:
+def _ban(line: Array, row: SamplingRow) -> None:
     ids = [*row.prompt, *row.generated]
     banned: list[int] = []
     if row.state.ngram_size > 0:
-        banned += repeating(ids, row.state.ngram_size)
+        banned += list_repeating(ids, row.state.ngram_size)
     if row.state.bad_words is not None:
-        banned += row.state.bad_words.banned(ids)
+        banned += row.state.bad_words.list_banned(ids)
     line[[i for i in banned if 0 <= i < len(line)]] = LOWEST
 
 

@@ -49,24 +49,24 @@ class Scheduler:
         """
         started = [r for r in active if r.is_started]
         paused = 0
-        held = self._held(started)
+        held = self._count_blocks(started)
         if self._policy == CapacitySchedulerPolicy.MAX_UTILIZATION:
             while held > self._pool.max_blocks and len(started) > 1:
                 last = started.pop()
                 last.pause()
                 paused += 1
-                held = self._held(started)
+                held = self._count_blocks(started)
         starting: list[ActiveRequest] = []
         if self._policy != CapacitySchedulerPolicy.STATIC_BATCH or not started:
             starting = self._starting([r for r in active if not r.is_started], started)
-        self._pool.use(held + self._held(starting))
+        self._pool.use(held + self._count_blocks(starting))
         return starting, paused
 
     def _starting(
         self, waiting: Seq[ActiveRequest], started: Seq[ActiveRequest]
     ) -> list[ActiveRequest]:
         guaranteed = self._policy != CapacitySchedulerPolicy.MAX_UTILIZATION
-        blocks = self._most if guaranteed else self._now
+        blocks = self._max_blocks if guaranteed else self._next_step_blocks
         claimed = sum(map(blocks, started))
         starting = []
         for request in waiting:
@@ -80,18 +80,18 @@ class Scheduler:
             starting.append(request)
         return starting
 
-    def _held(self, requests: Seq[ActiveRequest]) -> int:
-        return sum(map(self._now, requests))
+    def _count_blocks(self, requests: Seq[ActiveRequest]) -> int:
+        return sum(map(self._next_step_blocks, requests))
 
-    def _now(self, request: ActiveRequest) -> int:
+    def _next_step_blocks(self, request: ActiveRequest) -> int:
         """Blocks that a request needs for its next step."""
         length = len(request.prompt)
-        return sum(self._pool.blocks(length + len(s.tokens)) for s in request.unfinished())
+        return sum(self._pool.blocks(length + len(s.tokens)) for s in request.list_unfinished())
 
-    def _most(self, request: ActiveRequest) -> int:
+    def _max_blocks(self, request: ActiveRequest) -> int:
         """Blocks that a request may ever need."""
         tokens = len(request.prompt) + request.max_tokens
-        return len(request.unfinished()) * self._pool.blocks(tokens)
+        return len(request.list_unfinished()) * self._pool.blocks(tokens)
 
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
         """One iteration's work; pieces of a single token come first, as the model wants."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.enums import FinishReason
-from triton_repo.cpu_executor.guide import Guide
+from triton_repo.cpu_executor.guide import GuideState
 from triton_repo.cpu_executor.kv_cache import SequenceCache
 from triton_repo.cpu_executor.sampling import SamplingState
 
@@ -29,7 +29,7 @@ class Sequence:
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     cache: SequenceCache | None = None
     sampling: SamplingState | None = None
-    guide: Guide | None = None
+    guide: GuideState | None = None
     reported_tokens: int = 0
     reported_end: bool = False
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.cpu_executor import active
-from triton_repo.cpu_executor.admission import Limits, refuse
+from triton_repo.cpu_executor.admission import AdmissionLimits, refuse
 from triton_repo.cpu_executor.decoder import accept
-from triton_repo.cpu_executor.engine import SYNTHETIC, EngineConfig
+from triton_repo.cpu_executor.engine import SYNTHETIC, CpuEngineConfig
 from triton_repo.cpu_executor.enums import FinishReason
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
-from triton_repo.cpu_executor.loop import Progress, RequestLoop
+from triton_repo.cpu_executor.loop import IterationProgress, RequestLoop
 from triton_repo.cpu_executor.lora import LoraCache
 from triton_repo.cpu_executor.mailbox import Mailbox, Queued
 from triton_repo.cpu_executor.sequence import Sequence
@@ -33,7 +33,7 @@ TICK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
-class Pace:
+class SyntheticPace:
     """The script of every request.
 
     ``tokens`` is repeated for ever; an ``end_id`` in it ends the sequence. Without it the ids
@@ -60,12 +60,14 @@ class Pace:
         return self.first_token_ms / 1000 + count / self.tokens_per_second
 
 
-def pace_from(settings: dict[str, Any]) -> Pace:
+def pace_from(settings: dict[str, Any]) -> SyntheticPace:
     """The ``synthetic`` part of an engine's ``config.json``."""
-    unknown = sorted(set(settings) - set(Pace.__dataclass_fields__))
+    unknown = sorted(set(settings) - set(SyntheticPace.__dataclass_fields__))
     if unknown:
-        raise ValueError(f"synthetic: found {unknown}, allowed {list(Pace.__dataclass_fields__)}")
-    return Pace(**{**settings, "tokens": tuple(settings.get("tokens", ()))})
+        raise ValueError(
+            f"synthetic: found {unknown}, allowed {list(SyntheticPace.__dataclass_fields__)}"
+        )
+    return SyntheticPace(**{**settings, "tokens": tuple(settings.get("tokens", ()))})
 
 
 def build(
@@ -96,7 +98,7 @@ def build(
             "max_seq_len": max_seq_len,
             "max_beam_width": 1,
         },
-        "synthetic": asdict(Pace(tokens_per_second, first_token_ms, tuple(tokens))),
+        "synthetic": asdict(SyntheticPace(tokens_per_second, first_token_ms, tuple(tokens))),
     }
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return target
@@ -105,11 +107,11 @@ def build(
 class SyntheticLoop(RequestLoop):
     """Emits each request's script by the clock."""
 
-    def __init__(self, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
+    def __init__(self, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
         self._pace = pace_from(config.synthetic)
         size = config.tokens_per_block
         max_batch_size = settings.max_batch_size or config.max_batch_size
-        limits = Limits(
+        limits = AdmissionLimits(
             max_input_len=config.max_input_len,
             max_seq_len=config.max_seq_len,
             max_beam_width=1,
@@ -133,7 +135,7 @@ class SyntheticLoop(RequestLoop):
         self._next = min(self._next, request.first_scheduled + self._pace.time_of(0))
         return request
 
-    def _advance(self) -> Progress | None:
+    def _advance(self) -> IterationProgress | None:
         now = time.monotonic()
         if now < self._next:
             return None
@@ -146,14 +148,14 @@ class SyntheticLoop(RequestLoop):
             assert request.first_scheduled is not None
             due = self._pace.due(now - request.first_scheduled)
             before = emitted
-            for sequence in request.unfinished():
+            for sequence in request.list_unfinished():
                 starting += not sequence.tokens
                 emitted += self._emit(request, sequence, due)
             if emitted > before:
                 request.note_token(self._iteration)
             waking.append(request.first_scheduled + self._pace.time_of(due))
         self._next = max(min(waking, default=now), now + TICK_SECONDS)
-        return Progress(
+        return IterationProgress(
             scheduled=len(waking),
             context_requests=starting,
             generation_requests=len(waking) - starting,
@@ -187,7 +189,7 @@ class SyntheticLoop(RequestLoop):
         used = sum(
             -(-(len(r.prompt) + len(s.tokens)) // size)
             for r in self._active
-            for s in r.unfinished()
+            for s in r.list_unfinished()
         )
         return KvCacheStats(
             max_num_blocks=self._limits.max_blocks,

@@ -20,7 +20,7 @@ from triton_repo.cpu_executor.engine import load_config
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     concurrency: int
     tokens_per_second: float
     tokens_per_cpu_second: float
@@ -36,7 +36,7 @@ def measure(
     prompt_tokens: int = 64,
     max_tokens: int = 128,
     sampling: trtllm.SamplingConfig | None = None,
-) -> Measured:
+) -> Measurement:
     """Run ``concurrency`` requests with random prompts at once, to their full length."""
     random = np.random.default_rng(concurrency)
     requests = [
@@ -66,7 +66,7 @@ def measure(
         if stats.inflight_batching_stats is not None
         and stats.inflight_batching_stats.num_gen_requests == concurrency
     ]
-    return Measured(
+    return Measurement(
         concurrency,
         tokens / wall,
         tokens / spent,

@@ -30,14 +30,14 @@ class BadWords:
         self._always = [word[0] for word in given if len(word) == 1]
         self._longer = [(word[:-1], word[-1]) for word in given if len(word) > 1]
 
-    def banned(self, ids: Sequence[int]) -> list[int]:
+    def list_banned(self, ids: Sequence[int]) -> list[int]:
         """Ids banned after ``ids`` (prompt and generated)."""
         return self._always + [
             last for start, last in self._longer if list(ids[-len(start) :]) == start
         ]
 
 
-def repeating(ids: Sequence[int], size: int) -> list[int]:
+def list_repeating(ids: Sequence[int], size: int) -> list[int]:
     """Ids that would repeat an n-gram of ``size`` ids that ``ids`` holds already."""
     start = list(ids[len(ids) - size + 1 :])
     return [

@@ -16,7 +16,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.programs.engine.script import Script, example_of
 from triton_repo.cpu_executor import executor
 from triton_repo.cpu_executor.active import ActiveRequest
-from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine import CpuEngineConfig
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
 from triton_repo.cpu_executor.mailbox import Mailbox, Queued
 from triton_repo.cpu_executor.sequence import Sequence
@@ -35,7 +35,7 @@ class ScriptedLoop(SyntheticLoop):
     """
 
     def __init__(
-        self, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox, *, script: Path
+        self, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox, *, script: Path
     ) -> None:
         super().__init__(config, settings, mailbox)
         self._script = script

@@ -21,7 +21,7 @@ from triton_repo.cpu_executor import bindings as trtllm
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.beam import log_softmax
 from triton_repo.cpu_executor.causal_lm import Chunk
-from triton_repo.cpu_executor.decoder import Decoder
+from triton_repo.cpu_executor.decoder import SequenceDecoder
 from triton_repo.cpu_executor.engine import load_config
 from triton_repo.cpu_executor.kv_cache import SequenceCache
 from triton_repo.cpu_executor.llama import Llama
@@ -190,7 +190,7 @@ def test_only_the_best_candidates_may_end() -> None:
     asked = request([1], 9, beam_width=2, end_id=0)
     active = ActiveRequest(Queued(1, asked, 1), 9)
     config = load_config(GOLDEN / "gqa")
-    Decoder(160, normalize_log_probs=True).prepare(active)
+    SequenceDecoder(160, normalize_log_probs=True).prepare(active)
     for sequence, score in zip(active.sequences, (-1.0, -2.0), strict=True):
         sequence.append(5, score)
         sequence.cache = SequenceCache(config, 1)

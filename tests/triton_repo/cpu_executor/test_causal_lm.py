@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.executor_client import GOLDEN, golden, golden_greedy, golden_prompt
 from triton_repo.cpu_executor.causal_lm import CausalLM, Chunk
-from triton_repo.cpu_executor.engine import EngineConfig, load_config
+from triton_repo.cpu_executor.engine import CpuEngineConfig, load_config
 from triton_repo.cpu_executor.gpt import Gpt
 from triton_repo.cpu_executor.kv_cache import SequenceCache
 from triton_repo.cpu_executor.linear import Linear
@@ -16,7 +16,7 @@ from triton_repo.cpu_executor.llama import Llama
 CASES = ("gqa", "tied_bias", "llama3_rope", "bfloat16", "gpt2")
 
 
-def load(case: str) -> tuple[EngineConfig, CausalLM]:
+def load(case: str) -> tuple[CpuEngineConfig, CausalLM]:
     config = load_config(GOLDEN / case)
     kind = Gpt if case == "gpt2" else Llama
     return config, kind(config, GOLDEN / case)

@@ -144,7 +144,7 @@ def test_stored_and_used_blocks_never_exceed_the_budget(
         tokens = [token for block in blocks for token in [block] * SIZE]
         kept = None if priority is None else retention((0, None, priority, None))
         pool.store(filled(max(1, len(tokens)), 1), tokens, None, len(tokens), kept)
-        assert pool.used + pool.stored <= pool.max_blocks
+        assert pool.used + pool.stored_count <= pool.max_blocks
         assert load(pool, [*tokens, 0]) <= len(blocks)
         stats = pool.stats()
         assert stats.used_num_blocks + stats.free_num_blocks == stats.max_num_blocks

@@ -24,7 +24,7 @@ def test_fetch_stops_at_the_first_that_is_not_admitted() -> None:
     assert mailbox.fetch(lambda entry: entry.id != ids[2])[0].id == ids[1]
     assert mailbox.fetch(lambda entry: entry.id != ids[2]) == []
     assert [entry.id for entry in mailbox.fetch(lambda _: True)] == [ids[2], ids[0]]
-    assert mailbox.queued == 0
+    assert mailbox.queue_length == 0
 
 
 def test_fetched_requests_leave_room_in_the_queue() -> None:
@@ -38,12 +38,12 @@ def test_a_cancel_after_the_end_leaves_nothing_behind() -> None:
     mailbox = Mailbox(None, 10)
     first, second = mailbox.enqueue([request([1], 1), request([1], 1)])
     mailbox.cancel(first)
-    assert mailbox.cancelled == {first}
+    assert mailbox.pending_cancels == {first}
     mailbox.publish([final(first), final(second)])
     mailbox.cancel(first)
     mailbox.cancel(second)
     mailbox.cancel(99)
-    assert mailbox.cancelled == set()
+    assert mailbox.pending_cancels == set()
 
 
 def test_take_all_takes_everything_once() -> None:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.support.executor_client import request
 from triton_repo.cpu_executor.sampling import (
     LOWEST,
-    Row,
+    SamplingRow,
     SamplingState,
     choose,
     draw,
     process,
     truncate,
 )
-from triton_repo.cpu_executor.words import BadWords, StopWords, repeating
+from triton_repo.cpu_executor.words import BadWords, StopWords, list_repeating
 
 VOCAB = 70
 
@@ -30,7 +30,7 @@ def processed(logits: np.ndarray, generated: list[int], **more: Any) -> np.ndarr
     state = SamplingState(asked, 0, len(logits))
     for token in generated:
         state.accept(token)
-    process(line, [Row(state, asked.input_token_ids, generated)])
+    process(line, [SamplingRow(state, asked.input_token_ids, generated)])
     return line[0]
 
 
@@ -186,7 +186,7 @@ def test_stop_words_are_a_suffix_match(words: list[list[int]], generated: list[i
 
 @given(st.lists(IDS, max_size=4), IDS)
 def test_bad_words_ban_what_would_complete_one(words: list[list[int]], ids: list[int]) -> None:
-    banned = set(BadWords(words).banned(ids))
+    banned = set(BadWords(words).list_banned(ids))
     for token in range(4):
         completes = any(word and [*ids, token][-len(word) :] == word for word in words)
         assert (token in banned) == completes
@@ -195,7 +195,7 @@ def test_bad_words_ban_what_would_complete_one(words: list[list[int]], ids: list
 @given(IDS, st.integers(1, 4))
 def test_repeating_ngrams(ids: list[int], size: int) -> None:
     grams = [tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)]
-    banned = set(repeating(ids, size))
+    banned = set(list_repeating(ids, size))
     for token in range(4):
         new = tuple([*ids, token][-size:])
         assert (token in banned) == (len(new) == size and new in grams)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.executor_client import gather, request, run, start
 from triton_repo.cpu_executor import bindings as trtllm
-from triton_repo.cpu_executor.synthetic import Pace, build
+from triton_repo.cpu_executor.synthetic import SyntheticPace, build
 
 
 def fast(folder: Path, **more: Any) -> Path:
@@ -49,7 +49,7 @@ def test_a_cycle_may_end_the_sequence_or_stop(tmp_path: Path) -> None:
 
 def test_pace(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=100.0, first_token_ms=60.0)
-    pace = Pace(tokens_per_second=100.0, first_token_ms=60.0)
+    pace = SyntheticPace(tokens_per_second=100.0, first_token_ms=60.0)
     with start(engine) as executor:
         asked = time.monotonic()
         (i,) = executor.enqueue_requests([request([1], 50)])
@@ -148,7 +148,7 @@ def test_wrong_settings_are_named(tmp_path: Path, settings: dict[str, Any], text
 
 
 def test_pace_and_its_times_agree() -> None:
-    pace = Pace(tokens_per_second=30.0, first_token_ms=100.0)
+    pace = SyntheticPace(tokens_per_second=30.0, first_token_ms=100.0)
     for count in range(200):
         assert pace.due(pace.time_of(count) - 1e-6) == count
         assert pace.due(pace.time_of(count) + 1e-6) == count + 1

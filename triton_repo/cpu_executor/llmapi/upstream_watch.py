@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Answer(Protocol):
+class WatchedAnswer(Protocol):
     """A request that is being answered; `ended` once its final response was sent."""
 
     @property
@@ -30,17 +30,17 @@ class UpstreamWatch:
         self._period_s = period_s
         self._on_left = on_left
         self._lock = threading.Lock()
-        self._requests: dict[Answer, Any] = {}
+        self._requests: dict[WatchedAnswer, Any] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="upstream-watch")
         self._thread.start()
 
-    def add(self, answer: Answer, request: Any) -> None:
+    def add(self, answer: WatchedAnswer, request: Any) -> None:
         """Watch a request of Triton's."""
         with self._lock:
             self._requests[answer] = request
 
-    def remove(self, answer: Answer) -> None:
+    def remove(self, answer: WatchedAnswer) -> None:
         """Return once the request is not, and will not be, asked any more."""
         with self._lock:
             self._requests.pop(answer, None)

@@ -92,7 +92,7 @@ class TritonPythonModel:
     def _prompts(self, texts: npt.NDArray[np.object_]) -> tuple[Ids, Ids]:
         """Encode texts [B, 1] to ids int32 [B, longest] and lengths int32 [B, 1]."""
         rows = [self._encode(_text(row[0]), special=self._add_special_tokens) for row in texts]
-        ids = _padded(rows, max(len(row) for row in rows), self._pad_id)
+        ids = _pad(rows, max(len(row) for row in rows), self._pad_id)
         return ids, np.array([[len(row)] for row in rows], np.int32)
 
     def _words(self, texts: npt.NDArray[np.object_] | None, batch: int) -> Ids:
@@ -111,7 +111,7 @@ class TritonPythonModel:
             ids.append([token for word in words for token in word])
             ends.append(np.cumsum([len(word) for word in words if word], dtype=int).tolist())
         width = max(1, *(len(row) for row in ids))
-        return np.stack([_padded(ids, width, 0), _padded(ends, width, -1)], axis=1)
+        return np.stack([_pad(ids, width, 0), _pad(ends, width, -1)], axis=1)
 
     def _bias(self, inputs: dict[str, npt.NDArray[Any]], batch: int) -> npt.NDArray[np.float32]:
         """Spread word weights over token ids: float32 [B, vocabulary], [B, 0] without words."""
@@ -133,7 +133,7 @@ class TritonPythonModel:
         return bias
 
 
-def _padded(rows: Iterable[list[int]], width: int, padding: int) -> Ids:
+def _pad(rows: Iterable[list[int]], width: int, padding: int) -> Ids:
     return np.array([row + [padding] * (width - len(row)) for row in rows], np.int32)
 
 

@@ -32,10 +32,10 @@ LOOKAHEAD = (
     "lookahead_verification_set_size",
 )
 
-__all__ = ["LOOKAHEAD", "Row", "given", "tokenizer_info", "triton_tensor", "trtllm"]
+__all__ = ["LOOKAHEAD", "RequestRow", "drop_unset", "tokenizer_info", "triton_tensor", "trtllm"]
 
 
-class Row:
+class RequestRow:
     """One row of a request's batch: its input tensors without the batch dimension."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
@@ -68,7 +68,7 @@ class Row:
         value: bytes | None = self.scalar(name)
         return None if value is None else value.decode()
 
-    def required(self, name: str) -> Any:
+    def require(self, name: str) -> Any:
         value = self.scalar(name)
         if value is None:
             raise ValueError(f"A value is required for {name}")
@@ -141,6 +141,6 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
     return info
 
 
-def given(**values: Any) -> dict[str, Any]:
+def drop_unset(**values: Any) -> dict[str, Any]:
     """The values that are set: the executor's constructors have defaults of their own."""
     return {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
 from booleans import parse_boolean
-from executor_api import LOOKAHEAD, given, tokenizer_info, trtllm
+from executor_api import LOOKAHEAD, drop_unset, tokenizer_info, trtllm
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ REFUSED = (
 )
 
 
-class Parameters:
+class ModelParameters:
     """The `parameters` of a model configuration, read by type; None where not set."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
     Raises:
         TritonModelException: a parameter has a value that is not allowed or is not supported.
     """
-    parameters = Parameters(config)
+    parameters = ModelParameters(config)
     for name in REFUSED:
         if parameters.text(name) not in (None, "false"):
             raise pb_utils.TritonModelException(
@@ -90,7 +90,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
         )
     queue = config.get("dynamic_batching", {}).get("default_queue_policy", {})
     return trtllm.ExecutorConfig(
-        **given(
+        **drop_unset(
             max_beam_width=parameters.integer("max_beam_width"),
             scheduler_config=_scheduler(parameters),
             kv_cache_config=_kv_cache(parameters),
@@ -111,7 +111,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
     )
 
 
-def _batching(parameters: Parameters) -> Any:
+def _batching(parameters: ModelParameters) -> Any:
     try:
         return parameters.choice(
             "gpt_model_type",
@@ -127,7 +127,7 @@ def _batching(parameters: Parameters) -> Any:
         ) from None
 
 
-def _scheduler(parameters: Parameters) -> Any:
+def _scheduler(parameters: ModelParameters) -> Any:
     policies = trtllm.CapacitySchedulerPolicy
     policy = parameters.choice(
         "batch_scheduler_policy",
@@ -139,11 +139,11 @@ def _scheduler(parameters: Parameters) -> Any:
     return None if policy is None else trtllm.SchedulerConfig(policy)
 
 
-def _kv_cache(parameters: Parameters) -> Any:
+def _kv_cache(parameters: ModelParameters) -> Any:
     return trtllm.KvCacheConfig(
         # Documented as off in v0.17, where the executor's own default is on.
         enable_block_reuse=bool(parameters.boolean("enable_kv_cache_reuse")),
-        **given(
+        **drop_unset(
             max_tokens=parameters.integer("max_tokens_in_paged_kv_cache"),
             max_attention_window=parameters.integers("max_attention_window_size"),
             sink_token_length=parameters.integer("sink_token_length"),
@@ -155,15 +155,15 @@ def _kv_cache(parameters: Parameters) -> Any:
     )
 
 
-def _parallel(parameters: Parameters) -> Any:
+def _parallel(parameters: ModelParameters) -> Any:
     # Groups for several instances are joined by `;`: there is one instance, hence one group.
     device_ids = parameters.integers("gpu_device_ids")
     return None if device_ids is None else trtllm.ParallelConfig(device_ids=device_ids)
 
 
-def _peft_cache(parameters: Parameters) -> Any:
+def _peft_cache(parameters: ModelParameters) -> Any:
     return trtllm.PeftCacheConfig(
-        **given(
+        **drop_unset(
             optimal_adapter_size=parameters.integer("lora_cache_optimal_adapter_size"),
             max_adapter_size=parameters.integer("lora_cache_max_adapter_size"),
             device_cache_percent=parameters.number("lora_cache_gpu_memory_fraction"),
@@ -173,7 +173,7 @@ def _peft_cache(parameters: Parameters) -> Any:
     )
 
 
-def _decoding(parameters: Parameters) -> Any:
+def _decoding(parameters: ModelParameters) -> Any:
     modes = trtllm.DecodingMode
     mode = parameters.choice(
         "decoding_mode",
@@ -194,7 +194,7 @@ def _decoding(parameters: Parameters) -> Any:
     if any(lookahead) and not all(lookahead):
         raise pb_utils.TritonModelException(f"{', '.join(LOOKAHEAD)}: set all of them, or none")
     return trtllm.DecodingConfig(
-        **given(
+        **drop_unset(
             decoding_mode=mode and mode(),
             lookahead_decoding_config=trtllm.LookaheadDecodingConfig(*lookahead)
             if all(lookahead)
@@ -205,15 +205,15 @@ def _decoding(parameters: Parameters) -> Any:
     )
 
 
-def _perf_knobs(parameters: Parameters) -> Any:
+def _perf_knobs(parameters: ModelParameters) -> Any:
     knobs = trtllm.ExtendedRuntimePerfKnobConfig(
-        **given(
+        **drop_unset(
             multi_block_mode=parameters.boolean("multi_block_mode"),
             enable_context_fmha_fp32_acc=parameters.boolean("enable_context_fmha_fp32_acc"),
         )
     )
     # These two are properties only, not arguments of the constructor.
-    for name, value in given(
+    for name, value in drop_unset(
         cuda_graph_mode=parameters.boolean("cuda_graph_mode"),
         cuda_graph_cache_size=parameters.integer("cuda_graph_cache_size"),
     ).items():
@@ -221,7 +221,7 @@ def _perf_knobs(parameters: Parameters) -> Any:
     return knobs
 
 
-def _guided_decoding(parameters: Parameters) -> Any:
+def _guided_decoding(parameters: ModelParameters) -> Any:
     if parameters.text("guided_decoding_backend") is None:
         return None
     backends = trtllm.GuidedDecodingConfig.GuidedDecodingBackend.__members__

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from executor_api import LOOKAHEAD, Row, given, trtllm
+from executor_api import LOOKAHEAD, RequestRow, drop_unset, trtllm
 
 # The executor's keyword by input tensor. A rendered module has the names of its release alone: the
 # executor of another release refuses them.
@@ -41,7 +41,7 @@ GUIDE_TYPES = {
 REFUSED = ("context_phase_params", "skip_cross_attn_blocks")
 
 
-def executor_request(row: Row, *, exclude_input: bool) -> Any:
+def executor_request(row: RequestRow, *, exclude_input: bool) -> Any:
     """Build the executor's request from one row.
 
     Args:
@@ -60,13 +60,13 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
     ids = row.ids("input_ids")
     if ids is None:
         raise ValueError("Invalid format for input_ids")
-    ids = ids[: max(0, row.required("input_lengths"))]
+    ids = ids[: max(0, row.require("input_lengths"))]
     exclude = row.scalar("exclude_input_in_output")
     return trtllm.Request(
-        **given(
+        **drop_unset(
             input_token_ids=ids,
-            max_new_tokens=row.required("request_output_len"),  # until 0.19
-            max_tokens=row.required("request_output_len"),  # since 0.20
+            max_new_tokens=row.require("request_output_len"),  # until 0.19
+            max_tokens=row.require("request_output_len"),  # since 0.20
             streaming=bool(row.scalar("streaming")),
             end_id=row.scalar("end_id"),
             pad_id=row.scalar("pad_id"),
@@ -95,7 +95,7 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
     )
 
 
-def _sampling(row: Row) -> Any:
+def _sampling(row: RequestRow) -> Any:
     found = ((keyword, row.scalar(name)) for name, keyword in SAMPLING.items())
     values = {keyword: value for keyword, value in found if value is not None}
     if values.get("top_p", 1) <= 0:
@@ -104,7 +104,7 @@ def _sampling(row: Row) -> Any:
     return trtllm.SamplingConfig(**values)
 
 
-def _words(row: Row, name: str) -> list[list[int]] | None:
+def _words(row: RequestRow, name: str) -> list[list[int]] | None:
     """Read the sparse form int32 [2, N]: ids of all words joined, then their end offsets.
 
     The offsets rise and are padded with -1; padding in the first row has no meaning.
@@ -121,12 +121,12 @@ def _words(row: Row, name: str) -> list[list[int]] | None:
     return words
 
 
-def _draft_tokens(row: Row) -> Any:
+def _draft_tokens(row: RequestRow) -> Any:
     tokens = row.ids("draft_input_ids")
     if tokens is None:
         return None
     return trtllm.ExternalDraftTokensConfig(
-        **given(
+        **drop_unset(
             tokens=tokens,
             logits=row.engine_tensor("draft_logits"),
             acceptance_threshold=row.scalar("draft_acceptance_threshold"),
@@ -134,17 +134,17 @@ def _draft_tokens(row: Row) -> Any:
     )
 
 
-def _prompt_tuning(row: Row, length: int) -> Any:
+def _prompt_tuning(row: RequestRow, length: int) -> Any:
     table = row.engine_tensor("prompt_embedding_table")
     if table is None:
         return None
     extra = row.ids("prompt_table_extra_ids")
     return trtllm.PromptTuningConfig(
-        **given(embedding_table=table, input_token_extra_ids=extra and extra[:length])
+        **drop_unset(embedding_table=table, input_token_extra_ids=extra and extra[:length])
     )
 
 
-def _mrope(row: Row) -> Any:
+def _mrope(row: RequestRow) -> Any:
     table, deltas = row.engine_tensor("mrope_rotary_cos_sin"), row.scalar("mrope_position_deltas")
     if (table is None) != (deltas is None):
         raise ValueError("mrope_rotary_cos_sin and mrope_position_deltas must be given together")
@@ -153,7 +153,7 @@ def _mrope(row: Row) -> Any:
     return trtllm.MropeConfig(mrope_rotary_cos_sin=table, mrope_position_deltas=deltas)
 
 
-def _lookahead(row: Row) -> Any:
+def _lookahead(row: RequestRow) -> Any:
     sizes = [row.scalar(name) for name in LOOKAHEAD]
     if all(size is None for size in sizes):
         return None
@@ -162,9 +162,9 @@ def _lookahead(row: Row) -> Any:
     return trtllm.LookaheadDecodingConfig(*sizes)
 
 
-def _lora(row: Row) -> Any:
+def _lora(row: RequestRow) -> Any:
     task_id = row.scalar("lora_task_id")
-    adapter = given(
+    adapter = drop_unset(
         weights=row.engine_tensor("lora_weights"), config=row.engine_tensor("lora_config")
     )
     if task_id is None:
@@ -174,7 +174,7 @@ def _lora(row: Row) -> Any:
     return trtllm.LoraConfig(task_id=task_id, **adapter)
 
 
-def _guide(row: Row) -> Any:
+def _guide(row: RequestRow) -> Any:
     """Upstream v0.19 ignores an unknown type; an output without its guide would be a surprise."""
     kind = row.text("guided_decoding_guide_type")
     guide = row.text("guided_decoding_guide")
@@ -188,10 +188,12 @@ def _guide(row: Row) -> Any:
     if kind == "json" and guide:
         raise ValueError("guided_decoding_guide: json takes none; use json_schema")
     params = trtllm.GuidedDecodingParams
-    return params(**given(guide_type=getattr(params.GuideType, GUIDE_TYPES[kind]), guide=guide))
+    return params(
+        **drop_unset(guide_type=getattr(params.GuideType, GUIDE_TYPES[kind]), guide=guide)
+    )
 
 
-def _retention(row: Row) -> Any:
+def _retention(row: RequestRow) -> Any:
     starts = row.ids("retention_token_range_starts")
     if starts is None:
         return None
@@ -224,7 +226,7 @@ def _retention(row: Row) -> Any:
     ]
     return trtllm.KvCacheRetentionConfig(
         token_range_retention_configs=ranges,
-        **given(
+        **drop_unset(
             decode_retention_priority=row.scalar("retention_decode_priority"),
             decode_duration_ms=_duration(row.scalar("retention_decode_duration_ms")),
         ),

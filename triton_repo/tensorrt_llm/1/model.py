@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
-from executor_api import Row, triton_tensor, trtllm
-from executor_config import Parameters, executor_config
+from executor_api import RequestRow, triton_tensor, trtllm
+from executor_config import ModelParameters, executor_config
 from executor_request import executor_request
 from executor_stats import Gauges, TokenHistograms
 from perf_metrics import perf_tensors
@@ -32,7 +32,7 @@ AWAIT = timedelta(seconds=10)
 
 
 @dataclass(eq=False)
-class Caller:
+class PendingCaller:
     """A Triton request that is not answered in full yet."""
 
     request_id: str
@@ -61,10 +61,10 @@ class Caller:
 
 
 @dataclass(eq=False)
-class Running:
+class RunningRow:
     """An executor request: one row of a Triton request."""
 
-    caller: Caller
+    caller: PendingCaller
     index: int
     prompt: int
     """Prompt tokens."""
@@ -84,7 +84,7 @@ class Running:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        parameters = Parameters(config)
+        parameters = ModelParameters(config)
         engine = parameters.text("gpt_model_path")
         if engine is None:
             raise pb_utils.TritonModelException("gpt_model_path: found nothing; allowed: a folder")
@@ -95,7 +95,7 @@ class TritonPythonModel:
         self._executor = trtllm.Executor(engine, trtllm.ModelType.DECODER_ONLY, options)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningRow] = {}
         self._broken: str | None = None
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
@@ -153,7 +153,7 @@ class TritonPythonModel:
             _send(sender, pb_utils.InferenceResponse([]), FINAL)
             return
         rows = self._convert(tensors, request_id)
-        caller = Caller(
+        caller = PendingCaller(
             request_id=request_id,
             sender=sender,
             outputs=frozenset(request.requested_output_names()),
@@ -165,13 +165,13 @@ class TritonPythonModel:
             if self._broken is not None:
                 raise RuntimeError(self._broken)
             for index, engine_id in enumerate(self._executor.enqueue_requests(rows)):
-                self._running[engine_id] = _running(caller, index, rows[index])
+                self._running[engine_id] = _build_running(caller, index, rows[index])
 
     def _convert(self, tensors: dict[str, Any], request_id: str) -> list[Any]:
         batch = len(tensors["input_lengths"].as_numpy())
         try:
             rows = [
-                executor_request(Row(tensors, index), exclude_input=self._exclude_input)
+                executor_request(RequestRow(tensors, index), exclude_input=self._exclude_input)
                 for index in range(batch)
             ]
         except Exception as error:
@@ -283,15 +283,15 @@ def _responses(request: Any) -> int:
     return 1 if sampling.beam_width > 1 else sampling.num_return_sequences or 1
 
 
-def _running(caller: Caller, index: int, request: Any) -> Running:
+def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRow:
     prompt = len(request.input_token_ids)
     beams = request.sampling_config.beam_width
-    whole = not request.streaming and not request.output_config.exclude_input_from_output
-    return Running(
+    includes_prompt = not request.streaming and not request.output_config.exclude_input_from_output
+    return RunningRow(
         caller=caller,
         index=index,
         prompt=prompt,
-        restated=prompt if whole else 0,
+        restated=prompt if includes_prompt else 0,
         # Streamed beams are sent whole each time; all else adds up, over sequences too.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
@@ -310,7 +310,7 @@ def _send(sender: Any, reply: Any, flags: int) -> None:
         pb_utils.Logger.log_error(f"A response could not be sent: {error}")
 
 
-def _tensors(running: Running, result: Any) -> list[Any]:
+def _tensors(running: RunningRow, result: Any) -> list[Any]:
     """The outputs of one `Result` that the client asked for; each with a batch dimension of 1.
 
     output_ids int32 [1, beams, longest] padded with -1, sequence_length int32 [1, beams],
@@ -324,13 +324,13 @@ def _tensors(running: Running, result: Any) -> list[Any]:
     outputs = running.caller.outputs
     arrays: dict[str, npt.NDArray[Any]] = {}
     if "output_ids" in outputs:
-        arrays["output_ids"] = _padded(beams, np.int32)
+        arrays["output_ids"] = _pad(beams, np.int32)
     if "sequence_length" in outputs:
         arrays["sequence_length"] = np.array([[len(ids) for ids in beams]], np.int32)
     if result.cum_log_probs is not None:
         arrays["cum_log_probs"] = np.array([result.cum_log_probs], np.float32)
     if result.log_probs is not None:
-        arrays["output_log_probs"] = _padded(result.log_probs, np.float32)
+        arrays["output_log_probs"] = _pad(result.log_probs, np.float32)
     if running.caller.batched:
         arrays["batch_index"] = np.array([[running.index]], np.int32)
     if running.sequences > 1:
@@ -345,7 +345,7 @@ def _tensors(running: Running, result: Any) -> list[Any]:
     return tensors
 
 
-def _padded(rows: list[list[Any]], dtype: type) -> npt.NDArray[Any]:
+def _pad(rows: list[list[Any]], dtype: type) -> npt.NDArray[Any]:
     """Rows of unequal length as [1, rows, longest], padded with -1."""
     longest = max(len(row) for row in rows)
     return np.array([[row + [-1] * (longest - len(row)) for row in rows]], dtype)

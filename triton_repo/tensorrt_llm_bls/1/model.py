@@ -142,13 +142,13 @@ class TritonPythonModel:
         while not self._stopping.wait(self._period_s):
             try:
                 # Each period anew: the first stop may come before the inner request does.
-                if inner_id := self._abandoned():
+                if inner_id := self._find_abandoned():
                     self._stop(inner_id)
             # The next period may go better; a thread that died would not be noticed.
             except Exception as error:
                 pb_utils.Logger.log_error(f"cancellation: {error!r}")
 
-    def _abandoned(self) -> str | None:
+    def _find_abandoned(self) -> str | None:
         """The id of the inner request whose caller has left."""
         with self._gate:
             if self._current is None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
-from executor_api import Row, trtllm
+from executor_api import RequestRow, trtllm
 from executor_request import executor_request
 
 # What the executor's input is called here.
@@ -24,7 +24,7 @@ DEFAULT_PERIOD_MS = 100
 
 
 @dataclass(eq=False)
-class Accepted:
+class AcceptedRequest:
     """A Triton request under way: by the executor's id of each row of its batch the pad id."""
 
     request: Any
@@ -54,8 +54,11 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request, when all of them are done."""
         begun = [self._begin(request) for request in requests]
-        results = self._results([each for each in begun if isinstance(each, Accepted)])
-        return [_response(each, results) if isinstance(each, Accepted) else each for each in begun]
+        results = self._results([each for each in begun if isinstance(each, AcceptedRequest)])
+        return [
+            _response(each, results) if isinstance(each, AcceptedRequest) else each
+            for each in begun
+        ]
 
     def finalize(self) -> None:
         if not self._is_worker:
@@ -66,17 +69,17 @@ class TritonPythonModel:
         tensors = {RENAMED.get(t.name(), t.name()): t for t in request.inputs()}
         batch = len(tensors["input_lengths"].as_numpy())
         try:
-            rows = [Row(tensors, index) for index in range(batch)]
-            pads = [row.required("pad_id") for row in rows]
+            rows = [RequestRow(tensors, index) for index in range(batch)]
+            pads = [row.require("pad_id") for row in rows]
             ids = self._executor.enqueue_requests(
                 [executor_request(row, exclude_input=False) for row in rows]
             )
         # Whatever goes wrong with one request is that client's answer.
         except Exception as error:
             return _error(str(error))
-        return Accepted(request, dict(zip(ids, pads, strict=True)))
+        return AcceptedRequest(request, dict(zip(ids, pads, strict=True)))
 
-    def _results(self, accepted: list[Accepted]) -> dict[int, Any]:
+    def _results(self, accepted: list[AcceptedRequest]) -> dict[int, Any]:
         """The last response of each row, by the executor's id."""
         running = {engine_id: each for each in accepted for engine_id in each.rows}
         results = {}
@@ -91,7 +94,7 @@ class TritonPythonModel:
         return results
 
 
-def _response(accepted: Accepted, results: dict[int, Any]) -> Any:
+def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
     """The answer to one request, of the outputs that it asked for.
 
     output_ids int32 [B, beams, longest]: the prompt first, the pad id behind the end. log_probs
@@ -103,21 +106,19 @@ def _response(accepted: Accepted, results: dict[int, Any]) -> Any:
             return _error(response.error_msg)
     found = [response.result for response in responses]
     ids = [result.output_token_ids for result in found]
-    arrays = {"output_ids": _padded(ids, accepted.rows.values(), np.int32)}
+    arrays = {"output_ids": _pad(ids, accepted.rows.values(), np.int32)}
     if found[0].log_probs is not None:
         values = [result.log_probs for result in found]
-        log_probs = _padded(values, [0.0] * len(values), np.float32)
+        log_probs = _pad(values, [0.0] * len(values), np.float32)
         arrays["log_probs"] = np.ascontiguousarray(log_probs.transpose(0, 2, 1))
-    wanted = accepted.request.requested_output_names()
+    requested = accepted.request.requested_output_names()
     # Triton 2.51 frees what nobody asked for without the interpreter's lock.
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in wanted]
+        [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in requested]
     )
 
 
-def _padded(
-    rows: list[list[list[Any]]], paddings: Iterable[float], dtype: type
-) -> npt.NDArray[Any]:
+def _pad(rows: list[list[list[Any]]], paddings: Iterable[float], dtype: type) -> npt.NDArray[Any]:
     """Each row's beams as [rows, beams, longest], behind their end the row's padding."""
     beams = max(len(row) for row in rows)
     longest = max(len(beam) for row in rows for beam in row)

@@ -19,15 +19,15 @@ from typing import Any
 
 import llm_api
 import triton_python_backend_utils as pb_utils
-from question import Inputs, read_question
-from response import cancelled, empty, error, response
+from question import RequestInputs, read_question
+from response import build_cancelled, build_empty, build_error, build_response
 from settings import read_settings
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 @dataclass(eq=False)
-class Answer:
+class ClientAnswer:
     """What a client was sent, and what is still to come."""
 
     sender: Any
@@ -65,8 +65,8 @@ class TritonPythonModel:
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period
         self._llm = llm_api.start(settings.llm)
-        self._running: set[Answer] = set()
-        self._by_id: dict[str, Answer] = {}
+        self._running: set[ClientAnswer] = set()
+        self._by_id: dict[str, ClientAnswer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="answers")
@@ -82,7 +82,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            answer = Answer(request.get_response_sender())
+            answer = ClientAnswer(request.get_response_sender())
             self._loop.call_soon_threadsafe(self._begin, request, answer)
 
     def finalize(self) -> None:
@@ -95,38 +95,38 @@ class TritonPythonModel:
         self._thread.join()
         self._llm.shutdown()
 
-    def _begin(self, request: Any, answer: Answer) -> None:
+    def _begin(self, request: Any, answer: ClientAnswer) -> None:
         task = self._loop.create_task(self._serve(request, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _stop(self, request_id: str, stopping: Answer) -> None:
+    def _stop(self, request_id: str, stopping: ClientAnswer) -> None:
         if not request_id:
             why = "A request id must be provided for request cancellation"
-            stopping.send(error(why), final=True)
+            stopping.send(build_error(why), final=True)
             return
         if (answer := self._by_id.get(request_id)) is not None:
             self._cancel(answer, ends=self._behaviour.ends_stopped)
-        stopping.send(cancelled(), final=True)
+        stopping.send(build_cancelled(), final=True)
 
-    def _cancel(self, answer: Answer, *, ends: bool = True) -> None:
+    def _cancel(self, answer: ClientAnswer, *, ends: bool = True) -> None:
         """The engine frees what it holds with its next step; the client need not wait for it."""
         self._forget(answer)
         answer.generation.abort()
         if ends:
-            answer.send(cancelled(), final=True)
+            answer.send(build_cancelled(), final=True)
         answer.ended = True
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, answer: ClientAnswer) -> None:
         self._running.discard(answer)
         if self._upstream_watch is not None:
             self._upstream_watch.remove(answer)
 
-    async def _serve(self, request: Any, answer: Answer) -> None:
+    async def _serve(self, request: Any, answer: ClientAnswer) -> None:
         """Whatever goes wrong with a request is its own client's answer."""
         request_id = request.request_id()
         try:
-            inputs = Inputs(request)
+            inputs = RequestInputs(request)
             if inputs.scalar("stop", default=False):
                 self._stop(request_id, answer)
                 return
@@ -152,14 +152,14 @@ class TritonPythonModel:
                 if output.finished and not streaming:
                     self._forget(answer)
                 if streaming or output.finished:
-                    reply = response(output, question.outputs, outputs)
+                    reply = build_response(output, question.outputs, outputs)
                     answer.send(reply, final=output.finished and not empty_final)
-            answer.send(empty(), final=True)
+            answer.send(build_empty(), final=True)
         except Exception as failure:
             message = f"Error generating request: {failure}"
             pb_utils.Logger.log_error(message)
             if answer.generation is not None or self._behaviour.answers_early_errors:
-                answer.send(error(message), final=True)
+                answer.send(build_error(message), final=True)
         finally:
             if answer.generation is not None:
                 self._running.discard(answer)

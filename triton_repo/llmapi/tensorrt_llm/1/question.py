@@ -15,7 +15,7 @@ OPTIONAL_OUTPUTS = ("finish_reason", "stop_reason", "cumulative_logprob")
 
 
 @dataclass(frozen=True)
-class Question:
+class GenerationRequest:
     prompt: str
     sampling: Any
     """`SamplingParams`."""
@@ -26,7 +26,7 @@ class Question:
     """Of `OPTIONAL_OUTPUTS`, those asked for."""
 
 
-class Inputs:
+class RequestInputs:
     """The input tensors of a request by name; Triton has checked their shapes."""
 
     def __init__(self, request: Any) -> None:
@@ -45,7 +45,7 @@ class Inputs:
         return [value.decode() for value in self._tensors[name].as_numpy()]
 
 
-def read_question(inputs: Inputs) -> Question:
+def read_question(inputs: RequestInputs) -> GenerationRequest:
     """Raises ValueError naming an input that is missing or wrong."""
     texts = inputs.texts("text_input")
     if not texts:
@@ -53,7 +53,7 @@ def read_question(inputs: Inputs) -> Question:
     given = {name: inputs.scalar(f"sampling_param_{name}") for name in _SAMPLING}
     sampling = {"exclude_input_from_output": False, "best_of": 1}
     sampling |= {name: value for name, value in given.items() if value is not None}
-    return Question(
+    return GenerationRequest(
         prompt=texts[0],
         sampling=SamplingParams(**sampling, stop=inputs.texts("sampling_param_stop")),
         lora=_lora(inputs),
@@ -64,7 +64,7 @@ def read_question(inputs: Inputs) -> Question:
     )
 
 
-def _lora(inputs: Inputs) -> Any:
+def _lora(inputs: RequestInputs) -> Any:
     key, name, path = (inputs.scalar(f"lora_{field}") for field in ("id", "name", "path"))
     if key is name is path is None:
         return None

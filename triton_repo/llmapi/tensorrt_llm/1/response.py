@@ -26,7 +26,7 @@ METRICS = {
 MICROSECOND = timedelta(microseconds=1)
 
 
-def response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
+def build_response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
     """The whole text so far, `optional` outputs, and the metrics where the engine gave some.
 
     All are BYTES of shape [1], numbers as decimal text, as upstream's model sends them; what is
@@ -45,20 +45,20 @@ def response(output: Any, optional: Collection[str], wanted: Collection[str]) ->
     )
 
 
-def error(message: str) -> Any:
+def build_error(message: str) -> Any:
     """With a text, too, as upstream's: clients are to look at the error first."""
     return pb_utils.InferenceResponse(
         [_tensor("text_output", "N/A")], pb_utils.TritonError(message)
     )
 
 
-def cancelled() -> Any:
+def build_cancelled() -> Any:
     return pb_utils.InferenceResponse(
         error=pb_utils.TritonError("Request cancelled by client", pb_utils.TritonError.CANCELLED)
     )
 
 
-def empty() -> Any:
+def build_empty() -> Any:
     return pb_utils.InferenceResponse([])
 
 

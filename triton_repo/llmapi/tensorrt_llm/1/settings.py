@@ -34,7 +34,7 @@ BEHAVIOURS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ModelSettings:
     llm: dict[str, Any]
     """The keywords of `LLM`, which checks them."""
     decoupled: bool
@@ -46,7 +46,7 @@ class Settings:
     """True to ask requests for their cancellation as upstream's model does."""
 
 
-def read_settings() -> Settings:
+def read_settings() -> ModelSettings:
     """Of the file that LLM_CONFIG_PATH names, else model.yaml, in the model's version folder.
 
     Raises TritonModelException naming what is missing or not allowed.
@@ -78,7 +78,7 @@ def read_settings() -> Settings:
                 f"{', '.join(map(str, values_allowed))}"
             )
     period = int(own.get("cancellation_check_period_ms", DEFAULT_PERIOD_MS))
-    return Settings(
+    return ModelSettings(
         llm=values,
         decoupled=bool(own["decoupled"]),
         max_batch_size=int(own["max_batch_size"]),
