@@ -1,9 +1,9 @@
 """Fills `${name}` in a config.pbtxt from `key:value,key:value`, as tools/fill_template.py does.
 
-The form and its escapes are those of tensorrtllm_backend v0.16 and later: a backslash takes the
-next character as it is, and the text is split twice, at commas and then at colons. So a comma in
-a value is written `\\,` and a colon `\\\\:`. What is not given stays as `${name}`, which both
-backends read as "not set" in a string and Triton cannot parse in a number.
+Format and escapes are those of tensorrtllm_backend v0.16 and later: a backslash takes the next
+character literally, and the text is split twice, at commas and then at colons. So a comma in a
+value is written `\\,` and a colon `\\\\:`. Missing keys stay as `${name}`, which both backends read
+as unset in a string and Triton cannot parse in a number.
 
     python -m triton_repo.fill_template [-i] FILE "key:value,key:value"
 """
@@ -26,9 +26,9 @@ class SubstitutionError(ValueError):
 
 
 def parse_substitutions(text: str) -> dict[str, str]:
-    """The values by key; of a key given twice the last one counts.
+    """Return the values by key; the last value of a repeated key counts.
 
-    Raises SubstitutionError naming the part that is not one key and one value.
+    Raises SubstitutionError, which names the part that is not one key and one value.
     """
     values: dict[str, str] = {}
     for part in _split(text, ",") if text else ():
@@ -43,12 +43,12 @@ def parse_substitutions(text: str) -> dict[str, str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """The text of a config.pbtxt with `values`, and `PRESET` where they say nothing."""
+    """Return the text of a config.pbtxt with `values`, and `PRESET` for missing ones."""
     return Template(template).safe_substitute({**PRESET, **values})
 
 
 def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
-    """Keys that do not occur in the file, but for comments; upstream refuses them since v0.19."""
+    """Return keys that are absent from the file; upstream refuses them since v0.19."""
     read = re.sub(r"(?m)^ *#.*$", "", template)
     return [key for key in values if key not in read]
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Fills one file; 1 when it cannot be read or the substitutions are not allowed."""
+    """Fill one file; return 1 if it cannot be read or the substitutions are not allowed."""
     try:
         values = parse_substitutions(parsed.substitutions)
         template = parsed.file.read_text(encoding="utf-8")

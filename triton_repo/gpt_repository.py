@@ -1,7 +1,8 @@
-"""The GPT repository, `all_models/gpt` of tensorrtllm_backend: no in-flight batching, no streaming.
+"""Renderer of the GPT repository, `all_models/gpt` of tensorrtllm_backend.
 
-Its `tensorrt_llm` answers requests whole, one static batch after another. The templates in `gpt`
-are filled by any `fill_template.py`: they have nothing but strings to fill in.
+It has neither in-flight batching nor streaming: its `tensorrt_llm` answers complete requests, one
+static batch after another. The templates in `gpt` have only string values, so any
+`fill_template.py` can fill them.
 """
 
 from collections.abc import Mapping
@@ -26,16 +27,17 @@ MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE)
 PARAMETERS = (
     Parameter("engine_dir", (CORE,), text(), mandatory=True),
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
-    # Said, for whoever asks what becomes of a prompt: releases differ in their default.
+    # Set explicitly for readers of config.pbtxt: the releases' defaults differ.
     Parameter("add_special_tokens", (PREPROCESSING,), boolean(), default="true"),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean(), default="true"),
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
-    # Ours, and inflight_batcher_llm's: how often a model looks whether its clients are still there.
+    # Specific to this project and inflight_batcher_llm: the polling interval for disconnected
+    # clients.
     Parameter("cancellation_check_period_ms", (CORE,), integer(1), default="100"),
 )
 
-# Below `TEMPLATES`. What turns tensors into requests of the executor, and text into ids, is the
-# same as for inflight_batcher_llm.
+# Below `TEMPLATES`. The modules that convert tensors to executor requests, and text to ids, are
+# shared with inflight_batcher_llm.
 _MODULES = {
     PREPROCESSING: ("preprocessing/1/model.py", "booleans.py"),
     CORE: (
@@ -53,12 +55,12 @@ def render_gpt(
 ) -> None:
     """Write the four models into `destination`, each with its config.pbtxt and version folder.
 
-    Nothing is written unless all parameters are right. Files already there are replaced.
+    Nothing is written unless all parameters are valid. Existing files are replaced.
 
     Args:
-        destination: the model repository to make; created with its parents.
+        destination: the model repository; created with its parents.
         parameters: values by name, for the names in `PARAMETERS`.
-        release: one of `triton_repo.releases.RELEASES`. Of its names those of inputs alone differ.
+        release: one of `triton_repo.releases.RELEASES`. Only names of inputs differ between them.
 
     Raises:
         RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. All

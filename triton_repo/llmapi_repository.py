@@ -1,6 +1,6 @@
-"""The llmapi repository: one model, which has the tokenizer and the engine inside.
+"""Renderer of the llmapi repository: one model, which includes the tokenizer and the engine.
 
-TensorRT-LLM's Triton backend has it since release 1.0, and since July 2026 nothing else.
+TensorRT-LLM's Triton backend has it since release 1.0, and since July 2026 only this one.
 """
 
 import re
@@ -52,7 +52,7 @@ PARAMETERS = (
     Parameter("model", _OWN, _quoted_text(), mandatory=True),
     Parameter("tokenizer", _OWN, _quoted_text(), default="null"),
     Parameter("decoupled", _OWN, boolean(), default="true"),
-    # Ours: clients see what upstream's model of that release shows them.
+    # Specific to this project: clients see the behaviour of upstream's model in that release.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
     Parameter("polls_ended_requests", _OWN, boolean(), default="false"),
     Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
@@ -64,7 +64,7 @@ PARAMETERS = (
     Parameter("max_seq_len", _OWN, integer(1), default="null"),
     Parameter("enable_chunked_prefill", _OWN, boolean(), default="null"),
     Parameter("enable_block_reuse", _OWN, boolean(), default="true"),
-    # The LLM API's own default, which it may not take null for.
+    # The LLM API's own default; it may not accept null.
     Parameter("free_gpu_memory_fraction", _OWN, fraction(), default="0.9"),
     Parameter("max_tokens_in_kv_cache", _OWN, integer(1), default="null"),
     # Without any of these the model is loaded without adapters.
@@ -75,7 +75,7 @@ PARAMETERS = (
 def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: str = CORE) -> None:
     """Write the model into `destination`, under the name `model`.
 
-    Nothing is written unless all parameters are right. Files already there are replaced.
+    Nothing is written unless all parameters are valid. Existing files are replaced.
 
     Raises:
         RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.

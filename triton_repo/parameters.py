@@ -2,11 +2,13 @@
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19
 (`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); V0_20 has those of
-v0.19. Guided decoding, which upstream came with v0.19, is in all here; its backend llguidance came
-later still.
-`lora_weights_data_type` is ours: for an engine whose LoRA type is not float16 upstream has one edit
-three files by hand. The templates have float16 written out, as upstream's; `render` changes it.
-`trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
+v0.19. All sets here have guided decoding, which upstream added in v0.19 and its backend llguidance
+later.
+
+`lora_weights_data_type` is specific to this project: upstream requires editing three files by hand
+for an engine whose LoRA type is not float16. The templates contain float16 literally, like
+upstream's, and `render` replaces it. `trust_remote_code` is specific to this project, too:
+upstream's models always run the code of a tokenizer's folder.
 """
 
 import re
@@ -32,11 +34,11 @@ _BOOLEAN = "true or false"
 
 @dataclass(frozen=True)
 class ParameterKind:
-    """One sort of value: what is allowed, in words, and how it is written in a config.pbtxt."""
+    """A type of value: its allowed values in words, and its form in a config.pbtxt."""
 
     allowed: str
     write: Callable[[Value], str | None]
-    """The value as pbtxt text, or None when it is not allowed."""
+    """Conversion to pbtxt text; None if the value is not allowed."""
 
 
 def integer(minimum: int = 0) -> ParameterKind:
@@ -73,7 +75,7 @@ def boolean() -> ParameterKind:
 
 def text() -> ParameterKind:
     def write(value: Value) -> str | None:
-        # Both Triton backends read a value with an unfilled ${...} as "not set".
+        # Both Triton backends read a value with an unfilled ${...} as unset.
         if not isinstance(value, str) or not value.isprintable() or not value or "${" in value:
             return None
         return value.replace("\\", "\\\\").replace('"', '\\"')
@@ -82,7 +84,7 @@ def text() -> ParameterKind:
 
 
 def is_boolean(kind: ParameterKind) -> bool:
-    """Return True for a kind of which words are read, and differently by models."""
+    """Return True for a boolean kind, whose words each model parses differently."""
     return kind.allowed == _BOOLEAN
 
 
@@ -118,14 +120,14 @@ def tree() -> ParameterKind:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One `${name}` of the templates.
+    """A `${name}` of the templates.
 
     Attributes:
         name: the key to give to the renderer.
-        models: the models whose template holds it.
+        models: the models whose template contains it.
         kind: its type and allowed values.
-        mandatory: whether rendering fails without it.
-        default: what is written when it is not given; "" leaves the server's own default.
+        mandatory: True if rendering fails without it.
+        default: the value written if it is not given; "" leaves the server's own default.
         releases: the releases that have it.
     """
 
@@ -231,7 +233,7 @@ PARAMETERS = (
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
     # tensorrt_llm: guided decoding, which needs the tokenizer: its folder if triton_backend is
-    # python, and the file that generate_xgrammar_tokenizer_info.py makes if it is tensorrtllm
+    # python, and the output file of generate_xgrammar_tokenizer_info.py if it is tensorrtllm
     Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),
@@ -239,5 +241,5 @@ PARAMETERS = (
 
 
 def parameters_of(release: str) -> tuple[Parameter, ...]:
-    """The parameters that the templates of one release have."""
+    """Return the parameters that the templates of one release have."""
     return tuple(entry for entry in PARAMETERS if release in entry.releases)

@@ -1,12 +1,12 @@
-"""The sets of templates of `inflight_batcher_llm`, by the first release that each one is of.
+"""The sets of templates of `inflight_batcher_llm`, named after the first release of each.
 
-A template lies here in the form of v0.17, so that upstream's `fill_template.py` fills it. Where a
-comment begins with `#0.19 `, the rest is a line since v0.19. A line that ends with ` #0.17` is last
-in v0.17. In Python such lines end with `# since 0.19` and `# until 0.17`.
+A template is stored in the form of v0.17, so that upstream's `fill_template.py` can fill it. Where
+a comment begins with `#0.19 `, the rest is a line since v0.19. A line that ends with ` #0.17` is
+last in v0.17. In Python such lines end with `# since 0.19` and `# until 0.17`.
 
-V0_20 is what NVIDIA's containers have since 25.05, whose TensorRT-LLM is 0.19.0; the tag v0.19.0 of
-upstream's repository still has the older names of V0_19. Each backend reads the names of its own
-set alone, and ignores others without a word.
+V0_20 is the set of NVIDIA's containers since 25.05, whose TensorRT-LLM is 0.19.0; the tag v0.19.0
+of upstream's repository still has the older names of V0_19. Each backend reads only the names of
+its own set and silently ignores others.
 """
 
 import re

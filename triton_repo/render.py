@@ -1,4 +1,4 @@
-"""Fills the repository's templates into a folder that tritonserver can load."""
+"""Renderer of the repository's templates into a folder that tritonserver can load."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
 BOOLEANS = TEMPLATES / "booleans.py"
-"""Rendered beside each model in Python, which imports it."""
+"""A copy is rendered beside each Python model, which imports it."""
 # The core model's own name, and its name as a step of the ensemble.
 _CORE_NAMED = re.compile(rf'(?m)^( *(?:model_)?name: "){CORE}(")$')
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
@@ -30,20 +30,19 @@ def render(
 ) -> None:
     """Write `models` into `destination`, each with its config.pbtxt and version folder.
 
-    Nothing is written unless all parameters are right. Files already there are replaced.
+    Nothing is written unless all parameters are valid. Existing files are replaced.
 
     Args:
-        destination: the model repository to make; created with its parents.
-        parameters: values by name, for the names in `triton_repo.parameters.PARAMETERS`
-            that belong to `models` and `release`. Strings are read as the parameter's own type.
+        destination: the model repository; created with its parents.
+        parameters: values by name, for the names in `triton_repo.parameters.PARAMETERS` that belong
+            to `models` and `release`. Strings are read as the parameter's own type.
         models: the models to render.
         release: one of `triton_repo.releases.RELEASES`.
-        core_name: what Triton calls `tensorrt_llm`, whose folder and callers have the name, too.
+        core_name: name of `tensorrt_llm` in Triton, also used for its folder and by its callers.
 
     Raises:
-        RenderError: a release, a model or a parameter is unknown, a mandatory parameter is
-            missing, or a value has the wrong type or is not allowed. All problems are named
-            at once.
+        RenderError: a release, a model or a parameter is unknown, a mandatory parameter is missing,
+            or a value has the wrong type or is not allowed. All problems are named at once.
     """
     if release not in RELEASES:
         raise RenderError(f"release: found {release}; allowed: {', '.join(RELEASES)}")
@@ -84,10 +83,10 @@ def core_inputs(release: str) -> frozenset[str]:
 def filled_values(
     parameters: Mapping[str, Value], models: Sequence[str] = MODELS, release: str = DEFAULT
 ) -> dict[str, str]:
-    """The text for each parameter of `models`; raises RenderError as `render` does."""
+    """Return the text for each parameter of `models`; raise RenderError as `render` does."""
     table: dict[str, Parameter] = {}
     for entry in parameters_of(release):
-        # One model may need what another can do without.
+        # A parameter may be mandatory for one model and optional for another.
         if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
             table[entry.name] = entry
     return values(table, parameters, models)
@@ -96,7 +95,7 @@ def filled_values(
 def values(
     table: Mapping[str, Parameter], parameters: Mapping[str, Value], models: Sequence[str]
 ) -> dict[str, str]:
-    """The text for each parameter of `table`; raises RenderError for `models` as `render` does."""
+    """Return the text for each parameter of `table`; raise RenderError as `render` does."""
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"
         for name in parameters

@@ -1,4 +1,4 @@
-"""A fetched request and the responses that its sequences make."""
+"""A fetched request and the responses of its sequences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triton_repo.cpu_executor.words import StopWords
 class ActiveRequest:
     """A request between fetch and its final response.
 
-    ``max_tokens`` may be smaller than the request's, since it is cut to the engine's
+    ``max_tokens`` may be smaller than the request's, because it is limited by the engine's
     ``max_seq_len``.
     """
 
@@ -58,7 +58,7 @@ class ActiveRequest:
         self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
         self.streaming = request.streaming
-        # Beams may be reordered in every step, so a delta would mean nothing.
+        # Beams may be reordered in every step, so a delta would be meaningless.
         self.all_tokens = request.return_all_generated_tokens or self.beam_width > 1
         count = self.beam_width if self.beam_width > 1 else entry.sequences
         self.sequences = [Sequence(i) for i in range(count)]
@@ -77,7 +77,7 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # What keys and values of a prompt depend on, beside its ids.
+        # Besides the ids, a prompt's keys and values depend on these.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -85,28 +85,28 @@ class ActiveRequest:
 
     @property
     def is_done(self) -> bool:
-        """Every sequence has ended and its last response was built."""
+        """True if every sequence has ended and its last response was built."""
         return self._unreported == 0
 
     @property
     def is_ready(self) -> bool:
-        """The LoRA adapter and the guide, if any, can be used."""
+        """True if the LoRA adapter and the guide, if any, can be used."""
         return (self.adapter is None or self.adapter.is_ready) and (
             self.guide is None or self.guide.done()
         )
 
     @property
     def is_started(self) -> bool:
-        """Some sequence has a KV cache."""
+        """True if some sequence has a KV cache."""
         return any(s.cache is not None for s in self.sequences)
 
     @property
     def slots(self) -> int:
-        """How much of the batch size it takes: its running samples, or one for a beam search."""
+        """The request's share of the batch size: its running samples, or one for a beam search."""
         return len(self.list_unfinished()) if self.beam_width == 1 else 1
 
     def schedule(self) -> None:
-        """Note the first start."""
+        """Record the first start."""
         self.first_scheduled = time.monotonic()
         if self.metrics is not None:
             timing = self.metrics.timing_metrics
@@ -116,19 +116,19 @@ class ActiveRequest:
         return [s for s in self.sequences if s.finish is NOT_FINISHED]
 
     def context_slice(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Ids ``[start, end)`` of a sequence's prompt and generated ids."""
+        """Return the ids ``[start, end)`` of a sequence's prompt and generated ids."""
         length = len(self.prompt)
         if end <= length:
             return self.prompt[start:end]
         return (self.prompt + sequence.tokens)[start:end]
 
     def pause(self) -> None:
-        """Give up the KV caches; the generated ids become part of the prompt later."""
+        """Release the KV caches; the generated ids become part of the prompt later."""
         for sequence in self.sequences:
             sequence.cache = None
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Response]:
-        """End all running sequences; their generated tokens are dropped."""
+        """End all running sequences and drop their generated tokens."""
         for sequence in self.sequences:
             if not sequence.reported_end:
                 sequence.finish = reason
@@ -143,7 +143,7 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Responses for what is new since the last call, or the error that ends the request."""
+        """Return responses for new output, or the error that ends the request."""
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
         if self.beam_width > 1:
@@ -179,16 +179,16 @@ class ActiveRequest:
         return [Response(self.id, result, self.client_id)]
 
     def _is_verifying(self, sequence: Sequence) -> bool:
-        """Whether the step that verifies the draft tokens goes on.
+        """Return True while the generated tokens equal the draft tokens.
 
-        It ends with the first token that is not the draft's. A step here makes one token, so what
-        TensorRT-LLM accepts in one step is held back until it is together.
+        Verification ends with the first different token. A step here makes one token, so output is
+        held back until it is what TensorRT-LLM would accept in one step.
         """
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
 
     def _count_accepted(self, sequence: Sequence) -> int:
-        """How many draft tokens the sequence begins with."""
+        """Return the number of draft tokens that the sequence starts with."""
         pairs = enumerate(zip(self.draft, sequence.tokens, strict=False))
         shared = min(len(self.draft), len(sequence.tokens))
         return next((i for i, (drafted, chosen) in pairs if drafted != chosen), shared)
@@ -229,7 +229,7 @@ class ActiveRequest:
 
     def _generation_logits(self, sequences: list[Sequence]) -> NDArray[np.float32] | None:
         if self.streaming:
-            # Switched off for several beams, as upstream does.
+            # Disabled for several beams, as in upstream.
             if self.beam_width > 1 or not sequences[0].logits:
                 return None
             new, sequences[0].logits = sequences[0].logits, []
@@ -237,7 +237,7 @@ class ActiveRequest:
         if not any(s.logits for s in sequences):
             return None
         vocab = next(len(s.logits[0]) for s in sequences if s.logits)
-        # Upstream hands out the whole buffer, also when generation stopped early.
+        # Upstream returns the complete buffer even when generation stopped early.
         buffer = np.zeros((len(sequences), self.max_tokens, vocab), np.float32)
         for row, sequence in zip(buffer, sequences, strict=True):
             if sequence.logits:
@@ -245,7 +245,7 @@ class ActiveRequest:
         return buffer
 
     def stats(self) -> RequestStats:
-        """What the last iteration left of the request."""
+        """Return the state of the request after the last iteration."""
         longest = max(self.sequences, key=lambda s: len(s.tokens))
         count, cache = len(longest.tokens), longest.cache
         ended = not self.list_unfinished()
@@ -262,7 +262,7 @@ class ActiveRequest:
             context_prefill_position=0 if stage is RequestStage.QUEUED else done,
             num_generated_tokens=count,
             avg_num_decoded_tokens_per_iter=count / max(1, count - self._count_accepted(longest)),
-            # An ended sequence has given its cache back.
+            # An ended sequence has released its cache.
             scheduled=self.is_started or ended,
             paused=count > 0 and not self.is_started and not ended,
             alloc_total_blocks_per_request=self.blocks.num_total_allocated_blocks,

@@ -16,10 +16,10 @@ from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.request import Request
 
 FETCH_ERROR = "Encountered an error when fetching new request: "
-# What TensorRT-LLM notices in a step only, and ends all requests for; here it ends its own alone.
+# TensorRT-LLM detects these errors during a step, which ends all requests; here only one ends.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
-# Fields that only other model kinds or decoding modes use.
+# Fields for other model kinds or decoding modes only.
 _UNSUPPORTED = (
     "position_ids",
     "mrope_config",
@@ -36,7 +36,7 @@ _UNSUPPORTED = (
 
 
 class RefusedError(Exception):
-    """A fetched request cannot run; the text is the error response's."""
+    """A fetched request cannot run; the text is that of the error response."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # MAX_UTILIZATION without context chunking: a paused streaming request may not come back.
+    # MAX_UTILIZATION without context chunking: a paused streaming request might never resume.
     unchunked_max_utilization: bool = False
 
 
@@ -59,13 +59,13 @@ def refuse(what: str) -> RefusedError:
 
 
 def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> ActiveRequest:
-    """The active request of a queued one, or ``RefusedError`` with upstream's text."""
+    """Return the active request of a queued one, or raise ``RefusedError`` with upstream's text."""
     request = entry.request
     _check_supported(request)
     _check_ranges(request, config, limits)
     draft = _draft_tokens(request, config, limits)
     prompt_table = _prompt_table(request, config, limits)
-    # Room for a step's draft tokens is left also where a request has none.
+    # Space for a step's draft tokens is reserved even for requests without any.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_capacity(active, limits)
@@ -114,13 +114,13 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
             "not as expected. Expected last dimension to be same as vocab size: "
             f"{config.vocab_size}."
         )
-    # These two pass the constructor and fail upstream's second check.
+    # Upstream's constructor accepts these two, and its second check refuses them.
     if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
         raise refuse("Incorrect sampling config")
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """The draft tokens to verify: as many as the engine takes behind this prompt."""
+    """Return the draft tokens to verify, limited to what the engine takes after this prompt."""
     given = request.external_draft_tokens_config
     if given is None:
         return []
@@ -140,7 +140,7 @@ def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLi
 def _prompt_table(
     request: Request, config: CpuEngineConfig, limits: AdmissionLimits
 ) -> NDArray[np.float32] | None:
-    """The embeddings of the prompt's ids behind the vocabulary."""
+    """Return the embeddings of the prompt's ids above the vocabulary; None without a table."""
     given = request.prompt_tuning_config
     if given is None:
         return None

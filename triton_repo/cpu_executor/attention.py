@@ -1,7 +1,7 @@
 """Grouped-query attention over block caches, for one packed batch of one iteration.
 
-Every product is per sequence and per block of keys, and sums over blocks run in block order, so
-a sequence's result does not depend on what it is batched with.
+Every product is per sequence and per block of keys, and sums over blocks run in block order, so a
+sequence's result is independent of the other sequences in its batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 Array = NDArray[np.float32]
 
-# Queries of a prompt are run in tiles of this many, cut at its multiples from the prompt's start,
-# so that the products' shapes do not depend on how the prompt was cut into chunks.
+# A prompt's queries run in tiles of this size, aligned to its multiples from the prompt's start, so
+# that the products' shapes do not depend on how the prompt was cut into chunks.
 QUERY_TILE = 64
 
 
 @dataclass(kw_only=True)
 class _Span:
-    """What one decode row needs in every layer, looked up once per iteration."""
+    """Data of one decode row for every layer, looked up once per iteration."""
 
     key_column: Array  # [layers, kv_heads, head_size]
     value_row: Array  # [layers, kv_heads, head_size]
@@ -35,7 +35,7 @@ class _Span:
 
 
 class DecodeAttention:
-    """One new token for each of several sequences."""
+    """Attention of one new token in each of several sequences."""
 
     def __init__(self, caches: Sequence[SequenceCache], heads: int) -> None:
         cache = caches[0]
@@ -66,7 +66,10 @@ class DecodeAttention:
             )
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """query ``[rows, heads * head_size]``, key and value ``[rows, kv_heads, head_size]``."""
+        """Append key and value ``[rows, kv_heads, head_size]`` to the caches and attend.
+
+        ``query`` and the result are ``[rows, heads * head_size]``.
+        """
         scores = self._scores
         for span, q, k, v in zip(self._spans, query.reshape(self._shape), key, value, strict=True):
             span.key_column[layer] = k
@@ -86,7 +89,7 @@ class DecodeAttention:
 
 @dataclass
 class _Tile:
-    """Some of the queries of a chunk, and the keys that they may see."""
+    """A tile of a chunk's queries, and the keys that they may attend to."""
 
     rows: slice
     blocks: int
@@ -95,7 +98,7 @@ class _Tile:
 
 
 class PrefillAttention:
-    """A run of prompt tokens of one sequence, causal over the tokens before."""
+    """Attention of a run of prompt tokens of one sequence, causal over the tokens before."""
 
     def __init__(self, cache: SequenceCache, count: int, heads: int) -> None:
         _, _, kv_heads, head_size, block = cache.keys.shape
@@ -103,7 +106,7 @@ class PrefillAttention:
         self.rows = count
         self._cache = cache
         self._shape = (kv_heads, heads // kv_heads, head_size)
-        # Where each run of rows goes: (block, slots of the block, rows).
+        # Destination of each run of rows: (block, slots of the block, rows).
         self._writes: list[tuple[int, slice, slice]] = []
         for index in range(start // block, -(-end // block)):
             low, high = max(start, index * block), min(end, (index + 1) * block)
@@ -116,7 +119,10 @@ class PrefillAttention:
             self._tiles.append(_tile(rows, low, high, block))
 
     def __call__(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """query ``[rows, heads * head_size]``, key and value ``[rows, kv_heads, head_size]``."""
+        """Append key and value ``[rows, kv_heads, head_size]`` to the caches and attend.
+
+        ``query`` and the result are ``[rows, heads * head_size]``.
+        """
         cache = self._cache
         for index, slots, rows in self._writes:
             cache.keys[index, layer, :, :, slots] = key[rows].transpose(1, 2, 0)
@@ -145,7 +151,7 @@ class PrefillAttention:
 
 
 def _tile(rows: slice, start: int, end: int, block: int) -> _Tile:
-    # Only blocks from the first query's on hold keys that some query must not see.
+    # Only blocks from the first query's on contain keys that some query must not attend to.
     first, blocks = start // block, -(-end // block)
     slots = np.arange(first * block, blocks * block).reshape(-1, 1, 1, 1, block)
     positions = np.arange(start, end).reshape(1, 1, 1, -1, 1)

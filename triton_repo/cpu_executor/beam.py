@@ -1,10 +1,10 @@
 """Beam search of one request.
 
-As in TensorRT-LLM's beam search layer: each beam's log probabilities are added to its score, the
-best ``2 * beam_width`` continuations are looked at, those that end go to the finished ones, and
-the best others live on. The score of a finished beam is ``cum_log_prob / length^length_penalty``.
-``early_stopping`` 1 ends when ``beam_width`` beams are finished, 0 when no live beam looks better
-than the worst finished one now, any other value when none can become better.
+Follows TensorRT-LLM's beam search layer: each beam's log probabilities are added to its score, the
+best ``2 * beam_width`` continuations are examined, ended ones are added to the finished beams, and
+the best of the others stay live. The score of a finished beam is ``cum_log_prob /
+length^length_penalty``. ``early_stopping`` 1 ends when ``beam_width`` beams are finished, 0 when no
+live beam is now better than the worst finished one, any other value when none can become better.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class BeamSearch:
         self._finished: list[_Beam] = []
 
     def step(self, live: Seq[Sequence], logits: Array) -> None:
-        """Continue the live beams by one token; ``logits`` is ``[live, vocab]`` and is changed.
+        """Continue the live beams by one token; ``logits`` is ``[live, vocab]`` and is modified.
 
-        The first step has one live beam only, and makes the others of it.
+        The first step has only one live beam, and derives the others from it.
         """
         request = self._request
         keep_logits = request.output.return_generation_logits and not request.streaming
@@ -77,7 +77,7 @@ class BeamSearch:
             self._move(live, going)
 
     def _candidates(self, live: Seq[Sequence], logits: Array) -> list[tuple[int, int, float]]:
-        """(beam, token, log probability) of the best ``2 * width`` continuations, best first."""
+        """Return the best ``2 * width`` continuations as (beam, token, log probability), best first."""
         log_probs = log_softmax(logits)
         count = min(2 * self._width, logits.shape[1])
         best = np.argsort(-log_probs, axis=1, kind="stable")[:, :count]
@@ -91,7 +91,7 @@ class BeamSearch:
         request = self._request
         beam = _Beam(parent.tokens, parent.log_probs, parent.cum_log_prob, parent.logits, index)
         if token == request.end_id:
-            # It counts for the score, but neither its id nor its log probability is returned.
+            # The end id counts for the score, but neither it nor its log probability is returned.
             beam.reason = FinishReason.END_ID
             beam.end_log_prob = log_prob
             return beam
@@ -125,7 +125,7 @@ class BeamSearch:
 
     def _finish(self) -> None:
         ended = self._finished
-        # Stop words can end all candidates before there are enough of them.
+        # Stop words can end all candidates before ``width`` beams have finished.
         ended += ended[-1:] * (self._width - len(ended))
         longest = max(len(beam.tokens) for beam in ended)
         for sequence, beam in zip(self._request.sequences, ended, strict=True):
@@ -136,7 +136,7 @@ class BeamSearch:
             sequence.cache = None
 
     def _move(self, live: Seq[Sequence], going: Seq[_Beam]) -> None:
-        """Give each beam its parent's KV cache and token counts; the first child needs no copy."""
+        """Assign each beam its parent's KV cache and counts; the first child needs no copy."""
         parents = [(sequence.cache, sequence.sampling) for sequence in live]
         taken: set[int] = set()
         for sequence, beam in zip(self._request.sequences, going, strict=True):
@@ -157,7 +157,7 @@ class BeamSearch:
 
 
 def log_softmax(logits: Array) -> NDArray[np.float64]:
-    """Log softmax per row, in float64."""
+    """Return the log softmax per row, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result

@@ -1,4 +1,4 @@
-"""The names of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17), served by numpy.
+"""The names of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17), implemented with numpy.
 
 ``model.py`` imports this module where the real package is not installed.
 """

@@ -1,7 +1,7 @@
-"""What all decoder-only transformers have in common: one packed batch in, logits out; float32.
+"""Shared code of the decoder-only transformers: one packed batch in, logits out; float32.
 
-``llama`` and ``gpt`` say what their layers compute; the packing of the batch, the attention over
-the caches and the choice of rows that become logits are here.
+``llama`` and ``gpt`` define their layers. The packing of the batch, the attention over the caches
+and the choice of rows that become logits are here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Chunk:
     cache: SequenceCache
     tokens: Sequence[int]
     logits: int = 1
-    """For how many of the last tokens logits are wanted."""
+    """Number of last tokens that need logits."""
     adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
     """Embeddings ``[n, hidden]`` of the ids from the vocabulary's size on."""
@@ -43,7 +43,7 @@ class PackedBatch:
     """The tokens of all chunks of one iteration, a row each; ``positions`` is int64 ``[rows]``."""
 
     def __init__(self, config: CpuEngineConfig, chunks: Sequence[Chunk]) -> None:
-        """Chunks of one token must come first."""
+        """Pack the chunks; those of one token must come first."""
         heads = config.num_attention_heads
         decoding = [c.cache for c in chunks if len(c.tokens) == 1]
         self._attentions: list[DecodeAttention | PrefillAttention] = []
@@ -62,8 +62,8 @@ class PackedBatch:
         self._mixed: Array = np.empty((len(self._tokens), heads * config.head_size), np.float32)
 
     def embed(self, table: Array) -> Array:
-        """The embeddings ``[rows, hidden]`` of the tokens: of ``table`` or of a prompt's table."""
-        # Ids are not range-checked upstream either; out of range must not end the loop.
+        """Return the tokens' embeddings ``[rows, hidden]``, from ``table`` or a prompt's table."""
+        # Upstream does not check the range of ids either; a wrong id must not end the loop.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -78,8 +78,8 @@ class PackedBatch:
     def attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:
         """Append keys and values to the caches and mix: ``[rows, heads * head_size]``.
 
-        query is ``[rows, heads * head_size]``, already scaled; key and value are
-        ``[rows, kv_heads, head_size]``. What is returned is overwritten by the next layer.
+        query is ``[rows, heads * head_size]``, already scaled; key and value are ``[rows, kv_heads,
+        head_size]``. The next layer overwrites the returned array.
         """
         start = 0
         for attend in self._attentions:
@@ -90,12 +90,12 @@ class PackedBatch:
         return self._mixed
 
     def finish(self) -> None:
-        """Count the tokens, whose keys and values all layers have appended by now."""
+        """Count the tokens, whose keys and values all layers have appended."""
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             chunk.cache.length += count
 
     def select_logit_rows(self, x: Array) -> Array:
-        """The rows of ``x`` whose logits the chunks want, in order."""
+        """Return the rows of ``x`` whose logits the chunks need, in order."""
         wanted: list[int] = []
         end = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -119,7 +119,7 @@ class CausalLM(ABC):
     def forward(self, chunks: Sequence[Chunk]) -> Array:
         """Run all chunks as one batch and append their keys and values to the caches.
 
-        Returns float32 logits ``[n, vocab]``: the rows that the chunks want, in order. Chunks of
+        Returns float32 logits ``[n, vocab]``: the rows that the chunks need, in order. Chunks of
         one token must come first.
         """
         batch = PackedBatch(self.config, chunks)
@@ -128,20 +128,20 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Bring [q, k, v] matrices or biases into the form of the model's (None stays)."""
+        """Transform [q, k, v] matrices or biases into the model's layout (None stays None)."""
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]
 
     @abstractmethod
     def _layers_of(self, batch: PackedBatch) -> Array:
-        """Embed the batch and run all layers: the residual stream ``[rows, hidden]``."""
+        """Embed the batch and run all layers; return the residual stream ``[rows, hidden]``."""
 
     @abstractmethod
     def _final_norm(self, x: Array) -> Array: ...
 
 
 def take(tensors: dict[str, Array], name: str) -> Array:
-    """Remove a tensor from those of a checkpoint. Raises ValueError when it is missing."""
+    """Remove a tensor from a checkpoint's and return it. Raises ValueError if it is missing."""
     if name not in tensors:
         raise ValueError(f"model.safetensors: tensor {name} is missing")
     return tensors.pop(name)

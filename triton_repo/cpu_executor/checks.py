@@ -28,21 +28,21 @@ def check(condition: bool, text: str) -> None:
 
 
 def as_int(value: Any) -> int:
-    """An int from anything with ``__index__`` or an array of one such (never from a float)."""
+    """Convert anything with ``__index__``, or an array of one such, to int. Floats are refused."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     return operator.index(value)
 
 
 def as_float(value: Any) -> float:
-    """A float rounded to float32, as the C++ side stores it."""
+    """Convert to a float rounded to float32, as the C++ side stores it."""
     if isinstance(value, str | bytes):
         raise TypeError(f"incompatible argument: expected a float, found {value!r}")
     return float(np.float32(value))
 
 
 def as_bool(value: Any) -> bool:
-    """Any truth value; ``None`` is False."""
+    """Convert any truth value; ``None`` is False."""
     return bool(value)
 
 
@@ -53,7 +53,7 @@ def as_str(value: Any) -> str:
 
 
 def as_ints(value: Iterable[Any]) -> list[int]:
-    """A list of int32 values, such as token ids."""
+    """Convert to a list of int32 values, such as token ids."""
     ints = list(map(operator.index, value))
     if ints and (min(ints) < -(2**31) or max(ints) >= 2**31):
         raise TypeError("incompatible argument: expected int32 values")
@@ -61,12 +61,12 @@ def as_ints(value: Iterable[Any]) -> list[int]:
 
 
 def as_words(value: Iterable[Iterable[Any]]) -> list[list[int]]:
-    """A list of words, each a list of token ids."""
+    """Convert to a list of words, each a list of token ids."""
     return [as_ints(word) for word in value]
 
 
 def as_duration(value: Any) -> timedelta:
-    """A duration from a ``timedelta`` or float seconds (an int is refused, as in pybind11)."""
+    """Convert a ``timedelta`` or float seconds (an int is refused, as in pybind11)."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, float):
@@ -75,7 +75,7 @@ def as_duration(value: Any) -> timedelta:
 
 
 def as_tensor(value: Any) -> NDArray[Any]:
-    """A numpy array of anything that ``numpy.asarray`` takes, CPU torch tensors included."""
+    """Convert anything that ``numpy.asarray`` takes, CPU torch tensors included."""
     array: NDArray[Any] = np.asarray(value)
     if array.dtype == object:
         raise TypeError(f"incompatible argument: expected a tensor, found {type(value).__name__}")
@@ -83,7 +83,7 @@ def as_tensor(value: Any) -> NDArray[Any]:
 
 
 def optional(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    """``convert`` for values that may also be ``None``."""
+    """Return a converter like ``convert`` that passes ``None`` through."""
 
     def converter(value: Any) -> T | None:
         return None if value is None else convert(value)
@@ -92,9 +92,9 @@ def optional(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 class Field(Generic[T]):
-    """A read-write property that converts and checks what is assigned.
+    """A read-write property that converts and checks assigned values.
 
-    ``test`` returns the text of the violated condition, or ``None`` when the value is fine.
+    ``test`` returns the text of the violated condition, or ``None`` for a valid value.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From one iteration's logits to accepted tokens."""
+"""Selection of accepted tokens from one iteration's logits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SequenceDecoder:
         self._normalize = normalize_log_probs
 
     def prepare(self, request: ActiveRequest) -> None:
-        """Make the state that a request's sequences need; called once, before its first step.
+        """Create the state that a request's sequences need; called once, before its first step.
 
-        Raises ``GuideError`` for a guide that could not be compiled. That ends the step and all
-        requests in it, as upstream, which compiles here.
+        Raises ``GuideError`` for a guide that could not be compiled. As in upstream, which compiles
+        here, this ends the step and all requests in it.
         """
         request.stop_words = StopWords(request.request.stop_words or ())
         for sequence in request.sequences:
@@ -78,10 +78,10 @@ class SequenceDecoder:
 
 
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
-    """Leave the ids that the guide allows.
+    """Mask the ids that the guide does not allow.
 
-    This comes after the bans and the minimum length, and is stronger: where the guide allows
-    nothing but ids that these hold back, one of them is chosen.
+    The guide is applied after bans and minimum length and overrides them: if it allows only ids
+    that they exclude, one of those is chosen.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None
@@ -105,7 +105,7 @@ def _follow(request: ActiveRequest, sequence: Sequence, token: int) -> None:
 def accept(request: ActiveRequest, sequence: Sequence, token: int, log_prob: float) -> bool:
     """Append a chosen token and end the sequence if it must.
 
-    Returns False for an id that ends the sequence: it is never appended.
+    Returns False for an id that ends the sequence: such an id is never appended.
     """
     if token in request.end_ids:
         sequence.finish = FinishReason.END_ID

@@ -10,7 +10,7 @@ from triton_repo.cpu_executor.request_config import EagleConfig, LookaheadDecodi
 
 
 class DecodingMode:
-    """A decoding mode, made by one of the static factories."""
+    """A decoding mode, created by one of the static factories."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""Engine folders: ``config.json`` in the form of a TensorRT-LLM engine plus the weights.
+"""Engine folders: ``config.json`` in the format of a TensorRT-LLM engine plus the weights.
 
-``build`` makes one from a Hugging Face folder of a Llama or a GPT-2; ``load_config`` reads one. A
+``build`` creates one from a Hugging Face folder of a Llama or a GPT-2; ``load_config`` reads one. A
 Hugging Face folder itself is accepted as an engine with default limits.
 """
 
@@ -33,7 +33,7 @@ _LORA_MODULES: dict[str, tuple[str, ...]] = {LLAMA: LLAMA_LORA_MODULES, GPT: ()}
 
 @dataclass(frozen=True)
 class CpuEngineConfig:
-    """What an engine folder says about the model and its limits (TensorRT-LLM's names)."""
+    """Model facts and limits of an engine folder (TensorRT-LLM's names)."""
 
     architecture: str
     dtype: str
@@ -83,13 +83,13 @@ def build(
     max_draft_len: int = 0,
     max_prompt_embedding_table_size: int = 0,
 ) -> Path:
-    """Make an engine folder of a Hugging Face folder (the CPU twin of ``trtllm-build``).
+    """Build an engine folder from a Hugging Face folder (the CPU counterpart of ``trtllm-build``).
 
-    ``dtype`` is the dtype that LoRA tensors must have; the math is float32 in any case. Lengths
+    ``dtype`` is the dtype that LoRA tensors must have; the computation is always float32. Lengths
     are in tokens; ``max_seq_len`` (prompt and output) defaults to the model's context and
     ``max_input_len`` to ``max_seq_len``. An empty ``lora_target_modules`` builds without LoRA.
-    ``max_prompt_embedding_table_size`` counts the rows of the prompt tables of a full batch.
-    Raises ``ValueError`` naming what the CPU executor cannot run.
+    ``max_prompt_embedding_table_size`` counts the rows of the prompt tables of a full batch. Raises
+    ``ValueError``, which names what the CPU executor cannot run.
     """
     source, target = Path(hf_dir), Path(engine_dir)
     pretrained = pretrained_config(read_config(source).values, dtype)
@@ -138,7 +138,7 @@ def build(
 
 
 def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
-    """What adapters may change in an engine of this Hugging Face folder: nothing of a GPT-2."""
+    """Return the modules that adapters may change in an engine of this folder; none for a GPT-2."""
     hf = read_config(Path(hf_dir)).values
     return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]
 

@@ -1,4 +1,4 @@
-"""Tensors of a request that must have the engine's dtype: LoRA weights and prompt tables."""
+"""Request tensors that must have the engine's dtype: LoRA weights and prompt tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_engine_dtype(config: CpuEngineConfig, tensor: NDArray[Any]) -> bool:
 
 
 def to_float32(config: CpuEngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """The values of a tensor in the engine's dtype."""
+    """Convert a tensor in the engine's dtype to float32."""
     if config.dtype == "bfloat16":
         return convert.to_float32(tensor.view(np.uint16), bfloat16=True)
     return tensor.astype(np.float32)

@@ -33,9 +33,9 @@ class Executor:
     All methods may be called from any thread. The constructor blocks until the model is loaded.
     Durations are ``datetime.timedelta`` or float seconds.
 
-    In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and take
-    no requests; as upstream, their ``shutdown`` serves the leader. Nothing tells them here that
-    the leader has ended, so it blocks until the process is killed.
+    In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and take no
+    requests; as in upstream, their ``shutdown`` serves the leader. Here they are not notified when
+    the leader ends, so ``shutdown`` blocks until the process is killed.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Executor:
         return self._mailbox.enqueue([request])[0]
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue requests, all or nothing; returns their ids in order."""
+        """Queue requests, all or nothing; return their ids in order."""
         return self._mailbox.enqueue(requests)
 
     @overload
@@ -109,11 +109,11 @@ class Executor:
         self._mailbox.cancel(as_int(id))
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
-        """All statistics since the last call."""
+        """Return all statistics since the last call."""
         return self._mailbox.drain_stats()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        """All since the last call, of ``request_stats_max_iterations`` at most (default: 0)."""
+        """Return new statistics, at most ``request_stats_max_iterations`` (default: 0)."""
         return self._mailbox.drain_request_stats()
 
     def can_enqueue_requests(self) -> bool:
@@ -137,7 +137,7 @@ class Executor:
 
 
 def _refuse_unsupported(settings: ExecutorConfig, config: CpuEngineConfig) -> None:
-    """Refuse by name what the CPU executor does not implement."""
+    """Refuse, by name, settings that the CPU executor does not implement."""
     decoding = settings.decoding_config
     mode = None if decoding is None else decoding.decoding_mode
     parallel = settings.parallel_config

@@ -1,6 +1,6 @@
 """``ExecutorConfig`` and its parts (``tensorrt_llm.bindings.executor``, TensorRT-LLM v0.17).
 
-Fields that only mean something on a GPU are kept and read back, as the real classes do.
+GPU-only fields are stored and can be read back, as in the real classes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DynamicBatchConfig:
 
 
 class SchedulerConfig:
-    """When a request may start: see ``CapacitySchedulerPolicy``."""
+    """Policy for starting requests: see ``CapacitySchedulerPolicy``."""
 
     capacity_scheduler_policy = ReadOnly(CapacitySchedulerPolicy)
     context_chunking_policy = ReadOnly(optional(ContextChunkingPolicy))
@@ -76,7 +76,7 @@ class SchedulerConfig:
 
 
 class KvCacheConfig:
-    """KV cache limits. ``max_tokens``: the token budget of the whole cache."""
+    """KV cache limits. ``max_tokens`` is the token budget of the complete cache."""
 
     enable_block_reuse = Field(as_bool)
     max_tokens = Field(optional(as_int), _positive)
@@ -115,7 +115,7 @@ class KvCacheConfig:
 
 
 class PeftCacheConfig:
-    """LoRA cache limits. ``host_cache_size`` in bytes (1 GiB when None)."""
+    """LoRA cache limits. ``host_cache_size`` is in bytes (1 GiB when None)."""
 
     num_host_module_layer = ReadOnly(as_int)
     num_device_module_layer = ReadOnly(as_int)
@@ -201,7 +201,7 @@ class ParallelConfig:
 
 
 class ExtendedRuntimePerfKnobConfig:
-    """The constructor takes two fields only; the CUDA graph ones are set as attributes."""
+    """The constructor takes only two fields; the CUDA graph ones are set as attributes."""
 
     multi_block_mode = Field(as_bool)
     enable_context_fmha_fp32_acc = Field(as_bool)
@@ -218,18 +218,18 @@ class ExtendedRuntimePerfKnobConfig:
 
 
 class GuidedBackend(IntEnum):
-    """LLGUIDANCE came after v0.17."""
+    """Backends of guided decoding; LLGUIDANCE was added after v0.17."""
 
     XGRAMMAR = 0
     LLGUIDANCE = 1
 
 
 class GuidedDecodingConfig:
-    """Sets up guided decoding for the model's tokenizer.
+    """Settings of guided decoding for the model's tokenizer.
 
     ``tokenizer_str`` is the text of ``tokenizer.json``. ``stop_token_ids`` end the output of a
-    guided request, beside its own ``end_id``; by default they are what the tokenizer calls EOS.
-    ``encoded_vocab`` (the tokens in order of id) is kept and read back.
+    guided request, in addition to its ``end_id``; default: the tokenizer's EOS ids.
+    ``encoded_vocab`` (the tokens in order of id) is stored and can be read back.
     """
 
     GuidedDecodingBackend = GuidedBackend
@@ -253,7 +253,7 @@ class GuidedDecodingConfig:
 
 
 class ExecutorConfig:
-    """All settings of an ``Executor``.
+    """The settings of an ``Executor``.
 
     The getters of ``scheduler_config`` and ``kv_cache_config`` return live references, the other
     object getters copies. Further attributes may be set on an instance.

@@ -1,8 +1,8 @@
 """The GPT-2 layers over one packed batch: LayerNorm with bias, learned positions, GELU; float32.
 
-Formulas as in transformers' ``GPT2LMHeadModel``, whose linear layers (``Conv1D``) keep their
-weights as ``[in, out]``. Folded into the query projection when loading: the attention scale
-``1/sqrt(head_size)``.
+Formulas as in transformers' ``GPT2LMHeadModel``, whose linear layers (``Conv1D``) store their
+weights as ``[in, out]``. The attention scale ``1/sqrt(head_size)`` is folded into the query
+projection when loading.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triton_repo.cpu_executor.weights import load_float32
 
 Array = NDArray[np.float32]
 
-# GPT2LMHeadModel calls its decoder so; a checkpoint of GPT2Model, such as OpenAI's, does not.
+# The decoder's name in GPT2LMHeadModel; checkpoints of GPT2Model, such as OpenAI's, lack it.
 _PREFIX = "transformer."
 
 
@@ -68,7 +68,7 @@ class Gpt(CausalLM):
         self._embedding = take(tensors, "wte.weight")
         self._positions = take(tensors, "wpe.weight")
         self._norm = self._layer_norm(tensors, "ln_f")
-        # Tied checkpoints have no lm_head of their own.
+        # Tied checkpoints have no separate lm_head.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [
             GptLayer(
@@ -110,7 +110,7 @@ class Gpt(CausalLM):
 
 
 def gelu_new(x: Array) -> Array:
-    """GELU in its approximation by tanh (Hendrycks and Gimpel 2016), as GPT-2 was trained with."""
+    """Return GELU in its tanh approximation (Hendrycks and Gimpel 2016), as in GPT-2."""
     inner = x * x
     inner *= x
     inner *= np.float32(0.044715)

@@ -1,4 +1,4 @@
-"""The place of one sequence in the grammar that its output must follow."""
+"""Position of one sequence in the grammar that its output must follow."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class GuideError(Exception):
-    """The guide is not a grammar, or its grammar cannot be followed any further."""
+    """The guide is no valid grammar, or the output cannot be continued in it."""
 
 
 class GuideState:
-    """Masks logits so that the sequence stays within the grammar."""
+    """Masks logits so that the sequence follows the grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def fork(self) -> GuideState:
-        """A guide at the same place that goes on by itself."""
+        """Return an independent copy at the same position."""
         return GuideState(self._matcher.deep_copy())
 
     def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
-        """Set to -inf what may not come next, in place on one row ``[vocab]``.
+        """Set to -inf the ids that must not come next, in place on one row ``[vocab]``.
 
-        ``end_ids`` end the sequence: they may come exactly when the grammar is complete. Raises
-        ``GuideError`` if no id may come, or if a limit on the work for one step is exceeded.
+        ``end_ids`` end the sequence: they are allowed exactly when the grammar is complete. Raises
+        ``GuideError`` if no id is allowed, or if a limit on the work for one step is exceeded.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -44,7 +44,7 @@ class GuideState:
         logits[~allowed] = -np.inf
 
     def accept(self, token: int) -> None:
-        """Move past a chosen id that does not end the sequence."""
+        """Advance by a chosen id that does not end the sequence."""
         self._matcher.consume_token(token)
         self._check()
 

@@ -1,7 +1,7 @@
 """Guided decoding: from the guide of a request to a grammar over the model's vocabulary.
 
-The grammars are llguidance's, whichever backend the configuration names; `guides.grammar` says
-what the backend changes. This module is imported only where guided decoding is configured.
+The grammars are llguidance's, whichever backend the configuration names; `guides.grammar` defines
+the differences between backends. This module is imported only if guided decoding is configured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiles guides, one at a time and in a thread of its own: a heavy one holds up no step."""
+    """Compiles guides one at a time, in its own thread: a slow guide must not delay a step."""
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         tokenizer, stop_ids = config.tokenizer_str, config.stop_token_ids
@@ -45,12 +45,12 @@ class GuideCompiler:
         self._backend: Backend = (
             "llguidance" if config.backend == GuidedBackend.LLGUIDANCE else "xgrammar"
         )
-        # An error message with the parser's state would be long and mean nothing to a client.
+        # An error message with the parser's state would be long and useless to a client.
         self._limits = LLParserLimits(verbose_errors=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
 
     def compile(self, params: GuidedDecodingParams) -> Future[GuideState]:
-        """The guide at its start, or ``GuideError`` with what is wrong with it."""
+        """Return a future of the guide; it raises ``GuideError`` for an invalid guide."""
         return self._thread.submit(self._compile, params)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class GuideCompiler:
             guide = GuideState(matcher)
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
-            # A grammar that matches nothing is found here, and not after the prompt was run.
+            # Detects a grammar that matches nothing before the prompt is run.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
             raise GuideError(f"Invalid guide of type {kind}: {error}") from error

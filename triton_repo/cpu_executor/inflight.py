@@ -1,4 +1,4 @@
-"""In-flight batching: one iteration is one forward pass over all scheduled tokens."""
+"""The loop of in-flight batching: an iteration is one forward pass over all scheduled tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from triton_repo.cpu_executor.scheduler import Scheduler, Work
 from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 
-# How long to wait when every active request waits for its LoRA weights to be prepared.
+# Polling interval while every active request waits for its LoRA weights to be prepared.
 PREPARATION_POLL_SECONDS = 0.002
 
 
@@ -42,7 +42,7 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Upstream's block reuse needs the paged context attention kernels too.
+        # Upstream's block reuse also needs the paged context attention kernels.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -68,7 +68,7 @@ class InflightLoop(RequestLoop):
             lora = LoraCache(config, model, settings.peft_cache_config)
         guides = None
         if settings.guided_decoding_config is not None:
-            # Nothing else needs llguidance.
+            # Imported here, because only this needs llguidance.
             from triton_repo.cpu_executor.guide_compiler import GuideCompiler  # noqa: PLC0415
 
             guides = GuideCompiler(settings.guided_decoding_config, config.vocab_size)
@@ -113,7 +113,7 @@ class InflightLoop(RequestLoop):
         return self._model.parameter_bytes + blocks * block_bytes(self._config)
 
     def _start(self, request: ActiveRequest) -> None:
-        """Give the first sequence a KV cache, or after a pause every unfinished one."""
+        """Assign a KV cache to the first sequence, or after a pause to every unfinished one."""
         if request.first_scheduled is None:
             request.schedule()
             self._decoder.prepare(request)
@@ -142,7 +142,7 @@ class InflightLoop(RequestLoop):
                 ready += choosing
                 rows += [end - 1] * len(choosing)
         if ready:
-            # A copy: the rows are changed in place, and n samples share one row.
+            # A copy: the rows are modified in place, and n samples share one row.
             self._decoder.decode(ready, logits[rows])
         for request, sequence in ready:
             request.note_token(self._iteration)
@@ -175,7 +175,7 @@ class InflightLoop(RequestLoop):
             self._store(request, work.sequence)
 
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
-        """The sequences that choose a token now; n samples share one run of the prompt."""
+        """Return the sequences that choose a token now; n samples share one run of the prompt."""
         request, first = work.request, work.sequence
         if not work.in_prompt or request.beams is not None:
             return [(request, first)]

@@ -1,11 +1,11 @@
-"""Puts the CPU executor into a folder under the import names of TensorRT-LLM.
+"""Installer of the CPU executor into a folder under the import names of TensorRT-LLM.
 
     python -m triton_repo.cpu_executor.install FOLDER
 
 Upstream's own ``model.py`` in that folder, or any program with it on PYTHONPATH, then finds
 ``tensorrt_llm.bindings.executor``, ``tensorrt_llm.logger``, the LLM API with
-``tensorrt_llm.llmapi.tokenizer``, and a ``torch`` with what ``torch_tensors`` names if there is
-none. A real installation is never shadowed.
+``tensorrt_llm.llmapi.tokenizer``, and, if torch is missing, a ``torch`` with the names of
+``torch_tensors``. A real installation is never shadowed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODULE = "triton_repo.cpu_executor.install"
 
 
 def fill_tensorrt_llm(package: ModuleType) -> None:
-    """Make `tensorrt_llm` of an empty package, with the modules that upstream imports of it."""
+    """Turn an empty package into `tensorrt_llm`, with the modules that upstream imports."""
     from triton_repo.cpu_executor import bindings  # noqa: PLC0415
     from triton_repo.cpu_executor.llmapi import (  # noqa: PLC0415
         llm,
@@ -80,7 +80,7 @@ def fill_tensorrt_llm(package: ModuleType) -> None:
 
 
 def fill_torch(package: ModuleType) -> None:
-    """Make `torch` of an empty package, with what upstream's ``model.py`` uses of it."""
+    """Turn an empty package into `torch`, with what upstream's ``model.py`` uses."""
     from triton_repo.cpu_executor import torch_tensors  # noqa: PLC0415
 
     moved = {"from_dlpack": torch_tensors.from_dlpack, "to_dlpack": torch_tensors.to_dlpack}
@@ -96,9 +96,9 @@ _FILLERS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install(folder: Path) -> list[Path]:
-    """Write the packages into `folder`, which is made; returns what was written.
+    """Write the packages into `folder`, which is created; return the written paths.
 
-    Raises FileExistsError where this Python has a TensorRT-LLM of its own.
+    Raises FileExistsError if this Python already has a TensorRT-LLM.
     """
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]
     found = PathFinder.find_spec(TENSORRT_LLM, elsewhere)
@@ -125,7 +125,7 @@ def _module(name: str, **attributes: Any) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 where nothing was written."""
+    """Run the command; return 1 if nothing was written."""
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

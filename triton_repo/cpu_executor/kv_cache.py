@@ -24,13 +24,13 @@ DEFAULT_PRIORITY = 35
 
 
 def block_bytes(config: CpuEngineConfig) -> int:
-    """Bytes of one block: float32 keys and values of all layers."""
+    """Return the bytes of one block: float32 keys and values of all layers."""
     per_token = config.num_hidden_layers * config.num_key_value_heads * config.head_size
     return 2 * 4 * config.tokens_per_block * per_token
 
 
 def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -> int:
-    """The token budget when none is set: a full batch, as far as the memory goes.
+    """Return the default token budget: a full batch, limited by the memory.
 
     ``memory_fraction`` is the part of the machine's memory that the cache may fill (0.9).
     """
@@ -44,12 +44,12 @@ class SequenceCache:
     """Keys and values of one sequence for all layers, float32.
 
     keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]`` (transposed, as attention
-    reads them), values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``. ``length``
-    counts the tokens held. Slots that hold no token are zero.
+    reads them), values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``. ``length`` is
+    the number of stored tokens. Unused slots are zero.
     """
 
     def __init__(self, config: CpuEngineConfig, tokens: int) -> None:
-        """Room for ``tokens`` tokens; ``reserve`` makes more."""
+        """Allocate space for ``tokens`` tokens; ``reserve`` adds more."""
         size = config.tokens_per_block
         shape = (-(-tokens // size), config.num_hidden_layers, config.num_key_value_heads)
         self.tokens_per_block = size
@@ -58,7 +58,7 @@ class SequenceCache:
         self.values: Array = np.zeros((*shape, size, config.head_size), np.float32)
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` tokens in all."""
+        """Allocate space for ``tokens`` tokens in total."""
         blocks = len(self.keys)
         if tokens > blocks * self.tokens_per_block:
             more = max(-(-tokens // self.tokens_per_block), 2 * blocks)
@@ -66,7 +66,7 @@ class SequenceCache:
             self.values = _grown(self.values, more)
 
     def fork(self) -> SequenceCache:
-        """A copy that grows on its own."""
+        """Return a copy that grows independently."""
         twin = object.__new__(SequenceCache)
         twin.tokens_per_block = self.tokens_per_block
         twin.length = self.length
@@ -84,7 +84,7 @@ def _grown(blocks: Array, count: int) -> Array:
 @dataclass(slots=True)
 class _Stored:
     slot: int
-    """Where in the pool's arrays it is."""
+    """Index in the pool's arrays."""
     priority: int
     expires: float | None
 
@@ -92,12 +92,12 @@ class _Stored:
 class BlockPool:
     """The budget of blocks, and the stored blocks that later prompts may reuse.
 
-    Stored blocks live in the part of the budget that running requests do not use, and are
-    evicted by priority, then least recently used. A block's name is the digest of all tokens up
-    to its end and of the request's key, since keys and values depend on all of them.
+    Stored blocks use the part of the budget that running requests do not use, and are evicted by
+    priority, then least recently used. A block's name is the digest of all tokens up to its end and
+    of the request's key, because keys and values depend on all of them.
 
-    They lie in two arrays that are as large as the budget and are never given back, as on a device:
-    blocks that come and go one by one would leave the process with holes that nothing else fits.
+    They are stored in two arrays of the size of the budget, which are never freed, as on a device.
+    Allocating blocks one by one would fragment the process' memory.
     """
 
     def __init__(self, max_blocks: int, tokens_per_block: int, reuse: bool) -> None:
@@ -107,10 +107,10 @@ class BlockPool:
         self.used = 0
         self._totals = KvCacheMetrics()
         self._stored: dict[bytes, _Stored] = {}
-        # ``[max_blocks, ...]``, made with the first block; what holds none takes no memory yet.
+        # ``[max_blocks, ...]``, allocated with the first block; unused blocks occupy no memory yet.
         self._keys: Array | None = None
         self._values: Array | None = None
-        # Those that were used before are used first.
+        # Slots that were used before are reused first.
         self._free = list(range(max_blocks - 1, -1, -1))
         self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
         self._expiries: list[tuple[float, bytes]] = []
@@ -123,14 +123,14 @@ class BlockPool:
         return len(self._stored)
 
     def use(self, blocks: int) -> None:
-        """Set how many blocks the running requests hold now, and evict what no longer fits."""
+        """Set the number of blocks in use by running requests, and evict what no longer fits."""
         self.used = blocks
         self._evict_to(max(0, self.max_blocks - blocks))
 
     def load(self, cache: SequenceCache, tokens: Sequence[int], key: object) -> int:
-        """Fill an empty cache with stored blocks of a prompt; returns how many were reused.
+        """Fill an empty cache with stored blocks of a prompt; return how many were reused.
 
-        The last prompt token is never reused, since its logits are needed.
+        The last prompt token is never reused, because its logits are needed.
         """
         reused = 0
         if self._keys is not None and self._values is not None:
@@ -165,7 +165,7 @@ class BlockPool:
         prompt_tokens: int,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
-        """Keep a sequence's full blocks for reuse, as far as the free budget goes."""
+        """Store a sequence's full blocks for reuse, limited by the free budget."""
         if not self.reuse:
             return
         full = min(len(tokens), cache.length) // self.tokens_per_block
@@ -193,7 +193,7 @@ class BlockPool:
             self._touch(names[i])
 
     def names(self, tokens: Sequence[int], key: object) -> list[bytes]:
-        """The name of every full block of ``tokens``; see ``ActiveRequest.reuse_key``."""
+        """Return the name of every full block of ``tokens``; see ``ActiveRequest.reuse_key``."""
         digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
         names = []
         for start in range(0, len(tokens), self.tokens_per_block):
@@ -232,7 +232,7 @@ class BlockPool:
 
     def _expire(self, when: float, name: bytes) -> None:
         block = self._stored.get(name)
-        # The block may have been evicted and stored anew since.
+        # The block may have been evicted and stored again.
         if block is not None and block.expires == when:
             del self._by_priority[block.priority][name]
             block.priority = DEFAULT_PRIORITY
@@ -243,7 +243,7 @@ class BlockPool:
 def _retention(
     config: KvCacheRetentionConfig | None, first_token: int, generated: bool
 ) -> tuple[int, float | None]:
-    """Priority and its duration (seconds, None = for good) of the block at ``first_token``."""
+    """Return a block's priority and its duration (seconds, None for unlimited)."""
     if config is None:
         return DEFAULT_PRIORITY, None
     if generated:

@@ -1,10 +1,10 @@
 """A matrix product whose rows do not depend on the other rows of the batch.
 
-A plain ``x @ w`` may round a row differently for other row counts, because BLAS picks other
-kernels and other tail code. Then a request's greedy output could change with what it is batched
-with. Here each row is a product of its own, matrix by vector. For one row, as most steps of the
-tests and of the demo have, that takes an eighth of a product of few rows, and for hundreds as long
-as one large one: what it costs is to read the weight, which the processor's caches hold.
+A plain ``x @ w`` may round a row differently for other row counts, because BLAS picks other kernels
+and other tail code. A request's greedy output could then change with the rest of its batch. Here
+each row is a separate product, matrix by vector. For one row, the usual step of the tests and the
+demo, that takes an eighth of the time of a product of few rows. For hundreds of rows it takes as
+long as one large product: the cost is reading the weight, which the processor's caches hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Linear:
         self._bias = bias
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``x`` is ``[rows, in]`` and contiguous; returns ``[rows, out]``."""
+        """Return ``[rows, out]``; ``x`` is ``[rows, in]`` and contiguous."""
         out: NDArray[np.float32] = np.matmul(x[:, None], self._weight)
         out = out.reshape(len(x), self.out_size)
         if self._bias is not None:

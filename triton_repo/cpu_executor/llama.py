@@ -42,7 +42,7 @@ class Llama(CausalLM):
         self._rotary_order = rotary_order(config)
         self._embedding = take(tensors, "model.embed_tokens.weight")
         self._norm = take(tensors, "model.norm.weight")
-        # Tied checkpoints have no lm_head of their own.
+        # Tied checkpoints have no separate lm_head.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
         self._rotations = rotations(config)
@@ -123,7 +123,7 @@ class Llama(CausalLM):
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    """``x / sqrt(mean(x^2) + epsilon) * weight`` per row."""
+    """Return ``x / sqrt(mean(x^2) + epsilon) * weight`` per row."""
     scale = np.einsum("ij,ij->i", x, x)
     scale /= np.float32(x.shape[1])
     scale += np.float32(epsilon)
@@ -134,7 +134,7 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
 
 
 def swiglu(gate_up: Array) -> Array:
-    """``silu(gate) * up`` for ``[rows, 2 * intermediate]``."""
+    """Return ``silu(gate) * up`` for ``[rows, 2 * intermediate]``."""
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
     out: Array = np.negative(gate)
@@ -146,16 +146,16 @@ def swiglu(gate_up: Array) -> Array:
 
 
 def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
-    """Row order within a head that puts element i beside element i + head_size / 2."""
+    """Return the row order within a head that puts element i next to element i + head_size / 2."""
     half = config.head_size // 2
     return np.arange(config.head_size).reshape(2, half).T.reshape(-1)
 
 
 def rotations(config: CpuEngineConfig) -> NDArray[np.complex64]:
-    """RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
+    """Return RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
 
-    Frequencies as in transformers: plain, ``linear`` (divided by ``factor``), or ``llama3``
-    (Llama 3.1: long wavelengths are divided by ``factor``, middle ones blended).
+    Frequencies as in transformers: plain, ``linear`` (divided by ``factor``), or ``llama3`` (Llama
+    3.1: long wavelengths are divided by ``factor``, middle ones blended).
     """
     size = config.head_size
     frequency = config.rotary_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)

@@ -1,8 +1,8 @@
 """The life of requests in the loop thread, for any engine behind it.
 
-Each turn: end cancelled requests, fetch new ones, let the engine advance all active ones by one
-iteration, publish responses and statistics. So requests join between iterations and finished
-ones leave at once.
+Each iteration: end cancelled requests, fetch new ones, let the engine advance all active ones by
+one step, publish responses and statistics. So requests join between iterations and finished ones
+leave immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IterationProgress:
-    """What one iteration ran, in requests and tokens."""
+    """Requests and tokens that one iteration ran."""
 
     scheduled: int = 0
     context_requests: int = 0
@@ -55,7 +55,7 @@ class IterationProgress:
 
 
 class RequestLoop(ABC):
-    """Fetches, advances and releases requests until the mailbox is closed and all is done."""
+    """Fetches, advances and releases requests until the mailbox is closed and all are done."""
 
     def __init__(
         self,
@@ -79,26 +79,26 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def _advance(self) -> IterationProgress | None:
-        """Run one iteration for the active requests; None if there was nothing to run."""
+        """Run one iteration for the active requests; return None if there was nothing to run."""
 
     @abstractmethod
     def _pause(self) -> None:
-        """Wait a moment because no active request could be advanced."""
+        """Wait for a short time, because no active request could advance."""
 
     @abstractmethod
     def _kv_cache_stats(self) -> KvCacheStats: ...
 
     @abstractmethod
     def _memory(self) -> int:
-        """Bytes of weights and caches."""
+        """Return the bytes of weights and caches."""
 
     def run(self) -> None:
-        """The loop thread's main function."""
+        """Run the loop: the main function of its thread."""
         try:
             while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
                 self._run_iteration()
         finally:
-            # Callers must not wait for ever, however the loop ended.
+            # Callers must not wait forever, however the loop ended.
             self._mailbox.finish()
             if self._lora is not None:
                 self._lora.close()
@@ -116,7 +116,7 @@ class RequestLoop(ABC):
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
-            # Upstream does the same: whatever fails in a step fails all active requests.
+            # As in upstream, an error in a step fails all active requests.
             log.exception("error in a step with %d active requests", len(self._active))
             text = f"Encountered an error in forwardAsync function: {error}"
             responses += [r.fail(text) for r in self._active if not r.is_done]
@@ -179,7 +179,7 @@ class RequestLoop(ABC):
             except RefusedError as error:
                 refused.append(Response(entry.id, str(error), entry.request.client_id))
             except Exception as error:
-                # Whatever is wrong with one request must not end the loop for all others.
+                # An error in one request must not end the loop for the others.
                 log.exception("error when fetching request %d", entry.id)
                 text = f"{FETCH_ERROR}{error}"
                 refused.append(Response(entry.id, text, entry.request.client_id))

@@ -42,7 +42,7 @@ PROJECTIONS = {
 
 
 class LoraError(Exception):
-    """The adapter of a request cannot be used; ``bare`` texts go out without a prefix."""
+    """The adapter of a request cannot be used; ``bare`` texts are reported without a prefix."""
 
     def __init__(self, text: str, *, bare: bool = False) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class PreparedAdapter:
 
 
 def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
-    """(in, out) of a module of one layer."""
+    """Return (in, out) of a module of one layer."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_size
     key = config.num_key_value_heads * config.head_size
@@ -79,7 +79,7 @@ def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
 
 
 def element_count(config: CpuEngineConfig, module: int, rank: int) -> int:
-    """How many values of a row of ``weights`` are used."""
+    """Return how many values of a row of ``weights`` are used."""
     return rank * sum(module_sizes(config, module))
 
 
@@ -120,7 +120,7 @@ def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any])
 def prepare(
     config: CpuEngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
 ) -> PreparedAdapter:
-    """Bring validated tensors into the form of the model's fused projections."""
+    """Transform validated tensors for the model's fused projections."""
     if model is None:
         return PreparedAdapter({})
     parts: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -166,7 +166,7 @@ def _fuse(
 
 
 class CachedAdapter:
-    """An adapter in the cache. ``in_flight`` counts its requests; while any, it stays."""
+    """An adapter in the cache. ``in_flight`` counts its requests; above 0 it cannot be evicted."""
 
     def __init__(self, task_id: int, size: int, adapter: Future[PreparedAdapter]) -> None:
         self.task_id = task_id
@@ -180,12 +180,12 @@ class CachedAdapter:
 
     @property
     def error(self) -> BaseException | None:
-        """What the preparation raised, once ready."""
+        """The exception of its preparation, once ready; None if it succeeded."""
         return self._adapter.exception()
 
     @property
     def adapter(self) -> PreparedAdapter:
-        """The adapter, once ready. Raises what its preparation raised."""
+        """The adapter, once ready. Raises the exception of its preparation."""
         return self._adapter.result()
 
 
@@ -193,14 +193,17 @@ class LoraCache:
     """The host cache of adapters by task id, with a limit in bytes.
 
     The size of an adapter is that of the used values of its rows in the engine's dtype. Weights
-    that come with a cached id are ignored, as upstream does. Not thread-safe, except that the
-    weights are prepared in a thread of the cache's own, so that a large one delays nobody.
+    sent with a cached id are ignored, as in upstream. Not thread-safe. Weights are prepared in the
+    cache's own thread, so that a large adapter does not delay other requests.
     """
 
     def __init__(
         self, config: CpuEngineConfig, model: Foldable | None, settings: PeftCacheConfig
     ) -> None:
-        """Without a model (the synthetic engine) adapters are kept and change nothing."""
+        """Create the cache.
+
+        Without a model (the synthetic engine) adapters are stored without effect.
+        """
         self._config = config
         self._model = model
         self._limit = GIB if settings.host_cache_size is None else settings.host_cache_size
@@ -229,7 +232,7 @@ class LoraCache:
         return list(self._cached)
 
     def acquire(self, lora: LoraConfig) -> CachedAdapter:
-        """The adapter of a request, stored first if need be; ``release`` it afterwards."""
+        """Return the adapter of a request, adding it if needed; ``release`` it afterwards."""
         entry = self._cached.get(lora.task_id)
         if entry is None:
             entry = self._insert(lora)
@@ -241,7 +244,7 @@ class LoraCache:
         entry.in_flight -= 1
 
     def forget(self, entry: CachedAdapter) -> None:
-        """Drop an adapter, evicted or because its preparation failed."""
+        """Remove an adapter that is evicted or whose preparation failed."""
         if self._cached.get(entry.task_id) is entry:
             del self._cached[entry.task_id]
             self._bytes -= entry.size
@@ -282,13 +285,13 @@ class LoraCache:
 
 
 class LoraBatch:
-    """The adapters of one packed batch: which rows belong to which."""
+    """The adapters of one packed batch, with their rows."""
 
     def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:
         self._groups = rows
 
     def add(self, layer: int, projection: str, x: Array, y: Array) -> None:
-        """``y[rows] += x[rows] @ A.T @ B.T`` for every adapter that has the projection."""
+        """Compute ``y[rows] += x[rows] @ A.T @ B.T`` for every adapter that has the projection."""
         for adapter, rows in self._groups:
             factors = adapter.factors.get((layer, projection))
             if factors is None:

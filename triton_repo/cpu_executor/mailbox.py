@@ -20,7 +20,7 @@ from triton_repo.cpu_executor.stats import IterationStats, RequestStatsPerIterat
 
 
 class Queued:
-    """A request that was given an id and waits to be fetched by the loop."""
+    """A request with an id, waiting to be fetched by the loop."""
 
     __slots__ = ("arrival", "id", "request", "sequences")
 
@@ -32,7 +32,7 @@ class Queued:
 
 
 def sequence_count(request: Request) -> int:
-    """How many sequences a request takes: its independent samples, or one for a beam search."""
+    """Return the sequences of a request: its independent samples, or one for a beam search."""
     config = request.sampling_config
     return 1 if config.beam_width > 1 else config.num_return_sequences or 1
 
@@ -51,7 +51,7 @@ class Mailbox:
         self._queued_sequences = 0
         self._order = itertools.count()
         self._next_id = 1
-        # Ids whose final response was not published yet, and not taken yet.
+        # Ids without a published final response, and ids without a taken final response.
         self._running: set[int] = set()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
@@ -65,7 +65,10 @@ class Mailbox:
     # Called by users of the executor.
 
     def enqueue(self, requests: Sequence[Request]) -> list[int]:
-        """Give ids and queue; all or nothing. Raises when the queue is full or closed."""
+        """Assign ids and queue the requests; all or nothing.
+
+        Raises when the queue is full or closed.
+        """
         counts = [sequence_count(r) for r in requests]
         with self._work:
             check(not self._closing, "Shutdown called, cannot enqueue requests")
@@ -95,7 +98,7 @@ class Mailbox:
                 self._cancelled.add(request_id)
 
     def take_all(self, timeout: float | None) -> list[Response]:
-        """All ready responses of all requests; ``[]`` on timeout (seconds) or shutdown."""
+        """Return all ready responses of all requests; ``[]`` on timeout (seconds) or shutdown."""
         with self._news:
             self._check_open()
             if not self._ready and not self._closed:
@@ -110,7 +113,7 @@ class Mailbox:
         return [response for responses in ready.values() for response in responses]
 
     def take(self, request_id: int, timeout: float | None) -> list[Response]:
-        """The ready responses of one request; waits as ``take_all`` does."""
+        """Return the ready responses of one request; wait as ``take_all`` does."""
         with self._news:
             self._check_open()
             if request_id not in self._live and request_id < self._next_id:
@@ -123,7 +126,7 @@ class Mailbox:
             return responses
 
     def take_each(self, ids: Iterable[int], timeout: float | None) -> list[list[Response]]:
-        """``take`` for several ids one after the other, with one shared time budget."""
+        """Call ``take`` for several ids one after the other, with one shared time budget."""
         deadline = None if timeout is None else time.monotonic() + timeout
         taken = []
         for request_id in ids:
@@ -194,7 +197,7 @@ class Mailbox:
 
     @property
     def pending_cancels(self) -> set[int]:
-        """Ids with a pending cancel; only the loop may ask, and it must not keep the set."""
+        """Ids with a pending cancel; for the loop only, which must not store the set."""
         return self._cancelled
 
     def publish(
@@ -218,7 +221,7 @@ class Mailbox:
                 self._news.notify_all()
 
     def finish(self) -> None:
-        """The loop has ended: wake every waiter."""
+        """Wake every waiter after the loop has ended."""
         with self._news:
             self._closing = self._closed = True
             self._news.notify_all()

@@ -1,6 +1,6 @@
 """TensorRT-LLM's ``pretrained_config`` of a Hugging Face ``config.json``.
 
-What the CPU executor does not compute is refused by its name.
+Settings that the CPU executor cannot compute are refused by name.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ GPT = "GPTForCausalLM"
 
 
 def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The part of an engine's ``config.json`` that describes the model.
+    """Return the part of an engine's ``config.json`` that describes the model.
 
-    ``dtype`` is that of the engine. ``least_iteration_ms`` is this executor's own: an iteration
-    takes so many milliseconds at least, as on a GPU, and leaves the CPU to others; statistics give
-    what of it was work. Raises
-    ``ValueError`` for an architecture, or a setting of it, that the CPU executor cannot run.
+    ``dtype`` is that of the engine. ``least_iteration_ms`` is specific to this executor: the
+    minimum duration of an iteration in milliseconds, as on a GPU, which leaves the CPU to others.
+    Statistics report the working time. Raises ``ValueError`` for an architecture, or a setting of
+    it, that the CPU executor cannot run.
     """
     found = hf.get("architectures")
     readers = {"LlamaForCausalLM": _llama, "GPT2LMHeadModel": _gpt2}
@@ -38,7 +38,7 @@ def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def _llama(hf: Mapping[str, Any]) -> dict[str, Any]:
     _require(hf, hidden_act="silu")
-    # transformers 5 keeps both rotary settings in rope_parameters.
+    # transformers 5 stores both rotary settings in rope_parameters.
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
@@ -92,7 +92,7 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(hf: Mapping[str, Any], **only: Any) -> None:
-    """Raises ValueError for a setting that is there and has another value."""
+    """Raise ValueError for a setting that is present with another value."""
     for name, allowed in only.items():
         if hf.get(name, allowed) != allowed:
             raise ValueError(f"{name}: found {hf[name]}, allowed {allowed}")

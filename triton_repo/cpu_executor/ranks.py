@@ -1,4 +1,4 @@
-"""Which rank of an MPI job this process is, by what its launcher wrote into the environment."""
+"""The MPI rank of this process, from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """0 for the leader, and for a process that no launcher started."""
+    """Return the rank; 0 for the leader, and for a process without a launcher."""
     for name in VARIABLES:
         if name in environ:
             return int(environ[name])

@@ -1,4 +1,4 @@
-"""The small configuration objects that a ``Request`` carries (TensorRT-LLM v0.17)."""
+"""The small configuration objects in a ``Request`` (TensorRT-LLM v0.17)."""
 
 from __future__ import annotations
 
@@ -159,8 +159,10 @@ class GuideKind(IntEnum):
 
 
 class GuidedDecodingParams:
-    """What the output must match: any JSON object or array, a JSON schema, a regular expression,
-    or a grammar with the start rule ``root``. All but JSON need the text of the ``guide``.
+    """Constraint on the output: any JSON object or array, a JSON schema, a regular expression, or a
+    grammar with the start rule ``root``.
+
+    All types except JSON need the text of the ``guide``.
     """
 
     GuideType = GuideKind

@@ -12,7 +12,7 @@ from triton_repo.cpu_executor.enums import FinishReason
 
 @dataclass
 class KvCacheMetrics:
-    """Blocks of one request's prompt, counted when they were allocated."""
+    """Blocks of one request's prompt, counted at allocation."""
 
     num_total_allocated_blocks: int = 0
     num_new_allocated_blocks: int = 0
@@ -35,7 +35,7 @@ class TimingMetrics:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Of the draft tokens that came with a request, how many were accepted; zero without any."""
+    """Accepted draft tokens of a request; zero if it had none."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0
@@ -56,12 +56,12 @@ class RequestPerfMetrics:
 
 @dataclass
 class Result:
-    """One piece of output of one sequence.
+    """A piece of output of one sequence.
 
-    output_token_ids: beams x tokens. log_probs: beams x all generated tokens so far.
-    Logits are torch tensors as ``torch_tensors`` says: context_logits float32
-    ``[prompt, vocab]``, generation_logits float32 ``[beams, max_tokens, vocab]``, or
-    ``[new tokens, 1, vocab]`` when streaming.
+    output_token_ids: beams x tokens. log_probs: beams x all generated tokens so far. Logits are
+    torch tensors as in ``torch_tensors``: context_logits float32 ``[prompt, vocab]``,
+    generation_logits float32 ``[beams, max_tokens, vocab]``, or ``[new tokens, 1, vocab]`` when
+    streaming.
     """
 
     is_final: bool = False

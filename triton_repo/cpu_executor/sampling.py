@@ -1,9 +1,9 @@
-"""Choosing the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
+"""Selection of the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
 
 Order of the steps as in TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
 presence and frequency penalty, minimum length, banned ids, choice. Temperature comes before the
-penalties, and the penalties count prompt tokens too. One deviation: temperature 0 is always
-greedy, while TensorRT-LLM samples at temperature 1 when only top_p is given beside it.
+penalties, and the penalties count prompt tokens too. One deviation: temperature 0 is always greedy,
+while TensorRT-LLM samples at temperature 1 if only top_p is also given.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from triton_repo.cpu_executor.words import BadWords, list_repeating
 
 Array = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
-# TensorRT-LLM clips top_k to this.
+# TensorRT-LLM's upper limit of top_k.
 MAX_TOP_K = 1024
 GROUP = 64
 
 
 class TokenCounts:
-    """How often each id occurred in one sequence, prompt included."""
+    """Number of occurrences of each id in one sequence, prompt included."""
 
     def __init__(self, vocab_size: int, ids: Sequence[int]) -> None:
         self._counts = np.zeros(vocab_size, np.int32)
@@ -58,9 +58,9 @@ class TokenCounts:
 
 
 class SamplingState:
-    """What one sequence needs to choose its next token.
+    """State of one sequence for choosing its next token.
 
-    ``index`` is the sequence's place among the request's samples; it offsets the seed.
+    ``index`` is the sequence's number among the request's samples; it offsets the seed.
     """
 
     def __init__(self, request: Request, index: int, vocab_size: int) -> None:
@@ -98,12 +98,12 @@ class SamplingState:
         self._random = None if self.greedy else np.random.default_rng((config.seed or 0) + index)
 
     def draw(self) -> float:
-        """A uniform number of this sequence's own generator."""
+        """Draw a uniform number from this sequence's own generator."""
         assert self._random is not None
         return self._random.random()
 
     def fork(self) -> SamplingState:
-        """The state of a beam that continues this one's ids."""
+        """Return the state of a beam that continues this one's ids."""
         twin = copy.copy(self)
         twin.counts = None if self.counts is None else self.counts.copy()
         return twin
@@ -121,7 +121,7 @@ class SamplingState:
 
 @dataclass
 class SamplingRow:
-    """One row of logits to choose from, with the prompt and generated ids so far."""
+    """A row of logits to choose from, with the prompt and generated ids so far."""
 
     state: SamplingState
     prompt: Sequence[int]
@@ -129,7 +129,7 @@ class SamplingRow:
 
 
 def process(logits: Array, rows: Sequence[SamplingRow]) -> None:
-    """Bias, temperature, penalties, minimum length and bans, in place on ``[rows, vocab]``."""
+    """Apply bias, temperature, penalties, minimum length and bans in place (``[rows, vocab]``)."""
     for line, row in zip(logits, rows, strict=True):
         state = row.state
         if state.plain:
@@ -159,11 +159,11 @@ def _ban(line: Array, row: SamplingRow) -> None:
 def choose(
     logits: Array, states: Sequence[SamplingState], normalize_log_probs: bool
 ) -> tuple[list[int], list[float]]:
-    """Tokens and their log probabilities, from processed logits ``[rows, vocab]``.
+    """Return tokens and their log probabilities, from processed logits ``[rows, vocab]``.
 
-    A log probability is 0.0 for rows that did not ask for it. In the top-k path it is
-    renormalised among the top-k candidates when ``normalize_log_probs`` is set, so it is 0.0
-    for greedy; in the pure top-p path it is always that of the whole vocabulary.
+    A log probability is 0.0 for rows that did not request it. In the top-k path it is renormalised
+    among the top-k candidates when ``normalize_log_probs`` is set, so it is 0.0 for greedy. In the
+    pure top-p path it is always that of the complete vocabulary.
     """
     tokens = np.argmax(logits, axis=1)
     drawn = [i for i, state in enumerate(states) if not state.greedy]
@@ -191,7 +191,7 @@ def choose(
 
 
 def _weights(logits: Array) -> Array:
-    """Softmax numerators: ``exp(logit - max)`` per row."""
+    """Return softmax numerators: ``exp(logit - max)`` per row."""
     weights: Array = logits - logits.max(axis=1, keepdims=True)
     return np.exp(weights, out=weights)
 
@@ -199,8 +199,8 @@ def _weights(logits: Array) -> Array:
 def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> None:
     """Zero all but each row's candidates, in place on ``[rows, vocab]``.
 
-    The candidates are the ``top_k`` heaviest ids (all if 0), and of these the smallest leading
-    set that holds ``top_p`` of their weight. Equal weights count in order of id.
+    The candidates are the ``top_k`` heaviest ids (all if 0), and of these the smallest leading set
+    that holds ``top_p`` of their weight. Equal weights count in order of id.
     """
     vocab = weights.shape[1]
     limit = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
@@ -220,10 +220,10 @@ def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64
 
 
 def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """One id per row, with probability proportional to its weight (inverse of the CDF).
+    """Draw one id per row, with probability proportional to its weight (inverse of the CDF).
 
-    ``uniform`` is one number in [0, 1) per row. The distribution function is walked in two
-    levels, groups and then the ids of one group, which is several times cheaper.
+    ``uniform`` is one number in [0, 1) per row. The distribution function is walked in two levels,
+    groups and then the ids of one group, which is several times cheaper.
     """
     rows, vocab = weights.shape
     padded = weights
@@ -233,21 +233,21 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     groups = padded.reshape(rows, -1, GROUP)
     ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
     target = uniform * ends[:, -1]
-    # A target that rounds up to the total would lie beyond the last group.
+    # A target that rounds up to the total would exceed the last group.
     target = np.minimum(target, np.nextafter(ends[:, -1], 0))
     group = np.count_nonzero(ends <= target[:, None], axis=1)
     line = np.arange(rows)
     inside = groups[line, group]
     before = np.where(group > 0, ends[line, group - 1], 0)
     reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
-    # Group sums and id sums round differently, so the target may lie just beyond the group.
+    # Group sums and id sums round differently, so the target may be just above the group.
     last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
     return np.asarray(group * GROUP + offset, np.int64)
 
 
 def _log_prob(line: Array, token: int, top_k: int) -> float:
-    """Log softmax of one id, over the ``top_k`` best ids or the whole vocabulary (0)."""
+    """Return one id's log softmax, over the ``top_k`` best ids or all (0)."""
     if top_k == 1:
         return 0.0
     values = np.sort(line)[-top_k:] if top_k else line

@@ -16,10 +16,10 @@ def _require(test: Callable[[Any], bool], text: str) -> Callable[[Any], str | No
 
 
 class SamplingConfig:
-    """How to choose the next token. ``None`` means "not given"; see the executor's defaults.
+    """Sampling settings for the next token; ``None`` means unset, see the executor's defaults.
 
-    ``seed``/``random_seed`` and ``min_tokens``/``min_length`` are two spellings of one field
-    (newer and v0.17); the new name wins when both are given.
+    ``seed``/``random_seed`` and ``min_tokens``/``min_length`` are two spellings of one field (newer
+    and v0.17); the new name takes precedence if both are given.
     """
 
     beam_width = Field(
@@ -134,7 +134,7 @@ class SamplingConfig:
 
 
 class OutputConfig:
-    """What a response holds besides token ids. All flags default to False."""
+    """Optional parts of a response besides token ids. All flags default to False."""
 
     return_log_probs = Field(as_bool)
     return_context_logits = Field(as_bool)

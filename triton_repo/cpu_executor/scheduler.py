@@ -1,4 +1,4 @@
-"""Which requests run, and which tokens each of them gets in one iteration."""
+"""Choice of the requests that run, and of their tokens in one iteration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from triton_repo.cpu_executor.enums import CapacitySchedulerPolicy
 from triton_repo.cpu_executor.kv_cache import BlockPool
 from triton_repo.cpu_executor.sequence import Sequence
 
-# Prompts are run in pieces of this many tokens per iteration, shared by all prompts, so that a
-# long prompt does not hold up the sequences that are generating. Pieces are cut at multiples of
+# Prompts run in pieces of this many tokens per iteration, shared by all prompts, so that a long
+# prompt does not delay the sequences that are generating. Pieces are cut at multiples of
 # attention's QUERY_TILE.
 PREFILL_TOKENS = 128
 
@@ -42,10 +42,10 @@ class Scheduler:
         self._max_num_tokens = max_num_tokens
 
     def schedule(self, active: Seq[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-        """Decide which requests run; returns those to start now and how many were paused.
+        """Decide which requests run; return those to start now and how many were paused.
 
-        ``active`` is in the order of fetching. Paused requests have given up their caches and
-        will be started again, with their generated tokens as part of the prompt.
+        ``active`` is in the order of fetching. Paused requests have released their caches and will
+        be restarted, with their generated tokens as part of the prompt.
         """
         started = [r for r in active if r.is_started]
         paused = 0
@@ -74,7 +74,7 @@ class Scheduler:
             if not request.is_ready:
                 continue
             claimed += blocks(request)
-            # In order: a large request must not wait for ever behind small ones.
+            # In order: a large request must not wait forever behind small ones.
             if claimed > self._pool.max_blocks:
                 break
             starting.append(request)
@@ -84,17 +84,17 @@ class Scheduler:
         return sum(map(self._next_step_blocks, requests))
 
     def _next_step_blocks(self, request: ActiveRequest) -> int:
-        """Blocks that a request needs for its next step."""
+        """Return the blocks that a request needs for its next step."""
         length = len(request.prompt)
         return sum(self._pool.blocks(length + len(s.tokens)) for s in request.list_unfinished())
 
     def _max_blocks(self, request: ActiveRequest) -> int:
-        """Blocks that a request may ever need."""
+        """Return the most blocks that a request may ever need."""
         tokens = len(request.prompt) + request.max_tokens
         return len(request.list_unfinished()) * self._pool.blocks(tokens)
 
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
-        """One iteration's work; pieces of a single token come first, as the model wants."""
+        """Plan one iteration's work; pieces of a single token come first, as the model requires."""
         steps: list[Work] = []
         pieces: list[Work] = []
         prompts: list[tuple[ActiveRequest, Sequence]] = []
@@ -108,7 +108,7 @@ class Scheduler:
                     stepping.append(Work(request, sequence, sequence.tokens[-1:], True, False))
                 else:
                     prompts.append((request, sequence))
-            # Beams go on together, also after a pause.
+            # Beams advance together, also after a pause.
             if request.beam_width == 1 or len(stepping) == request.beam_width:
                 steps += stepping
         # At least one aligned piece must fit, or a prompt would never end.

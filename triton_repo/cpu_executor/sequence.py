@@ -1,4 +1,4 @@
-"""One sequence of a request, and what a step of its beam search is called with."""
+"""The sequence of a request, and the interface of its beam search."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ class Beams(Protocol):
     """The beam search of one request."""
 
     def step(self, live: Seq[Sequence], logits: NDArray[np.float32]) -> None:
-        """Continues the live beams by one token; ``logits`` is ``[live, vocab]`` and is changed."""
+        """Continue the live beams by one token; ``logits`` is ``[live, vocab]`` and is modified."""

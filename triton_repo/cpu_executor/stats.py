@@ -1,6 +1,6 @@
 """Iteration statistics of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17).
 
-``model.py`` looks a key up with ``hasattr`` on the outer object first, so no class here may have
+``model.py`` first checks the outer object for a key with ``hasattr``, so a class here must not have
 an attribute that its upstream counterpart lacks.
 """
 
@@ -48,7 +48,7 @@ class InflightBatchingStats:
 
 @dataclass
 class IterationStats:
-    """One iteration of the loop. Memory in bytes, times in milliseconds."""
+    """An iteration of the loop. Memory in bytes, times in milliseconds."""
 
     timestamp: str = ""
     iter: int = 0
@@ -73,9 +73,9 @@ class IterationStats:
 
 @dataclass
 class RequestStats:
-    """One active request after one iteration; samples and beams of a request are counted as one.
+    """An active request after one iteration; its samples and beams are counted as one.
 
-    Tokens are of its longest sequence, blocks of its prompt.
+    Tokens are those of its longest sequence, blocks those of its prompt.
     """
 
     id: int
@@ -103,5 +103,5 @@ class RequestStatsPerIteration:
 
 
 def timestamp() -> str:
-    """Local time in the form of TensorRT-LLM's iteration statistics."""
+    """Return the local time in the format of TensorRT-LLM's iteration statistics."""
     return datetime.now().strftime("%m-%d-%Y %H:%M:%S.%f")

@@ -1,9 +1,9 @@
 """The synthetic engine: scripted tokens at a set pace per request, for load tests.
 
-An engine folder whose ``pretrained_config.architecture`` is ``SyntheticForCausalLM`` runs here.
-Its settings are in ``config.json`` under ``synthetic``. There is no model and no weight, so
-thousands of requests cost little; everything around the model (queue, limits, streaming, stop
-words, cancellation, LoRA cache, statistics) is the executor's own.
+An engine folder whose ``pretrained_config.architecture`` is ``SyntheticForCausalLM`` runs here. Its
+settings are in ``config.json`` under ``synthetic``. It has neither model nor weights, so thousands
+of requests cost little. Everything else (queue, limits, streaming, stop words, cancellation, LoRA
+cache, statistics) is the real executor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 from triton_repo.cpu_executor.words import StopWords
 
-# Requests are looked at this often; what is due by then comes in one response.
+# Interval at which requests are polled; all tokens due by then come in one response.
 TICK_SECONDS = 0.005
 
 
@@ -36,8 +36,8 @@ TICK_SECONDS = 0.005
 class SyntheticPace:
     """The script of every request.
 
-    ``tokens`` is repeated for ever; an ``end_id`` in it ends the sequence. Without it the ids
-    count up from the last prompt id, leaving out ``end_id``.
+    ``tokens`` is repeated endlessly; an ``end_id`` in it ends the sequence. Without it the ids
+    count up from the last prompt id, omitting ``end_id``.
     """
 
     tokens_per_second: float = 50.0
@@ -51,17 +51,17 @@ class SyntheticPace:
             raise ValueError(f"first_token_ms: found {self.first_token_ms}, allowed >= 0")
 
     def due(self, seconds: float) -> int:
-        """How many tokens a sequence has ``seconds`` after it was started."""
+        """Return how many tokens a sequence has ``seconds`` after its start."""
         late = seconds - self.first_token_ms / 1000
         return 0 if late < 0 else 1 + int(late * self.tokens_per_second)
 
     def time_of(self, count: int) -> float:
-        """Seconds from the start to the token number ``count`` (from 0)."""
+        """Return the seconds from the start to the token number ``count`` (from 0)."""
         return self.first_token_ms / 1000 + count / self.tokens_per_second
 
 
 def pace_from(settings: dict[str, Any]) -> SyntheticPace:
-    """The ``synthetic`` part of an engine's ``config.json``."""
+    """Parse the ``synthetic`` part of an engine's ``config.json``."""
     unknown = sorted(set(settings) - set(SyntheticPace.__dataclass_fields__))
     if unknown:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Measure tokens per second: ``python -m triton_repo.cpu_executor.throughput ENGINE``.
 
-For each number of concurrent streamed requests: tokens per second of wall time and of CPU time
-(all threads), time to the first response, and the median iteration while all of them generate.
+For each number of concurrent streamed requests: tokens per second of wall time and of CPU time (all
+threads), time to the first response, and the median iteration while all of them generate.
 """
 
 from __future__ import annotations

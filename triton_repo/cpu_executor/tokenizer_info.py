@@ -1,4 +1,4 @@
-"""What ``GuidedDecodingConfig`` needs to know about a tokenizer."""
+"""Facts about a tokenizer for ``GuidedDecodingConfig``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 
 from adapters import tokenizer_config
 
-# Where a folder may name its EOS; the first that does so is right.
+# Files that may name the EOS; the first that does takes precedence.
 _FILES = (tokenizer_config.FILE, "special_tokens_map.json")
 
 
 class FastTokenizer:
-    """What `xgrammar_tokenizer_info` asks of transformers' fast tokenizer of a folder.
+    """The part of transformers' fast tokenizer that `xgrammar_tokenizer_info` uses.
 
-    Without transformers, whose import is most of a second of each start. Raises ``ValueError``
-    for a folder without ``tokenizer.json``.
+    Avoids transformers, whose import is most of a second of each start. Raises ``ValueError`` for a
+    folder without ``tokenizer.json``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,10 +44,10 @@ def _end(folder: Path) -> str | None:
 
 
 def xgrammar_tokenizer_info(tokenizer: Any) -> dict[str, Any]:
-    """``_xgrammar_tokenizer_info`` of ``tensorrt_llm.llmapi.tokenizer`` (TensorRT-LLM v0.19).
+    """Return the result of TensorRT-LLM v0.19's ``_xgrammar_tokenizer_info``.
 
-    Takes a fast tokenizer of transformers. Returns ``encoded_vocab`` (the tokens in order of
-    id), ``tokenizer_str`` (its ``tokenizer.json``) and ``stop_token_ids`` (its EOS). Raises
+    Takes a fast tokenizer of transformers. Returns ``encoded_vocab`` (the tokens in order of id),
+    ``tokenizer_str`` (its ``tokenizer.json``) and ``stop_token_ids`` (its EOS). Raises
     ``ValueError`` for any other tokenizer and for one without EOS.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,6 +1,6 @@
-"""Logits as TensorRT-LLM gives them: torch's tensors, or a stand-in where nobody loaded torch.
+"""Logits in TensorRT-LLM's form: torch tensors, or a stand-in if torch is not loaded.
 
-The stand-in has what the `model.py` of tensorrtllm_backend v0.12 to v0.19 uses, and no more. Of a
+The stand-in has exactly what the `model.py` of tensorrtllm_backend v0.12 to v0.19 uses. Of a
 tensor: `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and `numpy.array(tensor, dtype)`. Of
 torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze`, and `from_dlpack` and `to_dlpack` of
 `utils.dlpack`.
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 
 class Tensor(np.ndarray[Any, Any]):
-    """A numpy array that also answers as a CPU tensor of torch.
+    """A numpy array that also acts as a CPU tensor of torch.
 
-    Its dtypes are numpy's, of which there is one object each: `tensor.dtype is torch.float32` holds
+    Its dtypes are numpy's, of which one object each exists: `tensor.dtype is torch.float32` is True
     with the `torch` made of `TORCH`.
     """
 
     def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]
-        """Without dimension `dim` if that has one element, or without all such dimensions."""
+        """Remove dimension `dim` if it has one element; without `dim` all such dimensions."""
         keeps = dim is not None and self.shape[dim] != 1
         return self if keeps else np.squeeze(self.view(np.ndarray), dim).view(Tensor)
 
 
 def as_torch(array: NDArray[np.float32]) -> Any:
-    """The array as a torch tensor where torch is loaded, else as its stand-in; memory is shared."""
+    """Return the array as a torch tensor, or as its stand-in without torch; memory is shared."""
     torch = sys.modules.get("torch")
     return from_numpy(array) if torch is None else torch.from_numpy(array)
 
@@ -44,20 +44,21 @@ def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
 
 
 def from_dlpack(capsule: Any) -> Tensor:
-    """A tensor in host memory from the capsule that `to_dlpack` of Triton's tensors gives."""
+    """Return a tensor in host memory from the capsule of Triton's `to_dlpack`."""
     return np.from_dlpack(_Capsule(capsule)).view(Tensor)
 
 
 def to_dlpack(tensor: NDArray[Any]) -> Any:
     """Return a capsule for `from_dlpack` of Triton's tensors, which shares the memory.
 
-    Somebody has to take it: the memory is kept until then. numpy gives none of memory that may not
-    be written, as a request's is: that is copied.
+    The capsule must be consumed: the memory is retained until then. numpy makes no capsule of
+    read-only memory, such as a request's, so that is copied.
     """
     array = np.asarray(tensor)
     capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
-    # Triton (2.51) renames what it takes to what numpy's destructor does not know, which would end
-    # the process. Who takes a capsule frees the memory, so it needs none.
+    # Triton (2.51) renames a capsule that it takes to a name that numpy's destructor does not know,
+    # which would end the process. The consumer frees the memory, so the capsule needs no
+    # destructor.
     _set_destructor(capsule, None)
     return capsule
 
@@ -83,7 +84,7 @@ _COMMON = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-# numpy has neither of the last two: dtypes that no array here ever has.
+# numpy has neither of the last two: these dtypes never occur in an array here.
 TORCH: dict[str, Any] = {
     **{name: np.dtype(name) for name in _COMMON},
     "bfloat16": np.dtype([("bfloat16", np.uint16)]),

@@ -1,6 +1,6 @@
-"""Reading and merging a model's safetensors files, bfloat16 included.
+"""Reading and merging of a model's safetensors files, bfloat16 included.
 
-Their headers are read as an adapter's are; the values are read here because safetensors' own numpy
+Headers are read by the adapters' reader. Values are read here, because safetensors' own numpy
 functions have no bfloat16.
 """
 
@@ -27,7 +27,7 @@ def _read_raw(path: Path) -> Iterator[tuple[str, TensorInfo, NDArray[np.generic]
     with path.open("rb") as file:
         try:
             tensors = read_header(file, path.name, path.stat().st_size)
-        except AdapterError as error:  # which this is none of
+        except AdapterError as error:  # the file is no adapter, so the type would mislead
             raise ValueError(str(error)) from error
     data = np.memmap(path, dtype=np.uint8, mode="r")
     for name, info in tensors.items():
@@ -36,19 +36,19 @@ def _read_raw(path: Path) -> Iterator[tuple[str, TensorInfo, NDArray[np.generic]
 
 
 def files(folder: Path) -> list[Path]:
-    """The weight files of a model folder. Raises ValueError for what is missing or no weights."""
+    """Return the weight files of a model folder. Raises ValueError for missing or invalid ones."""
     if problems := weight_problems(folder):
         raise ValueError("\n".join(map(str, problems)))
     return find_weights(folder)
 
 
 def load_float32(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """All tensors of a folder's ``model*.safetensors`` files as float32, by name."""
+    """Return all tensors of a folder's ``model*.safetensors`` files as float32, by name."""
     tensors: dict[str, NDArray[np.float32]] = {}
     for path in files(folder):
         for name, info, raw in _read_raw(path):
             bfloat16 = info.dtype == "BF16"
-            # A copy in both cases: a view would keep the file, whose values may lie unaligned.
+            # Always a copy: a view would keep the file mapped, and its values may be unaligned.
             tensors[name] = to_float32(raw, bfloat16=True) if bfloat16 else raw.astype(np.float32)
     return tensors
 
@@ -64,7 +64,7 @@ def merge(folder: Path, destination: Path) -> None:
             header[name] = {"dtype": info.dtype, "shape": raw.shape, "data_offsets": [start, end]}
             tensors.append(raw)
     encoded = json.dumps(header).encode()
-    # The format wants the data to start at a multiple of 8 bytes.
+    # The format requires the data to start at a multiple of 8 bytes.
     encoded += b" " * (-len(encoded) % 8)
     with destination.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class StopWords:
-    """Which words end a sequence: a word matches when it is the end of the generated ids."""
+    """The words that end a sequence: a word matches at the end of the generated ids."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         self._by_last: dict[int, list[list[int]]] = defaultdict(list)
@@ -16,14 +16,14 @@ class StopWords:
                 self._by_last[word[-1]].append(list(word))
 
     def match(self, generated: Sequence[int]) -> bool:
-        """Whether the generated ids (at least one) end with a stop word."""
+        """Return True if the generated ids (at least one) end with a stop word."""
         return any(
             list(generated[-len(word) :]) == word for word in self._by_last.get(generated[-1], ())
         )
 
 
 class BadWords:
-    """Which ids may not come next: the last id of a word whose other ids have just come."""
+    """Words that must not be generated: the last id of a word is banned after its other ids."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         given = [list(word) for word in words if word]
@@ -31,14 +31,14 @@ class BadWords:
         self._longer = [(word[:-1], word[-1]) for word in given if len(word) > 1]
 
     def list_banned(self, ids: Sequence[int]) -> list[int]:
-        """Ids banned after ``ids`` (prompt and generated)."""
+        """Return the ids banned after ``ids`` (prompt and generated)."""
         return self._always + [
             last for start, last in self._longer if list(ids[-len(start) :]) == start
         ]
 
 
 def list_repeating(ids: Sequence[int], size: int) -> list[int]:
-    """Ids that would repeat an n-gram of ``size`` ids that ``ids`` holds already."""
+    """Return the ids that would repeat an n-gram of ``size`` ids in ``ids``."""
     start = list(ids[len(ids) - size + 1 :])
     return [
         ids[end] for end in range(size - 1, len(ids)) if list(ids[end - size + 1 : end]) == start

@@ -34,14 +34,14 @@ class LLM:
         tokenizer: see `model`.
         arguments: see `llm_args`.
 
-    Raises ``ValueError`` naming an argument that the CPU executor does not know.
+    Raises ``ValueError``, which names an argument unknown to the CPU executor.
     """
 
     def __init__(self, model: str, tokenizer: str | None = None, **arguments: Any) -> None:
         args = read_args({"model": model, "tokenizer": tokenizer, **arguments})
         self._args = args
         self.tokenizer = TextTokenizer(args.tokenizer_folder)
-        # The executor has read it when its constructor returns.
+        # The executor has read the folder when its constructor returns.
         with tempfile.TemporaryDirectory() as workspace:
             folder = args.engine_folder(Path(workspace))
             config = load_config(folder)
@@ -50,7 +50,7 @@ class LLM:
             if config.lora_target_modules:
                 self._lora = LoraAdapters(folder, (args.lora_config or {}).get("max_cpu_loras"))
             self._executor = Executor(folder, ModelType.DECODER_ONLY, args.executor_config())
-        # As TensorRT-LLM's worker does: callers have an event loop to look after.
+        # Adapters are read in a thread, as in TensorRT-LLM's worker: callers run an event loop.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self._lock = threading.Lock()
         self._running: dict[int, RequestOutput] = {}
@@ -69,9 +69,8 @@ class LLM:
 
         Args:
             inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
-            lora_request: anything else than a `LoRARequest` changes nothing. The `model.py` of
-                release 1.2 passes `streaming` here. The adapter is read in a thread; what is wrong
-                with it is told by the answer.
+            lora_request: ignored unless it is a `LoRARequest`: the `model.py` of release 1.2 passes
+                `streaming` here. The adapter is read in a thread; the answer reports its errors.
 
         Raises ``ValueError`` for a request that cannot run.
         """
@@ -105,7 +104,7 @@ class LLM:
         return output
 
     def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
-        """The finished answer of `generate_async`, or of a list of prompts a list of them."""
+        """Return the finished answer of `generate_async`; a list for a list of prompts."""
         if isinstance(inputs, str | Mapping) or all(isinstance(each, int) for each in inputs):
             return self.generate_async(inputs, *arguments, **more).result()
         started = [self.generate_async(each, *arguments, **more) for each in inputs]
@@ -144,7 +143,7 @@ class LLM:
             )
 
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
-        """What ends an answer beside EOS: how it is reported, and its token ids."""
+        """Return what ends an answer besides EOS: the reported stop reason and its token ids."""
         stops: list[tuple[int | str, list[int]]] = [
             (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings
         ]
@@ -172,21 +171,21 @@ class LLM:
         output: RequestOutput,
         request: Callable[..., Request],
     ) -> None:
-        """In the reader's thread. What fails is the answer to this one request."""
+        """Start the request in the reader's thread. Errors are the answer to this request."""
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))
         except Exception as error:
             output.receive(Response(output.request_id, str(error)))
 
     def _abort(self, output: RequestOutput) -> None:
-        """Of one whose adapter is not read yet: as soon as it is begun."""
+        """Cancel the request; if its adapter is still being read, as soon as it has started."""
         with self._lock:
             output.aborted = True
             if self._running.get(output.request_id) is output:
                 self._executor.cancel_request(output.request_id)
 
     def _dispatch(self) -> None:
-        """Hand each response to its request, until the executor has shut down."""
+        """Pass each response to its request, until the executor has shut down."""
         while True:
             try:
                 responses = self._executor.await_responses()

@@ -1,4 +1,4 @@
-"""The arguments of ``LLM`` that mean something on the CPU, and the engine folder made of them."""
+"""The arguments of ``LLM`` that matter on the CPU, and the engine folder built from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from adapters.config_json import read_config
 from triton_repo.cpu_executor import engine
 from triton_repo.cpu_executor.executor_config import ExecutorConfig, KvCacheConfig
 
-# TensorRT-LLM's PyTorch backend has blocks of this many tokens unless it is told otherwise.
+# Default block size of TensorRT-LLM's PyTorch backend.
 TOKENS_PER_BLOCK = 32
-# They place the work on GPUs, or say how it is done there; an answer is the same without them.
+# Settings of GPU placement and execution, which do not change an answer.
 _OF_GPUS = frozenset(
     {
         *("backend", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
@@ -30,7 +30,7 @@ class LlmArgs:
     """Names and defaults of the LLM API; lengths in tokens, ``max_seq_len`` is prompt and output.
 
     ``kv_cache_config``: ``enable_block_reuse``, ``max_tokens``, ``tokens_per_block``.
-    ``lora_config``: ``lora_target_modules``, ``max_lora_rank``, ``max_cpu_loras``; None is an
+    ``lora_config``: ``lora_target_modules``, ``max_lora_rank``, ``max_cpu_loras``; None for an
     engine without adapters.
     """
 
@@ -60,9 +60,9 @@ class LlmArgs:
         )
 
     def engine_folder(self, workspace: Path) -> Path:
-        """The engine: `model` itself if it is one, else made of it in `workspace`.
+        """Return the engine folder: `model` itself if it is one, else one built in `workspace`.
 
-        Raises ``ValueError`` for what an engine folder has said already.
+        Raises ``ValueError`` for settings that an engine folder has already fixed.
         """
         model = Path(self.model)
         if "pretrained_config" in read_config(model).values:
@@ -85,7 +85,10 @@ class LlmArgs:
 
 
 def read_args(given: Mapping[str, Any]) -> LlmArgs:
-    """Of ``LLM``'s keywords; None is "not given". Raises ``ValueError`` naming an unknown one."""
+    """Parse ``LLM``'s keywords; None means unset.
+
+    Raises ``ValueError``, which names an unknown one.
+    """
     kept = {name: value for name, value in given.items() if value is not None}
     known = {entry.name for entry in fields(LlmArgs)}
     _refuse_unknown("", kept.keys() - _OF_GPUS, known)
@@ -97,7 +100,7 @@ def read_args(given: Mapping[str, Any]) -> LlmArgs:
 def update_llm_args_with_extra_dict(
     llm_args: Mapping[str, Any], llm_args_dict: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments with those of a YAML file over them."""
+    """Return the arguments, overridden by those of a YAML file."""
     return {**llm_args, **llm_args_dict}
 
 

@@ -1,4 +1,4 @@
-"""``LoRARequest``, and the adapters that were read from the paths such requests name."""
+"""``LoRARequest``, and the adapters read from the paths in such requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from adapters.convert import convert
 from adapters.peft import read
 from triton_repo.cpu_executor.request_config import LoraConfig
 
-# The LLM API's own where `lora_config` gives no `max_cpu_loras`.
+# Default of the LLM API if `lora_config` has no `max_cpu_loras`.
 MAX_CPU_LORAS = 4
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter by its folder on this machine. ``lora_int_id`` alone tells adapters apart."""
+    """An adapter by its folder on this machine. ``lora_int_id`` alone identifies it."""
 
     lora_name: str
     lora_int_id: int
@@ -39,21 +39,24 @@ class LoRARequest:
 
 
 class LoraAdapters:
-    """Adapters by id, the least recently used of which goes for a new one.
+    """Adapters by id, with eviction of the least recently used one.
 
-    The first use of an id reads its path, later ones do not look at it; one that had to go is read
-    again. The executor knows each reading by a number of its own. Not thread-safe.
+    The first use of an id reads its path; later ones use the stored adapter. An evicted adapter is
+    read again. Each read has its own number in the executor. Not thread-safe.
     """
 
     def __init__(self, engine_folder: Path, max_cpu_loras: int | None) -> None:
-        """Raises ``UnsupportedEngine`` for an engine folder without LoRA."""
+        """Create an empty set. Raises ``UnsupportedEngine`` for an engine folder without LoRA."""
         self._base = read_base_model(engine_folder, ())
         self._limit = max_cpu_loras or MAX_CPU_LORAS
         self._adapters: OrderedDict[int, LoraConfig] = OrderedDict()
         self._task_ids = itertools.count(1)
 
     def get(self, request: LoRARequest) -> LoraConfig:
-        """The executor's tensors. Raises ``AdapterError``, or ``ValueError`` for other formats."""
+        """Return the executor's tensors.
+
+        Raises ``AdapterError``, or ``ValueError`` for other formats.
+        """
         key = request.adapter_id
         if key not in self._adapters:
             self._adapters[key] = self._read(request)
@@ -66,7 +69,7 @@ class LoraAdapters:
         if request.lora_ckpt_source != "hf":
             raise ValueError("lora_ckpt_source: the CPU executor reads hf alone")
         adapter = read(Path(request.lora_path))
-        # As TensorRT-LLM does: what base model the adapter was made for is the caller's business.
+        # As in TensorRT-LLM: the caller is responsible for matching adapter and base model.
         settings = replace(adapter.settings, base_model_name_or_path=None)
         converted = convert(replace(adapter, settings=settings), self._base)
         dtype = np.float16 if converted.dtype == "float16" else np.uint16

@@ -1,4 +1,4 @@
-"""``RequestOutput`` and ``CompletionOutput``: one request's answer while it grows."""
+"""``RequestOutput`` and ``CompletionOutput``: the growing answer to one request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FINISH_REASONS = {
 
 
 class RequestError(RuntimeError):
-    """The engine refused a request, or ended it by an error."""
+    """The engine refused a request, or ended it with an error."""
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One text: all of it so far.
+    """A generated text, accumulated so far.
 
     ``text_diff`` and ``token_ids_diff`` are what the last response added. ``stop_reason`` is the
     stop string, or the stop token id, that ended the text; None for EOS and for the length.
-    ``cumulative_logprob`` stays None: no field of ``SamplingParams`` here asks for it.
+    ``cumulative_logprob`` stays None: no field of ``SamplingParams`` here requests it.
     """
 
     index: int = 0
@@ -60,10 +60,11 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """An answer on its way: iterate over it with ``async for``, await it, or call ``result``.
+    """An answer in progress: iterate over it with ``async for``, await it, or call ``result``.
 
     Each step of the iteration is one response of the engine and yields this same object. Raises
-    ``RequestError`` where the engine refused the request. Made in an event loop it belongs to it.
+    ``RequestError`` if the engine refused the request. If created in an event loop, it belongs to
+    it.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RequestOutput:
         self.finished = False
         self.aborted = False
         self.abort: Callable[[], None]
-        """Ends the request with the engine's next step; `LLM` sets it."""
+        """Callback that ends the request with the engine's next step; set by `LLM`."""
         self._params = params
         self._stops = stops
         self._tokenizer = tokenizer
@@ -97,9 +98,9 @@ class RequestOutput:
         self._arrived = asyncio.Event()
 
     def receive(self, response: Response) -> None:
-        """Take a response of the engine, in any thread."""
+        """Accept a response of the engine, in any thread."""
         self._responses.put(response)
-        # A loop that was closed has nobody who waits.
+        # Nothing can wait in a closed loop.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -116,7 +117,7 @@ class RequestOutput:
         return self
 
     async def aresult(self) -> RequestOutput:
-        """The finished answer."""
+        """Return the finished answer."""
         async for _ in self:
             pass
         return self
@@ -125,7 +126,7 @@ class RequestOutput:
         return self.aresult().__await__()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """The finished answer; raises ``queue.Empty`` after `timeout` seconds of silence."""
+        """Return the finished answer; raise ``queue.Empty`` after `timeout` idle seconds."""
         while not self.finished:
             self._take(self._responses.get(timeout=timeout))
         return self

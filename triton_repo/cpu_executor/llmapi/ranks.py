@@ -12,5 +12,5 @@ def global_mpi_rank() -> int:
 
 
 def global_mpi_size() -> int:
-    """Always 1: the CPU executor is one process, and the leader does all the work."""
+    """Return 1: the CPU executor is one process, and the leader does all the work."""
     return 1

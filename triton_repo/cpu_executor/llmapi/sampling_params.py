@@ -1,4 +1,4 @@
-"""``SamplingParams`` of the LLM API: how a request is sampled, where it ends, what it returns."""
+"""``SamplingParams`` of the LLM API: sampling, end conditions and outputs of a request."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from triton_repo.cpu_executor.sampling_config import SamplingConfig
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """``None`` is "not said". Fields of the LLM API that are not here are refused as unknown.
+    """Sampling parameters; ``None`` means unset.
 
-    ``stop`` is matched as the tokens that each string has when it is encoded alone. ``end_id``
-    None is the tokenizer's EOS; those of ``generation_config.json`` end an answer too.
+    Other fields of the LLM API are refused as unknown.
 
-    Raises ``ValueError`` naming a field that is out of range, or that the CPU executor lacks.
+    ``stop`` is matched as the tokens of each string encoded separately. ``end_id`` None is the
+    tokenizer's EOS; the ids of ``generation_config.json`` end an answer too. Raises ``ValueError``,
+    which names a field that is out of range or unsupported by the CPU executor.
     """
 
     end_id: int | None = None
     max_tokens: int = 32
     n: int = 1
     best_of: int | None = None
-    beam_width: int = 1  # of 0.19 alone
+    beam_width: int = 1  # only in 0.19
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -56,7 +57,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken: nothing is said, or one value says so."""
+        """True if the most likely token is chosen: by a parameter, or because none is set."""
         return (
             self.temperature is self.top_k is self.top_p is None
             or self.top_k == 1
@@ -71,7 +72,10 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
     def sampling_config(self) -> SamplingConfig:
-        """The executor's settings, which take "nothing said" as greedy whatever the temperature."""
+        """Return the executor's settings.
+
+        Without any parameter they are greedy at every temperature.
+        """
         greedy = self.is_greedy
         return SamplingConfig(
             temperature=None if greedy else self.temperature,

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer, as the LLM API uses it: encoding, decoding, and the ids that end."""
+"""A model folder's tokenizer for the LLM API: encoding, decoding, and the end ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TextTokenizer:
     """``tokenizer.json`` of a folder, without transformers, whose import takes seconds.
 
-    BOS is what its post-processor puts in front. Raises ``ValueError`` for a folder without it.
+    BOS is what its post-processor adds in front. Raises ``ValueError`` for a folder without it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -22,7 +22,7 @@ class TextTokenizer:
         self._tokenizer = fast.backend_tokenizer
         self.end_id = fast.eos_token_id
         self.end_ids = _generation_ends(folder)
-        """Of ``generation_config.json``, which may name more than the tokenizer does."""
+        """End ids in ``generation_config.json``, which may name more than the tokenizer does."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -34,18 +34,18 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """The text of a sequence that grows: whole characters only, each token decoded about twice."""
+    """The text of a growing sequence: complete characters only, each token decoded about twice."""
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special: bool) -> None:
         self.text = ""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # Decoded again with each step, as a token's text can depend on those before it.
+        # Decoded again with each step, because a token's text can depend on those before it.
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def add(self, ids: Sequence[int], *, flush: bool) -> None:
-        """Take new ids. An incomplete character waits, unless `flush` says that none follow."""
+        """Add new ids. An incomplete character is held back, unless `flush` marks the end."""
         self._pending += ids
         before, text = (
             self._tokenizer.decode(ids, skip_special=self._skip_special)

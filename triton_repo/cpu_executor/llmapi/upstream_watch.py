@@ -1,8 +1,8 @@
-"""Looks for clients that have left as the model.py of TensorRT-LLM does, so that tests can bear it.
+"""Polls for disconnected clients as TensorRT-LLM's model.py does, to reproduce its crash in tests.
 
-Its watcher is a thread, and a streamed answer is sent by another one. So requests are asked for
-their cancellation while their final response is on its way, and behind it. Triton 2.51 has freed by
-then what it looks at, and dies of signal 11. An answer that comes whole is taken from the watcher
+Upstream's watcher is a thread, and another thread sends streamed answers. So requests are polled
+for cancellation while their final response is being sent, and afterwards. By then Triton 2.51 has
+freed the polled object, and dies of signal 11. A non-streaming answer is removed from the watcher
 before it is sent.
 """
 
@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 
 class WatchedAnswer(Protocol):
-    """A request that is being answered; `ended` once its final response was sent."""
+    """A request that is being answered; `ended` is True once its final response was sent."""
 
     @property
     def ended(self) -> bool: ...
 
 
 class UpstreamWatch:
-    """Asks each request every `period_s` seconds, and streamed ones once more behind their end.
+    """Polls each request every `period_s` seconds, and streamed ones once more after their end.
 
-    `on_left` is called in the watcher's thread for a request whose client has left.
+    `on_left` is called in the watcher's thread for a request whose client has disconnected.
     """
 
     def __init__(self, period_s: float, on_left: Callable[[Any], object]) -> None:
@@ -41,7 +41,7 @@ class UpstreamWatch:
             self._requests[answer] = request
 
     def remove(self, answer: WatchedAnswer) -> None:
-        """Return once the request is not, and will not be, asked any more."""
+        """Return once the request is no longer polled and will not be again."""
         with self._lock:
             self._requests.pop(answer, None)
 

@@ -1,8 +1,8 @@
-"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17, and of all_models/gpt,
-which gives no lengths: then whole rows are decoded.
+"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17 and of all_models/gpt.
 
-Stateless: each call is decoded alone, so that in a stream a leading space may get lost and
-a character split over two calls comes out as U+FFFD. The gateway detokenizes itself.
+The latter sends no lengths, so complete rows are decoded. Stateless: each call is decoded
+separately, so in a stream a leading space may be lost and a character split over two calls becomes
+U+FFFD. The gateway detokenizes itself.
 """
 
 import json
@@ -44,7 +44,7 @@ class TritonPythonModel:
 
 def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves what was not given as ${name}.
+    # fill_template.py leaves missing values as ${name}.
     if not value or value.startswith("${"):
         return default
     try:

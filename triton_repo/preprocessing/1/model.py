@@ -48,7 +48,7 @@ class TritonPythonModel:
                 error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             )
         wanted = request.requested_output_names()
-        # Triton 2.51 frees what nobody asked for without the interpreter's lock.
+        # Triton 2.51 frees outputs that were not requested without holding the interpreter's lock.
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
         )
@@ -79,7 +79,7 @@ class TritonPythonModel:
             "OUT_PAD_ID": pad_ids,
         }
         if "PROMPT_TABLE_EXTRA_ID" in inputs:
-            # Ids past the vocabulary stand for rows of the prompt embedding table.
+            # Ids past the vocabulary refer to rows of the prompt embedding table.
             virtual = input_ids >= self._tokenizer.vocab_size
             extra = np.where(virtual, inputs["PROMPT_TABLE_EXTRA_ID"], np.uint64(0))
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = extra.astype(np.uint64)
@@ -98,9 +98,9 @@ class TritonPythonModel:
     def _words(self, texts: npt.NDArray[np.object_] | None, batch: int) -> Ids:
         """Encode word lists [B, words] to the sparse form int32 [B, 2, N].
 
-        Row 0 is the ids of all words joined, padded with 0; row 1 is the end offset of each
-        word, padded with -1. N is the longest id total of the batch, at least 1; 0 when no
-        list was sent at all.
+        Row 0 is the ids of all words joined, padded with 0; row 1 is the end offset of each word,
+        padded with -1. N is the longest id total of the batch, at least 1; 0 when no list was sent
+        at all.
         """
         if texts is None:
             return np.empty((batch, 2, 0), np.int32)
@@ -148,7 +148,7 @@ def _text(value: bytes) -> str:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves what was not given as ${name}.
+    # fill_template.py leaves missing values as ${name}.
     return "" if value.startswith("${") else value
 
 

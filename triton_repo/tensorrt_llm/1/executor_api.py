@@ -1,4 +1,4 @@
-"""The executor that this host has, and the one place where its tensors are converted."""
+"""The executor available on this host, and the conversion of its tensors."""
 
 import ctypes
 from pathlib import Path
@@ -15,10 +15,11 @@ try:
     import torch
 
     if trtllm.__name__ == CPU_EXECUTOR:
-        # Its `install` was run for this folder: there may be no more of torch than upstream uses.
+        # Its `install` was run for this folder: `torch` may be a stand-in with only what upstream
+        # uses.
         torch = None
 except ModuleNotFoundError as missing:
-    # A TensorRT-LLM that is there but does not load must not turn into the CPU executor.
+    # An installed TensorRT-LLM that fails to load must not be replaced by the CPU executor.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor import bindings as trtllm
@@ -36,7 +37,7 @@ __all__ = ["LOOKAHEAD", "RequestRow", "drop_unset", "tokenizer_info", "triton_te
 
 
 class RequestRow:
-    """One row of a request's batch: its input tensors without the batch dimension."""
+    """A row of a request's batch: its input tensors without the batch dimension."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
         self._tensors = tensors
@@ -49,7 +50,7 @@ class RequestRow:
         if name not in self._tensors:
             return None
         row: npt.NDArray[Any] = np.asarray(self._tensors[name].as_numpy()[self._index])
-        # An ensemble passes an empty row for what its client left out.
+        # An ensemble passes an empty row for an input that its client omitted.
         return row if row.size else None
 
     def ids(self, name: str) -> list[int] | None:
@@ -75,7 +76,7 @@ class RequestRow:
         return value
 
     def engine_tensor(self, name: str) -> Any:
-        """The row as the executor takes it: a torch tensor for TensorRT-LLM, else numpy.
+        """Return the row in the executor's form: a torch tensor for TensorRT-LLM, else numpy.
 
         numpy has no BF16; the CPU executor takes its bits as uint16.
         """
@@ -89,7 +90,7 @@ class RequestRow:
 
 
 class _Head(ctypes.Structure):
-    """The beginning of a DLManagedTensor (dlpack.h), up to the kind of its numbers."""
+    """The beginning of a DLManagedTensor (dlpack.h), up to the type code of its elements."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -100,7 +101,7 @@ class _Head(ctypes.Structure):
 
 
 class _Bits:
-    """A tensor for numpy's `from_dlpack`, in which BF16 passes for uint16."""
+    """A tensor for numpy's `from_dlpack` that presents BF16 as uint16."""
 
     UINT, BFLOAT = 1, 4
 
@@ -121,15 +122,15 @@ class _Bits:
 
 
 def triton_tensor(name: str, tensor: Any) -> Any:
-    """A batch of one from an executor's tensor: the other side of `Row.engine_tensor`."""
+    """Return a batch of one from an executor's tensor: the reverse of `engine_tensor`."""
     if torch is None:
         return pb_utils.Tensor(name, np.asarray(tensor)[None])
     return pb_utils.Tensor.from_dlpack(name, tensor[None].contiguous())
 
 
 def tokenizer_info(folder: str) -> dict[str, Any]:
-    """What `GuidedDecodingConfig` needs to know about the tokenizer in `folder`."""
-    # What they import takes a second to load, and nothing else here needs it.
+    """Return the facts about the tokenizer in `folder` for `GuidedDecodingConfig`."""
+    # Imported late: these take a second to load, and only this function needs them.
     if torch is None:
         from triton_repo.cpu_executor.tokenizer_info import FastTokenizer, xgrammar_tokenizer_info  # noqa: PLC0415
 
@@ -142,5 +143,5 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
 
 
 def drop_unset(**values: Any) -> dict[str, Any]:
-    """The values that are set: the executor's constructors have defaults of their own."""
+    """Return the values that are not None; others keep the constructors' own defaults."""
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The model's parameters become the executor's configuration."""
+"""Translation of the model's parameters to the executor's configuration."""
 
 import os
 import re
@@ -20,14 +20,14 @@ REFUSED = (
 
 
 class ModelParameters:
-    """The `parameters` of a model configuration, read by type; None where not set."""
+    """The `parameters` of a model configuration, parsed by type; None if unset."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._parameters = config.get("parameters", {})
 
     def text(self, name: str) -> str | None:
         value: str = self._parameters.get(name, {}).get("string_value", "")
-        # fill_template.py leaves what was not given as ${name}.
+        # fill_template.py leaves missing values as ${name}.
         return None if not value or value.startswith("${") else value
 
     def integer(self, name: str) -> int | None:
@@ -45,7 +45,7 @@ class ModelParameters:
         )
 
     def paths(self, name: str) -> list[list[int]] | None:
-        """The paths of a token tree, written `{0, 0}, {0, 1}`."""
+        """Return the paths of a token tree, written `{0, 0}, {0, 1}`."""
         return self._read(
             name,
             lambda value: [
@@ -103,7 +103,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
             peft_cache_config=_peft_cache(parameters),
             decoding_config=_decoding(parameters),
             gpu_weights_percent=parameters.number("gpu_weights_percent"),
-            # The same limit as Triton's own queue; 0 is "no limit" for both.
+            # The limit of Triton's own queue; 0 means no limit for both.
             max_queue_size=queue.get("max_queue_size"),
             extended_runtime_perf_knob_config=_perf_knobs(parameters),
             guided_decoding_config=_guided_decoding(parameters),
@@ -156,7 +156,7 @@ def _kv_cache(parameters: ModelParameters) -> Any:
 
 
 def _parallel(parameters: ModelParameters) -> Any:
-    # Groups for several instances are joined by `;`: there is one instance, hence one group.
+    # Groups for several instances are joined by `;`. Only one instance exists, hence one group.
     device_ids = parameters.integers("gpu_device_ids")
     return None if device_ids is None else trtllm.ParallelConfig(device_ids=device_ids)
 
@@ -212,7 +212,7 @@ def _perf_knobs(parameters: ModelParameters) -> Any:
             enable_context_fmha_fp32_acc=parameters.boolean("enable_context_fmha_fp32_acc"),
         )
     )
-    # These two are properties only, not arguments of the constructor.
+    # These two are properties, not arguments of the constructor.
     for name, value in drop_unset(
         cuda_graph_mode=parameters.boolean("cuda_graph_mode"),
         cuda_graph_cache_size=parameters.integer("cuda_graph_cache_size"),

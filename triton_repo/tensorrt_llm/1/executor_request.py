@@ -1,12 +1,12 @@
-"""One row of a Triton request becomes a request for the executor."""
+"""Translation of one row of a Triton request to a request for the executor."""
 
 from datetime import timedelta
 from typing import Any
 
 from executor_api import LOOKAHEAD, RequestRow, drop_unset, trtllm
 
-# The executor's keyword by input tensor. A rendered module has the names of its release alone: the
-# executor of another release refuses them.
+# The executor's keyword by input tensor. A rendered module has only the names of its release:
+# executors of other releases refuse them.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -46,7 +46,7 @@ def executor_request(row: RequestRow, *, exclude_input: bool) -> Any:
 
     Args:
         row: the inputs, named as in config.pbtxt.
-        exclude_input: what holds when the row has no exclude_input_in_output.
+        exclude_input: default for rows without exclude_input_in_output.
 
     Raises:
         ValueError: a tensor is missing, has the wrong form or is not supported.
@@ -105,7 +105,7 @@ def _sampling(row: RequestRow) -> Any:
 
 
 def _words(row: RequestRow, name: str) -> list[list[int]] | None:
-    """Read the sparse form int32 [2, N]: ids of all words joined, then their end offsets.
+    """Parse the sparse form int32 [2, N]: ids of all words joined, then their end offsets.
 
     The offsets rise and are padded with -1; padding in the first row has no meaning.
     """
@@ -175,7 +175,10 @@ def _lora(row: RequestRow) -> Any:
 
 
 def _guide(row: RequestRow) -> Any:
-    """Upstream v0.19 ignores an unknown type; an output without its guide would be a surprise."""
+    """Parse the guide. An unknown type is refused; upstream v0.19 drops the guide.
+
+    Unknown types are refused; upstream v0.19 ignores them and omits the guide.
+    """
     kind = row.text("guided_decoding_guide_type")
     guide = row.text("guided_decoding_guide")
     if kind is None:
@@ -234,7 +237,7 @@ def _retention(row: RequestRow) -> Any:
 
 
 def _duration(milliseconds: int | None) -> timedelta | None:
-    """-1 never expires, which is the executor's None."""
+    """Return the duration; -1 never expires, which is None for the executor."""
     if milliseconds is None or milliseconds == -1:
         return None
     return timedelta(milliseconds=milliseconds)

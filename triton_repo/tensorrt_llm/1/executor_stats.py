@@ -1,4 +1,4 @@
-"""The executor's iteration statistics become the `nv_trt_llm_*` metrics."""
+"""Translation of the executor's iteration statistics to the `nv_trt_llm_*` metrics."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -67,7 +67,7 @@ TOKEN_BUCKETS = [10, 50, 100, 500, 1000]
 
 
 class Gauges:
-    """Every gauge of the model; each is written only when its value changes."""
+    """The gauges of the model; each is written only when its value changes."""
 
     def __init__(self, labels: Mapping[str, str], *, inflight: bool) -> None:
         # A metric lives as long as its family.
@@ -85,7 +85,7 @@ class Gauges:
         self._last: dict[str, float] = {}
 
     def update(self, stats: Any) -> None:
-        """Take over one `IterationStats`."""
+        """Apply one `IterationStats`."""
         for field, metric in self._metrics:
             value = _read(stats, field)
             if value is not None and value != self._last.get(field):

@@ -1,13 +1,12 @@
 """The core model, token ids in and out, as tensorrt_llm of inflight_batcher_llm v0.17 and v0.19.
 
-Which of the two is said by config.pbtxt alone; guided decoding, which is v0.19's, is in both.
+Only config.pbtxt decides between the two; both have guided decoding, which is from v0.19. Written
+against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not installed,
+`triton_repo.cpu_executor.bindings` offers the same names on the CPU.
 
-Written against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not
-installed, `triton_repo.cpu_executor.bindings` offers the same names on the CPU.
-
-A Triton request with B rows becomes B executor requests. One thread awaits the executor's
-responses and sends each at once; one polls for cancelled RPCs; one publishes metrics.
-A failure ends the request that it belongs to, and no other.
+A Triton request with B rows becomes B executor requests. One thread awaits the executor's responses
+and sends each immediately; one polls for cancelled RPCs; one publishes metrics. A failure ends only
+the request that it belongs to.
 """
 
 import json
@@ -33,19 +32,19 @@ AWAIT = timedelta(seconds=10)
 
 @dataclass(eq=False)
 class PendingCaller:
-    """A Triton request that is not answered in full yet."""
+    """A Triton request that is not completely answered yet."""
 
     request_id: str
     sender: Any
     outputs: frozenset[str]
-    """The outputs that the client asked for."""
+    """The outputs that the client requested."""
     batched: bool
     unfinished: int
-    """Executor requests without a final response."""
+    """Number of executor requests without a final response."""
     cancelled: bool = False
     answered: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)
-    """Triton 2.51 crashes when `is_cancelled` meets the final response on its way."""
+    """Triton 2.51 crashes if `is_cancelled` is called while the final response is being sent."""
 
     def send(self, reply: Any, flags: int) -> None:
         if flags != FINAL:
@@ -67,16 +66,16 @@ class RunningRow:
     caller: PendingCaller
     index: int
     prompt: int
-    """Prompt tokens."""
+    """Number of prompt tokens."""
     restated: int
-    """Of these, how many come again with each response."""
+    """Number of prompt tokens repeated in each response."""
     delta: bool
-    """Whether a response holds what is new, or all that was generated so far."""
+    """True if a response has only new tokens, False if all generated so far."""
     sequences: int
     generated: int = 0
 
     def count(self, ids: list[int]) -> None:
-        """Take the token ids of one response into the count of generated tokens."""
+        """Add the token ids of one response to the count of generated tokens."""
         new = len(ids) - self.restated
         self.generated = self.generated + new if self.delta else new
 
@@ -127,7 +126,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._accept(request, sender)
-            # Whatever goes wrong with one request is that client's answer.
+            # An error in one request is that client's answer.
             except Exception as error:
                 _send(sender, _error(str(error)), FINAL)
 
@@ -139,10 +138,10 @@ class TritonPythonModel:
             thread.join()
         with self._lock:
             self._cancel(list(self._running))
-        # Waits for what is still running, hence the cancellation.
+        # Waits for running requests, hence the cancellation.
         self._executor.shutdown()
         self._awaiter.join()
-        # Triton 2.51 ends this process by a signal where metrics outlive the shared memory.
+        # Triton 2.51 ends this process by a signal if metrics outlive the shared memory.
         del self._gauges, self._histograms
 
     def _accept(self, request: Any, sender: Any) -> None:
@@ -239,7 +238,7 @@ class TritonPythonModel:
                 reply = pb_utils.InferenceResponse(_tensors(running, response.result))
                 if final:
                     self._histograms.observe(running.prompt, running.generated)
-        # This thread carries every stream: a response that does not fit ends its own only.
+        # This thread carries every stream: an invalid response ends only its own.
         except Exception as error:
             reply, final = _error(f"Error encountered while populating response: {error}"), True
             self._executor.cancel_request(engine_id)
@@ -254,7 +253,7 @@ class TritonPythonModel:
         while not self._stopping.wait(seconds):
             try:
                 action()
-            # The next period may go better; a thread that died would not be noticed.
+            # The next period may succeed; the end of the thread would go unnoticed.
             except Exception as error:
                 pb_utils.Logger.log_error(f"{threading.current_thread().name}: {error!r}")
 
@@ -278,7 +277,7 @@ class TritonPythonModel:
 
 
 def _responses(request: Any) -> int:
-    """How many responses without streaming: one per sequence, all beams in one."""
+    """Return the number of responses without streaming: one per sequence, all beams in one."""
     sampling = request.sampling_config
     return 1 if sampling.beam_width > 1 else sampling.num_return_sequences or 1
 
@@ -292,7 +291,7 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         index=index,
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
-        # Streamed beams are sent whole each time; all else adds up, over sequences too.
+        # Streamed beams are sent completely each time; everything else adds up, over sequences too.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )
@@ -311,13 +310,13 @@ def _send(sender: Any, reply: Any, flags: int) -> None:
 
 
 def _tensors(running: RunningRow, result: Any) -> list[Any]:
-    """The outputs of one `Result` that the client asked for; each with a batch dimension of 1.
+    """Return the requested outputs of one `Result`, each with a batch dimension of 1.
 
     output_ids int32 [1, beams, longest] padded with -1, sequence_length int32 [1, beams],
-    cum_log_probs float32 [1, beams], output_log_probs float32 [1, beams, tokens],
-    context_logits [1, prompt, vocabulary], generation_logits [1, beams, tokens, vocabulary]
-    (streaming: [1, tokens, 1, vocabulary]), all others [1, 1]: times int64, in nanoseconds on the
-    executor's monotonic clock, acceptance_rate float32, counts and indices int32.
+    cum_log_probs float32 [1, beams], output_log_probs float32 [1, beams, tokens], context_logits
+    [1, prompt, vocabulary], generation_logits [1, beams, tokens, vocabulary] (streaming: [1,
+    tokens, 1, vocabulary]), all others [1, 1]: times int64, in nanoseconds on the executor's
+    monotonic clock, acceptance_rate float32, counts and indices int32.
     """
     beams = result.output_token_ids
     running.count(beams[0])
@@ -346,6 +345,6 @@ def _tensors(running: RunningRow, result: Any) -> list[Any]:
 
 
 def _pad(rows: list[list[Any]], dtype: type) -> npt.NDArray[Any]:
-    """Rows of unequal length as [1, rows, longest], padded with -1."""
+    """Return rows of unequal length as [1, rows, longest], padded with -1."""
     longest = max(len(row) for row in rows)
     return np.array([[row + [-1] * (longest - len(row)) for row in rows]], dtype)

@@ -1,4 +1,4 @@
-"""A request's `RequestPerfMetrics` become outputs."""
+"""Translation of a request's `RequestPerfMetrics` to outputs."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -28,11 +28,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def perf_tensors(metrics: Any, outputs: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """What `return_perf_metrics` brings of `outputs`, each [1, 1].
+    """Return those of `outputs` that `return_perf_metrics` provides, each [1, 1].
 
     Blocks and draft tokens are int32, the acceptance rate is float32, and times are int64, in
-    nanoseconds on the executor's monotonic clock; a time that has not come yet is 0. Fields of
-    other outputs are not read: the executor of v0.17 need not have those that came with v0.19.
+    nanoseconds on the executor's monotonic clock; a time not reached yet is 0. Fields of other
+    outputs are not read: the executor of v0.17 may lack those added in v0.19.
     """
     tensors = {}
     for name, (field, dtype) in FIELDS.items():

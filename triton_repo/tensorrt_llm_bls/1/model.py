@@ -1,9 +1,9 @@
 """Text in, text out, as tensorrt_llm_bls of inflight_batcher_llm v0.17 (guided decoding: v0.19).
 
-Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an
-instance serves one request at a time: bls_instance_count is the concurrency. Unlike upstream,
-the inner request is stopped when the caller's RPC is cancelled. Speculative decoding with a
-draft model and multimodal inputs are refused by name.
+Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an instance
+serves one request at a time: bls_instance_count is the concurrency. Unlike upstream, the inner
+request is stopped when the caller's RPC is cancelled. Speculative decoding with a draft model and
+multimodal inputs are refused by name.
 """
 
 import json
@@ -59,7 +59,7 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # What is rendered for a release keeps its own names alone, as tensorrt_llm does.
+        # A rendered module has only the names of its release, like tensorrt_llm.
         *("random_seed", "min_length"),  # until 0.19
         *("seed", "min_tokens"),  # since 0.20
         "return_kv_cache_reuse_stats",  # until 0.17
@@ -93,7 +93,7 @@ class TritonPythonModel:
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._current: tuple[Any, str] | None = None
         self._gate = threading.Lock()
-        """Triton 2.51 crashes when `is_cancelled` meets a response on its way."""
+        """Triton 2.51 crashes if `is_cancelled` is called while a response is being sent."""
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellation")
         self._watcher.start()
@@ -101,13 +101,13 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            # Not the caller's id: a stop by id must not end somebody else's request.
+            # Not the caller's id: a stop by id must not end another caller's request.
             inner_id = uuid.uuid4().hex
-            # Only a caller that waits for one response is watched over: see `_gate`.
+            # Only a caller that waits for one response is polled for cancellation: see `_gate`.
             self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
-            # Whatever goes wrong with one request is that client's answer.
+            # An error in one request is that client's answer.
             except Exception as error:
                 last = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
             with self._gate:
@@ -122,7 +122,7 @@ class TritonPythonModel:
         self._watcher.join()
 
     def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
-        """Send what can be sent before the end; returns the response to end with, if any."""
+        """Send all responses except the last one, and return that, if any."""
         replies = self._replies(request, inner_id)
         if not self._decoupled:
             (reply,) = replies
@@ -141,15 +141,15 @@ class TritonPythonModel:
     def _watch(self) -> None:
         while not self._stopping.wait(self._period_s):
             try:
-                # Each period anew: the first stop may come before the inner request does.
+                # Repeated each period: the first stop may arrive before the inner request does.
                 if inner_id := self._find_abandoned():
                     self._stop(inner_id)
-            # The next period may go better; a thread that died would not be noticed.
+            # The next period may succeed; the end of the thread would go unnoticed.
             except Exception as error:
                 pb_utils.Logger.log_error(f"cancellation: {error!r}")
 
     def _find_abandoned(self) -> str | None:
-        """The id of the inner request whose caller has left."""
+        """Return the id of the inner request whose caller has disconnected, else None."""
         with self._gate:
             if self._current is None:
                 return None
@@ -204,7 +204,7 @@ class TritonPythonModel:
     def _call(
         self, model: str, inputs: Mapping[str, Any], outputs: list[str], request_id: str = ""
     ) -> Iterator[Arrays]:
-        """Ask another model of this server; yields the outputs of each response that has any."""
+        """Call another model of this server; yield the outputs of each response that has any."""
         request = pb_utils.InferenceRequest(
             model_name=model,
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
@@ -260,5 +260,5 @@ def _accumulate(
 
 def _text(parameters: Mapping[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves what was not given as ${name}.
+    # fill_template.py leaves missing values as ${name}.
     return "" if value.startswith("${") else value

@@ -1,8 +1,8 @@
-"""The core model of the GPT repository, token ids in and whole sequences out, as in all_models/gpt.
+"""The GPT repository's core model: token ids in, complete sequences out, as in all_models/gpt.
 
-Its requests become requests of the executor, as those of inflight_batcher_llm's `tensorrt_llm` do,
-with whose modules it is rendered. What Triton hands over together runs together, and what comes
-later waits for the last of it: upstream, too, runs one static batch after another.
+Its requests become requests of the executor, like those of inflight_batcher_llm's `tensorrt_llm`,
+whose modules are rendered beside it. Requests that Triton passes together run together, and later
+ones wait until all have ended: upstream also runs one static batch after another.
 """
 
 import json
@@ -18,14 +18,14 @@ import triton_python_backend_utils as pb_utils
 from executor_api import RequestRow, trtllm
 from executor_request import executor_request
 
-# What the executor's input is called here.
+# Inputs of the executor that have another name here.
 RENAMED = {"output_log_probs": "return_log_probs"}
 DEFAULT_PERIOD_MS = 100
 
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """A Triton request under way: by the executor's id of each row of its batch the pad id."""
+    """A Triton request in progress; `rows` maps the executor's id of each row to its pad id."""
 
     request: Any
     rows: dict[int, int]
@@ -37,7 +37,7 @@ class TritonPythonModel:
         engine = _value(parameters, "engine_dir")
         if not engine:
             raise pb_utils.TritonModelException("engine_dir: found nothing; allowed: a folder")
-        # Beside TensorRT-LLM this file stands alone: the reader in `adapters` is not there.
+        # With TensorRT-LLM this file is alone: the reader in `adapters` is not installed.
         build = json.loads((Path(engine) / "config.json").read_text())["build_config"]
         period = int(_value(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS)
         self._period = timedelta(milliseconds=period)
@@ -52,7 +52,7 @@ class TritonPythonModel:
             self._executor.shutdown()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request, when all of them are done."""
+        """Return one response for each request, when all of them are done."""
         begun = [self._begin(request) for request in requests]
         results = self._results([each for each in begun if isinstance(each, AcceptedRequest)])
         return [
@@ -65,7 +65,7 @@ class TritonPythonModel:
             self._executor.shutdown()
 
     def _begin(self, request: Any) -> Any:
-        """What was accepted, or the response that refuses it."""
+        """Return the accepted request, or the response that refuses it."""
         tensors = {RENAMED.get(t.name(), t.name()): t for t in request.inputs()}
         batch = len(tensors["input_lengths"].as_numpy())
         try:
@@ -74,13 +74,13 @@ class TritonPythonModel:
             ids = self._executor.enqueue_requests(
                 [executor_request(row, exclude_input=False) for row in rows]
             )
-        # Whatever goes wrong with one request is that client's answer.
+        # An error in one request is that client's answer.
         except Exception as error:
             return _error(str(error))
         return AcceptedRequest(request, dict(zip(ids, pads, strict=True)))
 
     def _results(self, accepted: list[AcceptedRequest]) -> dict[int, Any]:
-        """The last response of each row, by the executor's id."""
+        """Return the last response of each row, by the executor's id."""
         running = {engine_id: each for each in accepted for engine_id in each.rows}
         results = {}
         while running:
@@ -95,10 +95,10 @@ class TritonPythonModel:
 
 
 def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
-    """The answer to one request, of the outputs that it asked for.
+    """Return the answer to one request, with the outputs that it requested.
 
-    output_ids int32 [B, beams, longest]: the prompt first, the pad id behind the end. log_probs
-    float32 [B, longest, beams] of what was generated, 0 behind the end.
+    output_ids int32 [B, beams, longest]: the prompt first, pad ids after the end. log_probs float32
+    [B, longest, beams] of the generated tokens, 0 after the end.
     """
     responses = [results[engine_id] for engine_id in accepted.rows]
     for response in responses:
@@ -112,14 +112,14 @@ def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
         log_probs = _pad(values, [0.0] * len(values), np.float32)
         arrays["log_probs"] = np.ascontiguousarray(log_probs.transpose(0, 2, 1))
     requested = accepted.request.requested_output_names()
-    # Triton 2.51 frees what nobody asked for without the interpreter's lock.
+    # Triton 2.51 frees outputs that were not requested without holding the interpreter's lock.
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in requested]
     )
 
 
 def _pad(rows: list[list[list[Any]]], paddings: Iterable[float], dtype: type) -> npt.NDArray[Any]:
-    """Each row's beams as [rows, beams, longest], behind their end the row's padding."""
+    """Return each row's beams as [rows, beams, longest], padded after their end."""
     beams = max(len(row) for row in rows)
     longest = max(len(beam) for row in rows for beam in row)
     padded = [
@@ -136,5 +136,5 @@ def _error(message: str) -> Any:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves what was not given as ${name}.
+    # fill_template.py leaves missing values as ${name}.
     return "" if value.startswith("${") else value

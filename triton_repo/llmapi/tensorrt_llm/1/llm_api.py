@@ -1,4 +1,4 @@
-"""The LLM API that this host has."""
+"""The LLM API that is available on this host."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ try:
     from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 except ModuleNotFoundError as missing:
-    # A TensorRT-LLM that is there but does not load must not turn into the CPU executor.
+    # An installed TensorRT-LLM that fails to load must not be replaced by the CPU executor.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor.llmapi.llm import LLM
@@ -22,7 +22,7 @@ __all__ = ["LoRARequest", "SamplingParams", "start", "upstream_watch"]
 
 
 def start(arguments: dict[str, Any]) -> Any:
-    """The running `LLM`, with its own defaults for what is None. Raises for what it refuses."""
+    """Return the running `LLM`; None arguments take its defaults. Raises for refused arguments."""
     if global_mpi_size() > 1 or global_mpi_rank() > 0:
         raise RuntimeError(
             "llmapi: this process is one of several MPI ranks; start Triton without mpirun, or by "
@@ -33,7 +33,7 @@ def start(arguments: dict[str, Any]) -> Any:
 
 
 def upstream_watch(period_s: float, on_left: Callable[[Any], object]) -> Any:
-    """Return the watcher that behaves as upstream's, which no installed repository has a use for.
+    """Return the watcher that behaves like upstream's, which is for tests only.
 
     Raises RuntimeError without this project's package.
     """

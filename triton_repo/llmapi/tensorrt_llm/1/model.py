@@ -1,13 +1,12 @@
 """The model of the llmapi repository: text in, accumulated text out, over the LLM API.
 
 Written against `tensorrt_llm.LLM`. Where TensorRT-LLM is not installed,
-`triton_repo.cpu_executor.llmapi` offers the same names on the CPU. What clients see is what
-upstream's model shows them, in the release that model.yaml's `triton_config.behaves_as` names.
+`triton_repo.cpu_executor.llmapi` offers the same names on the CPU. Clients see the behaviour of
+upstream's model in the release that model.yaml's `triton_config.behaves_as` names.
 
-All work is done by one thread, in an event loop: it asks the engine, sends, and looks for requests
-that their clients have left. `execute` only hands requests over to it. So no sender is asked
-whether its client has left while its final response is on its way, or behind it: Triton 2.51 would
-die of that.
+One thread does all the work in an event loop: it sends requests to the engine, sends responses, and
+polls for disconnected clients. `execute` only passes requests to it. So no sender is polled while
+its final response is being sent, or afterwards: Triton 2.51 would crash.
 """
 
 import asyncio
@@ -28,15 +27,15 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 @dataclass(eq=False)
 class ClientAnswer:
-    """What a client was sent, and what is still to come."""
+    """The state of one client's answer."""
 
     sender: Any
     generation: Any = None
-    """The engine's `RequestOutput`, once it has the request."""
+    """The engine's `RequestOutput`, once the engine has the request."""
     ended: bool = False
 
     def send(self, reply: Any, *, final: bool) -> None:
-        """Nothing is sent after the end."""
+        """Send a response; ignored after the final one."""
         if self.ended:
             return
         self.ended = final
@@ -60,7 +59,7 @@ class TritonPythonModel:
         if (count := config["instance_group"][0]["count"]) != 1:
             raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
-        # What Triton believes counts: it may not have asked `auto_complete_config`.
+        # Triton's own view counts: it may not have called `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period
@@ -110,7 +109,7 @@ class TritonPythonModel:
         stopping.send(build_cancelled(), final=True)
 
     def _cancel(self, answer: ClientAnswer, *, ends: bool = True) -> None:
-        """The engine frees what it holds with its next step; the client need not wait for it."""
+        """Cancel the request. The client need not wait for the engine to free it."""
         self._forget(answer)
         answer.generation.abort()
         if ends:
@@ -123,7 +122,7 @@ class TritonPythonModel:
             self._upstream_watch.remove(answer)
 
     async def _serve(self, request: Any, answer: ClientAnswer) -> None:
-        """Whatever goes wrong with a request is its own client's answer."""
+        """Serve one request; errors are its own client's answer."""
         request_id = request.request_id()
         try:
             inputs = RequestInputs(request)
@@ -143,7 +142,7 @@ class TritonPythonModel:
             self._running.add(answer)
             if self._upstream_watch is not None:
                 self._upstream_watch.add(answer, request)
-            # One request by id, and the latest: the ids of upstream's clients are unique, too.
+            # Only the latest request of an id: the ids of upstream's clients are unique, too.
             if request_id:
                 self._by_id[request_id] = answer
             outputs = request.requested_output_names()
@@ -172,7 +171,7 @@ class TritonPythonModel:
                 try:
                     if answer.sender.is_cancelled():
                         self._cancel(answer)
-                # Others were left, too; nobody would notice that this task has ended.
+                # The task must continue for other clients: its end would go unnoticed.
                 except Exception as failure:
                     pb_utils.Logger.log_error(f"A request could not be cancelled: {failure}")
 

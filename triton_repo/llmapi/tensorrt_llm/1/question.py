@@ -1,4 +1,4 @@
-"""A Triton request as the LLM API takes it."""
+"""Translation of a Triton request for the LLM API."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from llm_api import LoRARequest, SamplingParams
 
-# Inputs `sampling_param_*` of one element; what is not sent keeps the default of SamplingParams.
+# Inputs `sampling_param_*` of one element; missing ones take the default of SamplingParams.
 _SAMPLING = (
     *("best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty"),
     *("max_tokens", "seed", "exclude_input_from_output", "return_perf_metrics"),
@@ -18,12 +18,12 @@ OPTIONAL_OUTPUTS = ("finish_reason", "stop_reason", "cumulative_logprob")
 class GenerationRequest:
     prompt: str
     sampling: Any
-    """`SamplingParams`."""
+    """A `SamplingParams` object."""
     lora: Any
-    """`LoRARequest` or None."""
+    """A `LoRARequest`, or None."""
     streaming: bool
     outputs: tuple[str, ...]
-    """Of `OPTIONAL_OUTPUTS`, those asked for."""
+    """The requested ones of `OPTIONAL_OUTPUTS`."""
 
 
 class RequestInputs:
@@ -39,14 +39,14 @@ class RequestInputs:
         return value.decode() if isinstance(value, bytes) else value
 
     def texts(self, name: str) -> list[str] | None:
-        """Raises ValueError for bytes that are not UTF-8."""
+        """Return the texts of an input. Raises ValueError for bytes that are not UTF-8."""
         if name not in self._tensors:
             return None
         return [value.decode() for value in self._tensors[name].as_numpy()]
 
 
 def read_question(inputs: RequestInputs) -> GenerationRequest:
-    """Raises ValueError naming an input that is missing or wrong."""
+    """Parse a request. Raises ValueError, which names an input that is missing or wrong."""
     texts = inputs.texts("text_input")
     if not texts:
         raise ValueError("text_input is missing from the request")

@@ -1,4 +1,4 @@
-"""A `RequestOutput` of the LLM API as a Triton response."""
+"""Translation of a `RequestOutput` of the LLM API to a Triton response."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -27,12 +27,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def build_response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
-    """The whole text so far, `optional` outputs, and the metrics where the engine gave some.
+    """Return the complete text so far, `optional` outputs, and metrics if the engine has any.
 
-    All are BYTES of shape [1], numbers as decimal text, as upstream's model sends them; what is
-    missing is the text None. Times are in nanoseconds of the engine's own clock. Triton 2.51 frees
-    what nobody asked for without the interpreter's lock, so outputs that are not `wanted` are left
-    out.
+    All are BYTES of shape [1], numbers as decimal text, as upstream's model sends them; a missing
+    value is the text None. Times are in nanoseconds of the engine's own clock. Outputs that are not
+    `wanted` are left out, because Triton 2.51 frees those without holding the interpreter's lock.
     """
     completion = output.outputs[0]
     values = {"text_output": completion.text}
@@ -46,7 +45,10 @@ def build_response(output: Any, optional: Collection[str], wanted: Collection[st
 
 
 def build_error(message: str) -> Any:
-    """With a text, too, as upstream's: clients are to look at the error first."""
+    """Return an error response.
+
+    It has a text too, like upstream's: clients must check the error first.
+    """
     return pb_utils.InferenceResponse(
         [_tensor("text_output", "N/A")], pb_utils.TritonError(message)
     )

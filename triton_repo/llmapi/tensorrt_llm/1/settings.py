@@ -1,4 +1,4 @@
-"""model.yaml: the LLM's arguments, and how the model behaves in Triton."""
+"""model.yaml: the LLM's arguments, and the model's behaviour in Triton."""
 
 import os
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ DEFAULT_PERIOD_MS = 100
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the releases of the llmapi model do differently, and a client must bear."""
+    """Differences between releases of the llmapi model that clients must handle."""
 
     streams: bool = True
-    """False: `streaming` is taken, and the whole text comes in one response."""
+    """False: `streaming` is accepted, but the complete text comes in one response."""
     answers_early_errors: bool = True
-    """False: a request that fails before the engine has it is never answered."""
+    """False: a request that fails before it reaches the engine is never answered."""
     ends_stopped: bool = True
-    """False: a request that another one stops is never answered in full."""
+    """False: a request stopped by another one never gets its final response."""
     empty_final: bool = False
-    """True: a stream ends with a response that has the final flag and nothing else."""
+    """True: a stream ends with a response that has only the final flag."""
 
 
 # `main` is upstream's since September 2026, `1.3` its line from May to then, `1.2` that release.
@@ -40,16 +40,16 @@ class ModelSettings:
     decoupled: bool
     max_batch_size: int
     cancellation_check_period: float
-    """Seconds."""
+    """Polling interval for disconnected clients, in seconds."""
     behaviour: Behaviour
     polls_ended: bool
-    """True to ask requests for their cancellation as upstream's model does."""
+    """True to poll requests for cancellation as upstream's model does."""
 
 
 def read_settings() -> ModelSettings:
-    """Of the file that LLM_CONFIG_PATH names, else model.yaml, in the model's version folder.
+    """Read the file in LLM_CONFIG_PATH, else model.yaml, in the model's version folder.
 
-    Raises TritonModelException naming what is missing or not allowed.
+    Raises TritonModelException, which names what is missing or not allowed.
     """
     path = Path(pb_utils.get_model_dir()) / os.environ.get("LLM_CONFIG_PATH", "model.yaml")
     try:
