@@ -15,7 +15,7 @@ from bench import report
 from bench.load import Clients
 from bench.machine import ROOT, Others, cores_for, describe
 from bench.parts import PARTS
-from bench.plot import drawn
+from bench.plot import draw
 from bench.servers import Bench, Unmeasured
 from ops.local_stack.ports import PortClaims
 from ops.local_stack.process import adopt_orphans
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
                 except Unmeasured as error:
                     bench.notes.append(f"{name}: not measured: {error}")
                     failed = True
-                bench.say(f"{name}: {time.monotonic() - started:.0f} s")
+                bench.log(f"{name}: {time.monotonic() - started:.0f} s")
                 results.notes = bench.notes
                 # After each part, so that an interrupted run leaves something.
                 report.write_json(results, options.output / "results.json")
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"Other processes kept {busy:.2f} cores busy meanwhile: these figures are rough."
         )
         report.write_json(results, options.output / "results.json")
-    (options.output / "results.svg").write_text(drawn(results.parts))
+    (options.output / "results.svg").write_text(draw(results.parts))
     print(report.markdown(results), end="")
     if options.write_readme:
         report.write_readme(results)

@@ -63,7 +63,7 @@ def compare(bench: Bench, servers: list[Server]) -> list[dict[str, Any]]:
         for count in STREAMS:
             for server in servers:
                 _measure(bench, server, count, figures[server.name][count])
-        bench.say(f"beside: round {number + 1}")
+        bench.log(f"beside: round {number + 1}")
     reference = servers[-1].name
     return [
         _row(name, count, by_count, figures[reference] if name != reference else None, reference)

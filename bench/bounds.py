@@ -39,7 +39,7 @@ def main() -> int:
     if known["python"] != found["python"]:
         print(f"Not compared: {BOUNDS.name} is of Python {known['python']}")
         return 0
-    wrong = list(_beyond(known["thousand instructions of"], _by_name(rows)))
+    wrong = list(_find_exceeded(known["thousand instructions of"], _by_name(rows)))
     print("\n".join(wrong))
     return 1 if wrong else 0
 
@@ -48,7 +48,7 @@ def _by_name(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {row["thousand instructions of"]: round(row["all"], 1) for row in rows}
 
 
-def _beyond(known: dict[str, float], found: dict[str, float]) -> list[str]:
+def _find_exceeded(known: dict[str, float], found: dict[str, float]) -> list[str]:
     wrong = []
     for name in {**known, **found}:
         if name not in known or name not in found:

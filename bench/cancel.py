@@ -66,7 +66,9 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
         )
         wait_until(begin)
         left = {
-            kind.name: asyncio.run(_leave(bench, server, kind, MARKED + n * count, count))
+            kind.name: asyncio.run(
+                _disconnect_clients(bench, server, kind, MARKED + n * count, count)
+            )
             for n, kind in enumerate(KINDS)
         }
         seen = total(shares)
@@ -96,12 +98,14 @@ def before_first_token(bench: Bench, server: Server, first: int, count: int) -> 
     Of those that are stopped at all; no others have the marks from `first` on.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
-    left = asyncio.run(_leave(bench, server, kind, first, count, {"stop"}, _PEER_PATIENCE_S))
+    left = asyncio.run(
+        _disconnect_clients(bench, server, kind, first, count, {"stop"}, _PEER_PATIENCE_S)
+    )
     arrived = _events(bench)
     return [arrived[key, "stop"] - at for key, at in left.items() if (key, "stop") in arrived]
 
 
-async def _leave(
+async def _disconnect_clients(
     bench: Bench,
     server: Server,
     kind: _Kind,
@@ -125,17 +129,17 @@ async def _leave(
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
             # A busy machine takes longer to bring a request to Triton, and nothing else shows it.
-            await _noted(bench, {(key, "arrival")}, _PATIENCE_S)
+            await _wait_for_events(bench, {(key, "arrival")}, _PATIENCE_S)
             left[key] = time.monotonic()
             writer.transport.abort()
             await asyncio.sleep(_APART_S)
 
     await asyncio.gather(*[lane(n) for n in range(_LANES)])
-    await _noted(bench, {(key, event) for key in left for event in events}, patience_s)
+    await _wait_for_events(bench, {(key, event) for key in left for event in events}, patience_s)
     return left
 
 
-async def _noted(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
+async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
     """Until the scripted Triton has noted all of these, or for as long as it may take."""
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():

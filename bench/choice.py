@@ -86,7 +86,7 @@ def _costs(size: int, *, known: bool) -> list[float]:
     return _microseconds(works)
 
 
-def _most_bytes() -> int:
+def _max_bytes() -> int:
     """What is kept of one replica, at the most, of prompts of many tenants."""
     prompts = [prefixes_of(_generation(750)) for _ in range(5_000)]
     for number, prefixes in enumerate(prompts):
@@ -113,7 +113,7 @@ async def main() -> None:
             found = _costs(size, known=known)
             cells = [f"{cost:.1f}" for cost in (*found, sum(found))]
             print(f"| {size:,} tokens, {'known' if known else 'new'} | {' | '.join(cells)} |")
-    print(f"\nkept of a replica: {_most_bytes() / 2**20:.1f} MiB at the most")
+    print(f"\nkept of a replica: {_max_bytes() / 2**20:.1f} MiB at the most")
 
 
 if __name__ == "__main__":

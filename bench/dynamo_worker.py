@@ -26,7 +26,7 @@ _CONTEXT_LENGTH = 1_000_000
 _WAITING = 64
 
 
-class Answer:
+class ScriptedAnswer:
     """One request being answered. At most so many tokens wait for who takes them."""
 
     def __init__(self, tokens: int) -> None:
@@ -46,11 +46,11 @@ class Answer:
         self.due.release()
         return self._left > 0
 
-    def taken(self) -> None:
+    def on_taken(self) -> None:
         self._waiting -= 1
 
 
-class Worker:
+class DynamoWorker:
     """The endpoint that the frontend calls. Create inside the event loop."""
 
     def __init__(self, log: Log) -> None:
@@ -59,7 +59,7 @@ class Worker:
 
     async def generate(self, request: Any, context: Context) -> AsyncIterator[dict[str, Any]]:
         tokens = request["stop_conditions"]["max_tokens"]
-        answer = Answer(tokens)
+        answer = ScriptedAnswer(tokens)
         self._log.began(context.id(), tokens)
         stopped = None
         if self._log.follows(context.id()):
@@ -68,7 +68,7 @@ class Worker:
         try:
             for left in range(tokens - 1, -1, -1):
                 await answer.due.acquire()
-                answer.taken()
+                answer.on_taken()
                 self._pacer.wake()
                 yield {"token_ids": [TOKEN]} | ({} if left else {"finish_reason": "length"})
         finally:
@@ -85,7 +85,7 @@ async def run(model: Path, name: str, events: Path | None) -> None:
     """Until cancelled."""
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     endpoint = runtime.endpoint("bench.backend.generate")
-    worker = Worker(Log(events.open("a") if events else None))
+    worker = DynamoWorker(Log(events.open("a") if events else None))
     config = ModelRuntimeConfig()
     config.context_length = _CONTEXT_LENGTH
     registered = register_model(

@@ -213,21 +213,21 @@ def measure(bench: Bench, triton: str, options: argparse.Namespace) -> None:
         sides = {"off": without.port, "on": with_it.port}
         capacity = asyncio.run(_capacity(with_it.port, options.seconds / 2))
         mean = sum(LENGTHS) / len(LENGTHS)
-        bench.say(f"capacity: {capacity:.0f} tokens/s, {capacity / mean:.1f} answers/s")
+        bench.log(f"capacity: {capacity:.0f} tokens/s, {capacity / mean:.1f} answers/s")
         for times in options.times:
             rates = dict.fromkeys(TENANTS, times * capacity / mean / len(TENANTS))
             for early, port in sides.items():
                 seen = asyncio.run(_window(port, rates, options.settle, options.seconds))
                 row = {"asked": f"{times:g} x", "refuse early": early}
                 rows.append(row | seen.row(WITHIN_S, capacity, *TENANTS))
-                bench.say(report.table(rows[-1:]).splitlines()[-1])
+                bench.log(report.table(rows[-1:]).splitlines()[-1])
         rates = {"one": 0.6 * capacity / mean, "batch": 4 * capacity / mean}
         for early, port in sides.items():
             seen = asyncio.run(_window(port, rates, options.settle, options.seconds))
             for tenant, within_s in {"one": WITHIN_S, "batch": BATCH_WITHIN_S}.items():
                 row = {"tenant": tenant, "refuse early": early}
                 last.append(row | seen.row(within_s, capacity, tenant))
-                bench.say(report.table(last[-1:]).splitlines()[-1])
+                bench.log(report.table(last[-1:]).splitlines()[-1])
     print(report.table(rows), end="\n\n")
     print(report.table(last))
 

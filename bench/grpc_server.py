@@ -49,7 +49,7 @@ class Log:
             self._file.flush()
 
 
-class Service(ABC):
+class ScriptedService(ABC):
     """What all connections share. Create inside the event loop.
 
     `methods` are the paths that it has; `running` has the answers by request id.
@@ -59,13 +59,13 @@ class Service(ABC):
         self.pacer = pace.Pacer()
         self.log = log
         self.methods = methods
-        self.running: dict[str, Answer] = {}
+        self.running: dict[str, StreamedAnswer] = {}
 
     @abstractmethod
-    def receive(self, call: Call, message: bytes) -> None:
+    def receive(self, call: ServerCall, message: bytes) -> None:
         """A message has come on a call of one of the methods."""
 
-    def begin(self, answer: Answer, key: int, seed: int) -> None:
+    def begin(self, answer: StreamedAnswer, key: int, seed: int) -> None:
         """Answers at the pace of `seed`; what becomes of it is noted where `key` is marked."""
         self.log.began(answer.request_id, key)
         answer.call.answers.append(answer)
@@ -84,7 +84,7 @@ class Service(ABC):
         return running is not None
 
 
-class Answer(ABC):
+class StreamedAnswer(ABC):
     """One request being answered: `left` more tokens, `owed` of them due but not sent.
 
     `size` is the bytes that the next message's frames take, roughly.
@@ -92,7 +92,7 @@ class Answer(ABC):
 
     __slots__ = ("call", "left", "owed", "request_id", "size")
 
-    def __init__(self, call: Call, request_id: str, tokens: int) -> None:
+    def __init__(self, call: ServerCall, request_id: str, tokens: int) -> None:
         self.call = call
         self.request_id = request_id
         self.left = tokens
@@ -104,7 +104,7 @@ class Answer(ABC):
         """The frames of the next token; `left` more are to come behind it."""
 
     @abstractmethod
-    def stopped(self) -> None:
+    def send_stop(self) -> None:
         """Sends what ends an answer early."""
 
     def takes(self) -> bool:
@@ -119,8 +119,8 @@ class Answer(ABC):
 
     def stop(self) -> None:
         self.left = 0
-        self.stopped()
-        self.call.answered(self)
+        self.send_stop()
+        self.call.finish_answer(self)
 
     def pump(self) -> None:
         while self.owed and self.left and self.takes():
@@ -129,17 +129,17 @@ class Answer(ABC):
             for frame in self.message():
                 self.call.send(frame)
             if not self.left:
-                self.call.answered(self)
+                self.call.finish_answer(self)
 
 
-class Call:
+class ServerCall:
     """One stream of HTTP/2, which may have several answers. It ends after the last of them."""
 
-    def __init__(self, connection: Connection, stream: int, path: str) -> None:
+    def __init__(self, connection: ServerConnection, stream: int, path: str) -> None:
         self.stream = stream
         self.window = connection.stream_window
         self.closed = False
-        self.answers: list[Answer] = []
+        self.answers: list[StreamedAnswer] = []
         self.path = path
         self._connection = connection
         self._received = bytearray()
@@ -169,7 +169,7 @@ class Call:
             self._half_closed = True
             self._end_if_done()
 
-    def answered(self, answer: Answer) -> None:
+    def finish_answer(self, answer: StreamedAnswer) -> None:
         self.answers.remove(answer)
         self._connection.service.running.pop(answer.request_id, None)
         self._end_if_done()
@@ -180,7 +180,7 @@ class Call:
             self._connection.service.log.note(answer.request_id, "reset")
             self._connection.service.running.pop(answer.request_id, None)
 
-    def say(self, message: bytes) -> None:
+    def send_message(self, message: bytes) -> None:
         """Sends a whole message, in as many frames as it takes."""
         data = frames.grpc_message(message)
         for at in range(0, len(data), 16_384):
@@ -199,14 +199,14 @@ class Call:
         self._connection.forget(self)
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One connection; what is sent within one turn of the loop goes out in one write."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ScriptedService) -> None:
         self.service = service
         self.paused = False
         self.window = self.stream_window = frames.DEFAULT_WINDOW
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ServerCall] = {}
         self._buffer = bytearray()
         self._preface = len(frames.PREFACE)
         self._hpack = hpack.Decoder()
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.append(data)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ServerCall) -> None:
         self._calls.pop(call.stream, None)
 
     def _flush(self) -> None:
@@ -273,7 +273,7 @@ class Connection(asyncio.Protocol):
             if not flags & frames.END_HEADERS:
                 raise ValueError("headers in several frames")
             fields: dict[Any, Any] = dict(self._hpack.decode(frames.bare_payload(flags, payload)))
-            self._calls[stream] = Call(self, stream, str(fields[":path"]))
+            self._calls[stream] = ServerCall(self, stream, str(fields[":path"]))
         elif kind == frames.RST_STREAM and call is not None:
             del self._calls[stream]
             call.reset()
@@ -299,12 +299,14 @@ class Connection(asyncio.Protocol):
         self._resume()
 
 
-async def serve(service: Service, port: int) -> None:
+async def serve(service: ScriptedService, port: int) -> None:
     """Until cancelled. Several processes may serve one port: the kernel deals out connections."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", port))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(service), sock=listener, backlog=1024)
+    server = await loop.create_server(
+        lambda: ServerConnection(service), sock=listener, backlog=1024
+    )
     await server.serve_forever()

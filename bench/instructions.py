@@ -106,14 +106,14 @@ class _Counter:
         self._numbers = count()
         self._idle: Counter[str] = Counter()
         self._control("-i", "on")
-        self._idle = self._counted([], self.server.path, b"", 0, at_least_s=_IDLE_S)
+        self._idle = self._count([], self.server.path, b"", 0, at_least_s=_IDLE_S)
 
     def request(self, protocol: str, size: int) -> dict[str, Any]:
         path, make = PROTOCOLS[protocol]
         more = {"model": "demo", "stream": True, "temperature": 0}
         body = orjson.dumps(make(prompt(size), 1) | more)
         self._ask(self._lines[:1], path, body, _WARM)
-        found = self._counted(self._lines[:1], path, body, _COUNTED)
+        found = self._count(self._lines[:1], path, body, _COUNTED)
         return _row(f"{protocol}, {size} tokens", found, _COUNTED)
 
     def token(self, name: str, seed: int, tokens: int, *, streams: int) -> dict[str, Any]:
@@ -122,12 +122,12 @@ class _Counter:
         lines, path = self._lines[:streams], self.server.path
         step = self._step if seed == STEPPED else None
         self._ask(lines, path, long, 1, step)
-        once = self._counted(lines, path, short, 1, step)
-        found = self._counted(lines, path, long, 1, step)
+        once = self._count(lines, path, short, 1, step)
+        found = self._count(lines, path, long, 1, step)
         found.subtract(once)
         return _row(name, found, streams * tokens)
 
-    def _counted(
+    def _count(
         self,
         lines: Sequence[http.client.HTTPConnection],
         path: str,

@@ -31,7 +31,7 @@ _STREAMS = (20, 50)
 
 def litellm(bench: Bench) -> list[dict[str, Any]]:
     """LiteLLM and the gateway on the same load, each in front of its scripted upstream."""
-    if (executable := _installed(bench)) is None:
+    if (executable := _install(bench)) is None:
         return []
     rows = []
     with _upstream(bench) as upstream, _proxy(bench, executable, upstream) as server:
@@ -96,12 +96,12 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
         yield Server("LiteLLM", child.pid, port, live=live)
 
 
-def _installed(bench: Bench) -> Path | None:
+def _install(bench: Bench) -> Path | None:
     """The proxy's command, installed by the first run; None, and a note why, without it."""
     executable, marker = _VENV / "bin" / "litellm", _VENV / ".installed"
     if marker.exists() and marker.read_text() == REQUIREMENT:
         return executable
-    bench.say(f"litellm: installing {REQUIREMENT} into {_VENV.relative_to(ROOT)}")
+    bench.log(f"litellm: installing {REQUIREMENT} into {_VENV.relative_to(ROOT)}")
     install = [str(_VENV / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     try:
         for command in ([sys.executable, "-m", "venv", str(_VENV)], [*install, REQUIREMENT]):

@@ -14,7 +14,7 @@ from bench.servers import MAX_SEQ_LEN, Bench, Server
 LENGTHS = (64, 512, 4096)
 STREAMS = 100
 _BEAT_MS = 20
-_TURNS = 3
+_ROUNDS = 3
 # An answer of the shortest: begun together they would end together, and a window would hold two of
 # these moments or three.
 _RAMP_S = 1.28
@@ -39,7 +39,7 @@ def llmapi(bench: Bench) -> list[dict[str, Any]]:
 def _row(bench: Bench, ids: Server, text: Server, length: int) -> dict[str, Any]:
     body = chat(seed=_BEAT_MS, tokens=length)
     seen: dict[str, list[Window]] = {ids.name: [], text.name: []}
-    turns = 1 if bench.quick else _TURNS
+    turns = 1 if bench.quick else _ROUNDS
     for _ in range(turns):
         for server in (ids, text):
             seen[server.name].append(

@@ -61,7 +61,7 @@ _STOPS = {
 }
 
 
-class Place:
+class Deployment:
     """One release's model, and a gateway in front of it."""
 
     def __init__(self, model: DirectModel, http: httpx.AsyncClient) -> None:
@@ -77,13 +77,13 @@ class Place:
         stop, after_s = None, PHASES[phase]
         if how == "stop string":
             stop, after_s = _STOPS[phase]
-        blocker = await self._begun(_ENDLESS) if phase == "queued" else None
+        blocker = await self._start_request(_ENDLESS) if phase == "queued" else None
         if blocker is not None:
             await asyncio.sleep(_FIRST_S)
         sent = time.monotonic()
         victim = await self._victim(how, tokens, stop, after_s)
         await asyncio.sleep(sent + _FOLLOWS_S - time.monotonic())
-        behind = asyncio.create_task(self._scheduled())
+        behind = asyncio.create_task(self._wait_until_scheduled())
         at = sent + after_s
         await asyncio.sleep(at - time.monotonic())
         async with asyncio.timeout(_PATIENCE_S):
@@ -105,7 +105,7 @@ class Place:
     ) -> str | asyncio.Task[bytes]:
         """The id of a request to Triton, or the task of one to the gateway."""
         if how == "stop request":
-            return await self._begun(tokens)
+            return await self._start_request(tokens)
         body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True, "stop": stop}
         headers = {"x-request-timeout": f"{after_s:.3f}"} if how == "deadline" else {}
 
@@ -120,7 +120,7 @@ class Place:
 
         return asyncio.create_task(ask())
 
-    async def _begun(self, tokens: int) -> str:
+    async def _start_request(self, tokens: int) -> str:
         """A request straight to Triton, of which nobody reads the answer; its id."""
         self._number += 1
         name = f"abort-{self._number}"
@@ -134,7 +134,7 @@ class Place:
     async def _stop(self, name: str) -> None:
         await self._model.send(self._model.stop(name))
 
-    async def _scheduled(self) -> float:
+    async def _wait_until_scheduled(self) -> float:
         """When the engine began with a request, in monotonic seconds."""
         self._number += 1
         build = self._model.request(f"behind-{self._number}")
@@ -168,19 +168,19 @@ def _sum(page: str, family: str, label: str = "") -> float:
 
 
 @contextlib.asynccontextmanager
-async def _place(triton: str, release: str, port: int) -> AsyncIterator[Place]:
+async def _run_deployment(triton: str, release: str, port: int) -> AsyncIterator[Deployment]:
     client = TritonClient(triton)
     url = f"http://{LOCALHOST}:{port}"
     try:
         async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, trust_env=False) as http:
-            yield Place(await DirectModel.find(client, _name(release)), http)
+            yield Deployment(await DirectModel.find(client, _name(release)), http)
     finally:
         await client.close()
 
 
 async def _rows(triton: str, release: str, port: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
-    async with _place(triton, release, port) as place:
+    async with _run_deployment(triton, release, port) as place:
         await place.measure("client leaves", "in the middle")  # what only the first one pays
         for how in HOW:
             for phase in PHASES:

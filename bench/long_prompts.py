@@ -58,7 +58,7 @@ def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
         "first token p50 ms": 1e3 * percentile(alone.seen.first, 50),
         "CPU ms/request": alone.us_per_request / 1e3,
         "peak MiB more": peak / 2**20,
-        "KiB kept while answered": _kept(bench, server, size) / 1024,
+        "KiB kept while answered": _retained_bytes(bench, server, size) / 1024,
         "others' gap p99 ms": gaps[1],
         "without": gaps[0],
         "added": gaps[1] - gaps[0],
@@ -71,31 +71,31 @@ def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, 
     """Streams alone, the same streams while such prompts come, and how many came."""
     trickle = chat(seed=_BEAT_MS)
     calm = window(bench, server, trickle, _STREAMS, watched=True)
-    with _asking(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
+    with _background_load(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
         disturbed = window(bench, server, trickle, _STREAMS, watched=True)
     return calm, disturbed, total(shares).finished
 
 
-def _kept(bench: Bench, server: Server, size: int) -> float:
+def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
     """Bytes for each stream that has its first token and goes on."""
     streams = _QUICK_OPEN if bench.quick else _OPEN
     body = server.body(chat(seed=IDLE, prompt_tokens=size))
     with contextlib.ExitStack() as lines:
         # What the first takes while it is read, and gives back, is not what is kept of it.
-        lines.enter_context(_begun(server, body, 0))
-        before = _settled(server)
+        lines.enter_context(_open_stream(server, body, 0))
+        before = _wait_for_settled_rss(server)
         for number in range(1, streams + 1):
-            lines.enter_context(_begun(server, body, number))
-        return (_settled(server) - before) / streams
+            lines.enter_context(_open_stream(server, body, number))
+        return (_wait_for_settled_rss(server) - before) / streams
 
 
-def _settled(server: Server) -> int:
+def _wait_for_settled_rss(server: Server) -> int:
     """Resident bytes once what a prompt's text took is given back."""
     time.sleep(_SETTLE_S)
     return server.rss()
 
 
-def _begun(server: Server, body: bytes, number: int) -> socket.socket:
+def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
     """A stream with its first token."""
     line = socket.create_connection((LOCALHOST, server.port), timeout=_BEGUN_WITHIN_S)
     line.sendall(request(server.port, server.path, body.replace(NUMBER, b"%08d" % number)))
@@ -106,7 +106,7 @@ def _begun(server: Server, body: bytes, number: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _asking(
+def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
     """Another load beside what is measured inside, from now on."""

@@ -106,7 +106,7 @@ async def ask(client: httpx.AsyncClient, model: str) -> float:
     return seconds
 
 
-async def warm(client: httpx.AsyncClient, pid: int, requests: int) -> dict[str, float]:
+async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -> dict[str, float]:
     """Base and warm adapter by turns, `requests` of each: ms and the gateway's CPU in us."""
     process = psutil.Process(pid)
     seconds: dict[str, list[float]] = {"demo": [], "warm": []}
@@ -140,7 +140,7 @@ async def longest_silence(url: str, until: asyncio.Event) -> float:
     return longest
 
 
-async def cold_gateway(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
+async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
     """Seconds of the first request of an adapter, and the longest stall while it ran."""
     done = asyncio.Event()
     probe = asyncio.create_task(longest_silence(url, done))
@@ -150,7 +150,9 @@ async def cold_gateway(client: httpx.AsyncClient, url: str, model: str) -> tuple
     return seconds, await probe
 
 
-async def cold_plain(server: triton.InferenceServerClient, tensors: Tensors, task: int) -> float:
+async def measure_plain_upload(
+    server: triton.InferenceServerClient, tensors: Tensors, task: int
+) -> float:
     """Seconds until tritonclient has the answer to a request with the same weights."""
     weights, config = tensors
     values: dict[str, npt.NDArray[Any]] = {
@@ -210,15 +212,17 @@ async def measure(
         triton.InferenceServerClient(state.triton_grpc) as server,
     ):
         await add(client, "warm", make_tensors("13 MB", seed=0), folder)
-        results["warm"] = await warm(client, state.pids["gateway"], requests)
+        results["warm"] = await measure_resident(client, state.pids["gateway"], requests)
         for kind in KINDS:
             gateway, plain, stalls = [], [], []
             for n in range(adapters):
                 tensors = make_tensors(kind, seed=n + 1)
                 name = f"cold-{kind.split()[0]}-{n}"
                 await add(client, name, tensors, folder)
-                plain.append(await cold_plain(server, tensors, 10**6 + len(kind) * 100 + n))
-                seconds, stall = await cold_gateway(client, url, name)
+                plain.append(
+                    await measure_plain_upload(server, tensors, 10**6 + len(kind) * 100 + n)
+                )
+                seconds, stall = await measure_upload(client, url, name)
                 gateway.append(seconds)
                 stalls.append(stall)
             results[kind] = {

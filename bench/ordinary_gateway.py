@@ -28,14 +28,14 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     role: str
     content: str
 
 
 class ChatRequest(BaseModel):
     model: str
-    messages: list[Message]
+    messages: list[ChatMessage]
     max_tokens: int = 256
     temperature: float = 1.0
     seed: int = 0
@@ -47,18 +47,18 @@ class Delta(BaseModel):
     content: str | None = None
 
 
-class Choice(BaseModel):
+class ChunkChoice(BaseModel):
     index: int
     delta: Delta
     finish_reason: str | None = None
 
 
-class Chunk(BaseModel):
+class ChatChunk(BaseModel):
     id: str
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChunkChoice]
 
 
 def infer_inputs(chat: ChatRequest, ids: list[int]) -> list[grpcclient.InferInput]:
@@ -104,8 +104,8 @@ def create_app(triton: str, tokenizer_dir: str) -> FastAPI:
         id_, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
 
         def chunk(delta: Delta, finish: str | None = None) -> str:
-            choice = Choice(index=0, delta=delta, finish_reason=finish)
-            whole = Chunk(id=id_, created=created, model=chat.model, choices=[choice])
+            choice = ChunkChoice(index=0, delta=delta, finish_reason=finish)
+            whole = ChatChunk(id=id_, created=created, model=chat.model, choices=[choice])
             return whole.model_dump_json(exclude_none=True)
 
         async def requests() -> AsyncIterator[dict[str, Any]]:

@@ -80,7 +80,7 @@ def _own_core(bench: Bench, triton: str, config: dict[str, str]) -> list[Row]:
                 outcomes, cores = _open(bench, server, tenants)
                 figures = _figures(_joined(outcomes), _seconds(bench), carried[server.name])
                 rows.append({"who": server.name, "asked": what} | figures | cores)
-                bench.say(f"overload: {what}: {server.name}")
+                bench.log(f"overload: {what}: {server.name}")
     return rows
 
 
@@ -120,9 +120,9 @@ def _closed(bench: Bench, server: Server) -> float:
         try:
             seen = window(bench, server, body, streams, seconds=_seconds(bench), settle_s=_SETTLE_S)
         except Unmeasured as error:
-            bench.say(f"overload: {error}")
+            bench.log(f"overload: {error}")
         else:
-            bench.say(f"overload: closed loop of {streams}: {server.name}")
+            bench.log(f"overload: closed loop of {streams}: {server.name}")
             return seen.seen.tokens / seen.seconds
     raise Unmeasured(f"{server.name} refuses streams of a closed loop")
 
@@ -171,7 +171,7 @@ def _open(
     cpu_s = server.cpu_s() - before
     outcomes, busy = open_loop.total(shares)
     for text in sorted({text for outcome in outcomes.values() for text in outcome.errors})[:3]:
-        bench.say(f"overload: {server.name}: {text}")
+        bench.log(f"overload: {server.name}: {text}")
     return outcomes, {"core %": 100 * cpu_s / seconds, "client core %": 100 * busy}
 
 

@@ -38,7 +38,7 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE = 1
 
 
-class Source(Protocol):
+class PacedSource(Protocol):
     """A stream that tokens are due on."""
 
     def takes(self) -> bool:
@@ -64,13 +64,13 @@ class Pacer:
         if self._timer < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._loop.add_reader(self._timer, self._beat)
-        self._due: list[tuple[int, int, Source, int]] = []
+        self._due: list[tuple[int, int, PacedSource, int]] = []
         self._order = count()
-        self._bursting: list[Source] = []
+        self._bursting: list[PacedSource] = []
         self._stepping = False
-        self._stepped: list[Source] = []
+        self._stepped: list[PacedSource] = []
 
-    def add(self, source: Source, seed: int) -> None:
+    def add(self, source: PacedSource, seed: int) -> None:
         """Begins the script `seed` of a source."""
         if seed == SILENT:
             return
@@ -80,7 +80,7 @@ class Pacer:
         elif not source.emit():
             return
         elif seed == STEPPED:
-            self._loop.add_signal_handler(signal.SIGUSR1, self._told)
+            self._loop.add_signal_handler(signal.SIGUSR1, self._on_signal)
             self._stepped.append(source)
         elif seed != IDLE:
             interval = seed * 1_000_000
@@ -110,7 +110,7 @@ class Pacer:
         if sent:
             self.wake()
 
-    def _told(self) -> None:
+    def _on_signal(self) -> None:
         self._stepped = [source for source in self._stepped if source.emit()]
 
     def _beat(self) -> None:

@@ -56,7 +56,7 @@ _LONG_CHAT = _CHAT | {
 }
 
 
-def packed() -> bytes:
+def pack() -> bytes:
     build = RequestBuilder("tensorrt_llm", _INPUTS, "id")
     build.numbers("prompt", _IDS, len(_IDS))
     for name in _TYPES:
@@ -96,13 +96,13 @@ def _without_our_order(template: Template, source: str) -> Template:
 
 
 def main() -> None:
-    assert pb.ModelInferRequest.FromString(packed()) == pb.ModelInferRequest.FromString(plain())
+    assert pb.ModelInferRequest.FromString(pack()) == pb.ModelInferRequest.FromString(plain())
     source = (ROOT / "demo" / "chat_template.jinja").read_text(encoding="utf-8")
     template = compile_template(source)
     chained = template.environment.from_string(source)
     looks_up = _without_our_order(template, source)
     for name, ours, theirs in (
-        ("request", packed, plain),
+        ("request", pack, plain),
         ("template", lambda: template.render(_CHAT), lambda: chained.render(_CHAT)),
         ("keys", lambda: template.render(_LONG_CHAT), lambda: looks_up.render(_LONG_CHAT)),
     ):

@@ -46,7 +46,7 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
         straight = Straight(triton, direct.PATH, _request)
         ours = Peer(stack.enter_context(bench.gateway(triton)), straight)
         counted = peer.check(ours)
-        turns = _Turns(bench, [ours])
+        turns = _Rounds(bench, [ours])
         turns.once(ours, _memory(bench, ours))
         begin: dict[str, Callable[[], AbstractContextManager[Peer]]] = {
             "SMG": lambda: smg(bench),
@@ -67,14 +67,14 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
             raise Unmeasured("no peer can be had; the notes say why")
         for n in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
             turns.round()
-            bench.say(f"peers: round {n + 1}")
+            bench.log(f"peers: round {n + 1}")
         # Last: what is not stopped goes on.
         for n, each in enumerate(each for each in turns.peers if not each.floor):
-            turns.once(each, _left(bench, each, n))
+            turns.once(each, _measure_left(bench, each, n))
     return turns.rows()
 
 
-class _Turns:
+class _Rounds:
     """Whose turn it is, the gateway's first, and what was found: by figure and by peer."""
 
     def __init__(self, bench: Bench, peers: list[Peer]) -> None:
@@ -129,7 +129,7 @@ def _memory(bench: Bench, each: Peer) -> Figures:
     return {"MiB at start": found.started / 2**20, "KiB of an idle stream": found.per_stream / 1024}
 
 
-def _left(bench: Bench, each: Peer, n: int) -> Figures:
+def _measure_left(bench: Bench, each: Peer, n: int) -> Figures:
     """What becomes of requests whose clients leave before the first token."""
     count = 20 if bench.quick else 100
     late = before_first_token(bench, each.server, MARKED + n * count, count)

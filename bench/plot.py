@@ -7,7 +7,7 @@ from typing import Any
 from ops.loadtest.chart import COLOURS, Series, bars, graph, levels, logarithmic, svg
 
 
-def drawn(parts: dict[str, list[dict[str, Any]]]) -> str:
+def draw(parts: dict[str, list[dict[str, Any]]]) -> str:
     """What ran, as SVG; an empty drawing when neither `levels` nor `tokens` did."""
     panels = []
     if rows := parts.get("levels"):

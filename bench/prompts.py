@@ -146,7 +146,7 @@ def prompts(bench: Bench) -> list[Row]:
             for case, size, make in cases:
                 count = max(_MIN_PROMPTS, min(_MAX_PROMPTS, _WINDOW_TOKENS // size))
                 case.measure(clients, [make() for _ in range(count)])
-            bench.say(f"prompts: round {n + 1} of {rounds}")
+            bench.log(f"prompts: round {n + 1} of {rounds}")
         straight_s = [_straight_s(each) for each in peers]
     every = [*(case for case, _, _ in cases), *unseen]
     return [case.row(names, straight_s) for case in every]

@@ -18,7 +18,7 @@ from bench.servers import Bench, Server
 _USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 _BEAT_MS, _STREAMS, _BURSTING, _AT_ONCE = 20, 100, 64, 16
 _SIZES = 8, 750
-_TURNS = 3
+_ROUNDS = 3
 
 
 def _chat(text: str, tokens: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _response(text: str, tokens: int, *, store: bool = False) -> dict[str, Any]:
     return {"input": text, "max_output_tokens": tokens, "store": store}
 
 
-def _stored(text: str, tokens: int) -> dict[str, Any]:
+def _stored_response(text: str, tokens: int) -> dict[str, Any]:
     return _response(text, tokens, store=True)
 
 
@@ -46,7 +46,7 @@ PROTOCOLS: dict[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
     "completions": ("/v1/completions", _completion),
     "messages": ("/v1/messages", _message),
     "responses": ("/v1/responses", _response),
-    "responses, stored": ("/v1/responses", _stored),
+    "responses, stored": ("/v1/responses", _stored_response),
 }
 
 
@@ -59,7 +59,7 @@ def protocols(bench: Bench) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
     with bench.upstream() as triton, bench.gateway(triton) as server:
         for size in _SIZES:
-            for name, windows in _by_turns(bench, server, size, 1, _AT_ONCE).items():
+            for name, windows in _measure_alternating(bench, server, size, 1, _AT_ONCE).items():
                 first = [1e3 * percentile(each.seen.first, 50) for each in windows]
                 rows[name] |= {
                     f"CPU us/request, {size} tokens": _median(w.us_per_request for w in windows),
@@ -70,17 +70,17 @@ def protocols(bench: Bench) -> list[dict[str, Any]]:
         ("in burst", BURST, _BURSTING),
     ):
         with bench.upstream(seed=seed) as triton, bench.gateway(triton) as server:
-            found = _by_turns(bench, server, _SIZES[0], TOKENS_FOR_EVER, streams)
+            found = _measure_alternating(bench, server, _SIZES[0], TOKENS_FOR_EVER, streams)
         for name, windows in found.items():
             rows[name][column] = _median(w.us_per_token for w in windows)
     return list(rows.values())
 
 
-def _by_turns(
+def _measure_alternating(
     bench: Bench, server: Server, size: int, tokens: int, streams: int
 ) -> dict[str, list[Window]]:
     seen: dict[str, list[Window]] = {name: [] for name in PROTOCOLS}
-    for _ in range(1 if bench.quick else _TURNS):
+    for _ in range(1 if bench.quick else _ROUNDS):
         for name, (path, make) in PROTOCOLS.items():
             body = make(prompt(size), tokens) | {"model": "demo", "stream": True, "temperature": 0}
             here = replace(server, path=path)

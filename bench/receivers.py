@@ -26,10 +26,10 @@ import uvloop
 from bench import direct
 
 TOKENS = 500_000
-KEPT_GAPS = 1000
+MAX_GAPS = 1000
 
 
-class Counter:
+class MessageCounter:
     """Counts what came within the window."""
 
     def __init__(self, begin: float, end: float) -> None:
@@ -63,7 +63,7 @@ def _inputs(seed: int) -> list[Any]:
     return inputs
 
 
-async def _tritonclient(address: str, streams: int, seed: int, counter: Counter) -> None:
+async def _tritonclient(address: str, streams: int, seed: int, counter: MessageCounter) -> None:
     client = triton.InferenceServerClient(address)
     outputs = [triton.InferRequestedOutput(name) for name in ("output_ids", "sequence_length")]
 
@@ -87,7 +87,7 @@ async def _tritonclient(address: str, streams: int, seed: int, counter: Counter)
     await asyncio.gather(*[stream(n) for n in range(streams)])
 
 
-async def _direct(address: str, streams: int, seed: int, counter: Counter) -> None:
+async def _direct(address: str, streams: int, seed: int, counter: MessageCounter) -> None:
     line = await direct.connect(address)
     over = asyncio.get_running_loop().create_future()
 
@@ -125,12 +125,12 @@ def main() -> None:
     options = parser.parse_args()
     print(flush=True)
     begin, end = map(float, input().split())
-    counter = Counter(begin, end)
+    counter = MessageCounter(begin, end)
     receive = {"tritonclient": _tritonclient, "direct": _direct}[options.kind]
     work = receive(options.triton, options.streams, options.seed, counter)
     uvloop.run(_until(end, work))
     # Few enough for one write to the pipe.
-    gaps = sorted(counter.gaps)[:: len(counter.gaps) // KEPT_GAPS + 1]
+    gaps = sorted(counter.gaps)[:: len(counter.gaps) // MAX_GAPS + 1]
     print(json.dumps({"messages": counter.messages, "gaps": gaps}), flush=True)
 
 

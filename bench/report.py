@@ -54,7 +54,7 @@ def write_json(results: Results, path: Path) -> None:
 def markdown(results: Results) -> str:
     """The machine, what was reached, and a table for each part."""
     sections = [_machine(results)]
-    if reached := _reached(results):
+    if reached := _compare_targets(results):
         sections.append("### Reached\n\n" + table(reached))
     for part, rows in results.parts.items():
         if rows:
@@ -95,7 +95,7 @@ def _machine(results: Results) -> str:
     return f"Machine: {facts}. {results.pinned} Windows of {results.seconds_per_window:g} s."
 
 
-def _reached(results: Results) -> list[dict[str, Any]]:
+def _compare_targets(results: Results) -> list[dict[str, Any]]:
     """The project's targets beside this run's figures, as far as the parts ran."""
     found: list[dict[str, Any]] = []
 

@@ -47,7 +47,7 @@ _WORDS = (ROOT / "demo" / "README.md").read_text(encoding="utf-8").split()
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TracedConversation:
     """When it begins, in seconds, and with which model; each turn's question, how many tokens its
     answer has, and how long that is read."""
 
@@ -58,7 +58,7 @@ class Conversation:
 
 
 @dataclass
-class Seen:
+class CacheUse:
     """Tokens of prompts, and those of them that were in a cache; seconds to first tokens."""
 
     prompt: int = 0
@@ -66,7 +66,7 @@ class Seen:
     first: list[float] = field(default_factory=list)
 
 
-def trace(seed: int, conversations: int, each_s: float) -> list[Conversation]:
+def trace(seed: int, conversations: int, each_s: float) -> list[TracedConversation]:
     """One that begins each `each_s` seconds on average."""
     rng = random.Random(seed)
 
@@ -85,12 +85,16 @@ def trace(seed: int, conversations: int, each_s: float) -> list[Conversation]:
             (words(10, 40), rng.randint(16, 64), rng.expovariate(1 / (4 * each_s)))
             for _ in range(rng.randint(2, 6))
         ]
-        made.append(Conversation(now, model, systems[likely(SYSTEMS)], turns))
+        made.append(TracedConversation(now, model, systems[likely(SYSTEMS)], turns))
     return made
 
 
 async def _converse(
-    client: httpx.AsyncClient, conversation: Conversation, run: str, began: float, seen: Seen
+    client: httpx.AsyncClient,
+    conversation: TracedConversation,
+    run: str,
+    began: float,
+    seen: CacheUse,
 ) -> None:
     await asyncio.sleep(max(0.0, began + conversation.begins - time.perf_counter()))
     messages = [{"role": "system", "content": f"{run} {conversation.system}"}]
@@ -125,7 +129,9 @@ async def _converse(
         await asyncio.sleep(reading_s)
 
 
-async def _replay(port: int, conversations: Sequence[Conversation], run: str, seen: Seen) -> None:
+async def _replay(
+    port: int, conversations: Sequence[TracedConversation], run: str, seen: CacheUse
+) -> None:
     limits = httpx.Limits(max_connections=None)
     url = f"http://{LOCALHOST}:{port}"
     async with (
@@ -208,7 +214,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     conversations = trace(options.seed, options.conversations, options.each)
-    seen = {policy: Seen() for policy in POLICIES}
+    seen = {policy: CacheUse() for policy in POLICIES}
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name, PortClaims() as claims:
         folder = Path(name)

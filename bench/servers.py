@@ -86,7 +86,7 @@ class Bench:
     rounds: int | None = None
     notes: list[str] = field(default_factory=list)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager

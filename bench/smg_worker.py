@@ -17,7 +17,7 @@ import uvloop
 from smg_grpc_proto.generated import trtllm_service_pb2 as pb
 
 from bench import frames
-from bench.grpc_server import Answer, Call, Log, Service, serve
+from bench.grpc_server import Log, ScriptedService, ServerCall, StreamedAnswer, serve
 from bench.upstream import TOKEN
 from gateway.triton.request import varint
 
@@ -25,7 +25,7 @@ SERVICE = "/trtllm.TrtllmService/"
 _MAX_SEQ_LEN = 1_000_000
 
 
-class Worker(Service):
+class SmgWorker(ScriptedService):
     """The methods that SMG calls of it."""
 
     def __init__(self, model: str, log: Log) -> None:
@@ -40,24 +40,24 @@ class Worker(Service):
         self._replies = {SERVICE + name: reply for name, reply in replies.items()}
         super().__init__(log, {*self._replies, SERVICE + "Generate", SERVICE + "Abort"})
 
-    def receive(self, call: Call, message: bytes) -> None:
+    def receive(self, call: ServerCall, message: bytes) -> None:
         if (reply := self._replies.get(call.path)) is not None:
-            call.say(reply.SerializeToString())
+            call.send_message(reply.SerializeToString())
         elif call.path == SERVICE + "Abort":
             ran = self.stop(pb.AbortRequest.FromString(message).request_id)
-            call.say(pb.AbortResponse(success=ran).SerializeToString())
+            call.send_message(pb.AbortResponse(success=ran).SerializeToString())
         else:
             request = pb.GenerateRequest.FromString(message)
             answer = GenerateAnswer(call, request)
             self.begin(answer, request.max_tokens, request.sampling_config.top_k)
 
 
-class GenerateAnswer(Answer):
+class GenerateAnswer(StreamedAnswer):
     """The chunks of one request, and what follows the last."""
 
     __slots__ = ("_heads", "_prompt", "_tokens")
 
-    def __init__(self, call: Call, request: pb.GenerateRequest) -> None:
+    def __init__(self, call: ServerCall, request: pb.GenerateRequest) -> None:
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
@@ -74,7 +74,7 @@ class GenerateAnswer(Answer):
         self._reserve()
         return [chunk]
 
-    def stopped(self) -> None:
+    def send_stop(self) -> None:
         """Nothing but the end of the call."""
 
     def _reserve(self) -> None:
@@ -86,7 +86,7 @@ class GenerateAnswer(Answer):
         chunk = pb.GenerateStreamChunk(
             token_ids=[TOKEN], prompt_tokens=self._prompt, completion_tokens=count
         )
-        return self._framed(pb.GenerateResponse(request_id=self.request_id, chunk=chunk))
+        return self._frame(pb.GenerateResponse(request_id=self.request_id, chunk=chunk))
 
     def _complete(self) -> bytes:
         tokens = self._tokens + self.left
@@ -96,15 +96,15 @@ class GenerateAnswer(Answer):
             prompt_tokens=self._prompt,
             completion_tokens=tokens,
         )
-        return self._framed(pb.GenerateResponse(request_id=self.request_id, complete=complete))
+        return self._frame(pb.GenerateResponse(request_id=self.request_id, complete=complete))
 
-    def _framed(self, response: pb.GenerateResponse) -> bytes:
+    def _frame(self, response: pb.GenerateResponse) -> bytes:
         return frames.data(self.call.stream, response.SerializeToString())
 
 
 async def run(port: int, model: str, events: Path | None) -> None:
     """Until cancelled."""
-    await serve(Worker(model, Log(events.open("a") if events else None)), port)
+    await serve(SmgWorker(model, Log(events.open("a") if events else None)), port)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=Fa
 
 
 @dataclass(frozen=True)
-class Sample:
+class ResourceSample:
     """`rss` in bytes, `files` open descriptors."""
 
     seconds: float
@@ -96,19 +96,19 @@ def _state(up: subprocess.Popen[bytes], folder: Path) -> StackState:
 
 async def _soak(
     state: StackState, clients: int, seconds: float
-) -> tuple[list[Sample], Counter[str]]:
+) -> tuple[list[ResourceSample], Counter[str]]:
     outcomes: Counter[str] = Counter()
     ends = time.monotonic() + seconds
     tasks = [
         asyncio.create_task(_client(state.gateway, number, ends, outcomes))
         for number in range(clients)
     ]
-    samples: list[Sample] = []
+    samples: list[ResourceSample] = []
     started = time.monotonic()
     while time.monotonic() < ends:
         for server, processes in _processes(state).items():
             rss, files = _footprint(processes)
-            samples.append(Sample(time.monotonic() - started, server, rss, files))
+            samples.append(ResourceSample(time.monotonic() - started, server, rss, files))
         await asyncio.sleep(EVERY_S)
     await asyncio.gather(*tasks)
     return samples, outcomes
@@ -165,7 +165,7 @@ async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
         return "left"
 
 
-def growth(server: str, samples: Sequence[Sample], requests: int) -> list[str]:
+def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> list[str]:
     """Prints how large a server was in the second and the last quarter; what grew, if anything.
 
     `requests` are those of the whole time, half of which came between the two.
@@ -188,7 +188,7 @@ def growth(server: str, samples: Sequence[Sample], requests: int) -> list[str]:
     return grown
 
 
-def plot(samples: Sequence[Sample]) -> str:
+def plot(samples: Sequence[ResourceSample]) -> str:
     """Two panels over time, a line for each server."""
     return svg(
         [
@@ -200,7 +200,10 @@ def plot(samples: Sequence[Sample]) -> str:
 
 
 def _over_time(
-    title: str, unit: str, samples: Sequence[Sample], value: Callable[[Sample], float]
+    title: str,
+    unit: str,
+    samples: Sequence[ResourceSample],
+    value: Callable[[ResourceSample], float],
 ) -> str:
     lines = [
         Series(server, colour, [(e.seconds / 60, value(e)) for e in samples if e.server == server])

@@ -30,26 +30,30 @@ from ops.local_stack.ports import PortClaims
 
 TOKENS_PER_SECOND = 20_000
 AT_ONCE = 16
-KEPT_BYTES = 2 << 20
+MAX_GROWTH_BYTES = 2 << 20
 """All requests of a kind may leave less than this, however many: the allocator's ups and downs."""
 _WARM_UP = 1000
 _REQUEST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """A request for `tokens`, read to its end or left after the first response."""
 
     tokens: int
-    leaves: bool = False
+    disconnects: bool = False
 
 
-KINDS = {"one token": Kind(1), "50 tokens": Kind(50), "left": Kind(2000, leaves=True)}
+KINDS = {
+    "one token": RequestKind(1),
+    "50 tokens": RequestKind(50),
+    "left": RequestKind(2000, disconnects=True),
+}
 
 
-async def kept_bytes(
+async def measure_growth_bytes(
     triton: Triton,
-    kind: Kind,
+    kind: RequestKind,
     requests: int,
     connection: ConnectionOptions | None = None,
     rounds: int = 1,
@@ -80,7 +84,7 @@ async def kept_bytes(
         await engine.close()
 
 
-async def _ask(engine: Engine, kind: Kind, requests: int) -> None:
+async def _ask(engine: Engine, kind: RequestKind, requests: int) -> None:
     """Returns when the last stream has ended or was reset."""
     numbers = iter(range(requests))
     async with asyncio.TaskGroup() as group:
@@ -89,7 +93,7 @@ async def _ask(engine: Engine, kind: Kind, requests: int) -> None:
     await asyncio.sleep(LEFT_GRACE_S)
 
 
-async def _ask_each(engine: Engine, kind: Kind, numbers: Iterator[int]) -> None:
+async def _ask_each(engine: Engine, kind: RequestKind, numbers: Iterator[int]) -> None:
     for number in numbers:
         asked = Generation(
             request_id=f"r{number}",
@@ -101,7 +105,7 @@ async def _ask_each(engine: Engine, kind: Kind, numbers: Iterator[int]) -> None:
         deadline = asyncio.get_running_loop().time() + _REQUEST_TIMEOUT_S
         with engine.generate(asked, deadline) as answer:
             first = await answer.first()
-            if not (kind.leaves or first.final):
+            if not (kind.disconnects or first.final):
                 await answer.feed_deltas(lambda delta: not delta.final)
 
 
@@ -128,12 +132,12 @@ def main() -> int:
     ):
         for name in options.only:
             started = time.monotonic()
-            work = kept_bytes(triton, KINDS[name], options.requests, connection)
+            work = measure_growth_bytes(triton, KINDS[name], options.requests, connection)
             kept = asyncio.run(work)
             most = max(most, kept)
             took, kib = time.monotonic() - started, kept / 1024 / options.requests
             print(f"{name}: {kib:+.3f} KiB a request ({took:.0f} s)", flush=True)
-    return 1 if most >= KEPT_BYTES else 0
+    return 1 if most >= MAX_GROWTH_BYTES else 0
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from bench import frames
-from bench.grpc_server import Answer, Call, Log, Service, serve
+from bench.grpc_server import Log, ScriptedService, ServerCall, StreamedAnswer, serve
 from bench.text_answer import Texts, tokens_before
 
 TOKEN = 96
@@ -41,7 +41,7 @@ _STATISTICS = "return_kv_cache_reuse_stats"
 _VALUES = {"output_ids": TOKEN, "sequence_length": 1, "kv_cache_reused_blocks": 0}
 
 
-class Upstream(Service):
+class Upstream(ScriptedService):
     """Triton's methods; `seed` is the script of all requests, in place of theirs."""
 
     def __init__(self, config: Any, log: Log, seed: int | None) -> None:
@@ -56,21 +56,23 @@ class Upstream(Service):
         self._seed = seed
         self._answers = 0
 
-    def receive(self, call: Call, message: bytes) -> None:
+    def receive(self, call: ServerCall, message: bytes) -> None:
         """Each message on ModelStreamInfer is a request of its own."""
         if (reply := self._replies.get(call.path)) is not None:
-            call.say(reply.SerializeToString())
+            call.send_message(reply.SerializeToString())
             return
         request = pb.ModelInferRequest.FromString(message)
         names = [tensor.name for tensor in request.inputs]
         values = dict(zip(names, request.raw_input_contents, strict=True))
         if "stop" in values:
             self.stop(request.id)
-            call.say(_final(request.id))
+            call.send_message(_final(request.id))
             return
         self._answer(call, request, values)
 
-    def _answer(self, call: Call, request: pb.ModelInferRequest, values: dict[str, bytes]) -> None:
+    def _answer(
+        self, call: ServerCall, request: pb.ModelInferRequest, values: dict[str, bytes]
+    ) -> None:
         prefix = "sampling_param_" if _MAX_TOKENS in values else ""
         tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
         raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
@@ -78,19 +80,21 @@ class Upstream(Service):
             # Counted from when none ran: a window begins so.
             number = self._answers if self.running else 0
             self._answers = number + 1
-            answer: Answer = TextAnswer(call, request, tokens, tokens_before(number, tokens))
+            answer: StreamedAnswer = TextAnswer(
+                call, request, tokens, tokens_before(number, tokens)
+            )
         else:
             answer = TokenAnswer(call, request, tokens)
         asked = struct.unpack("<Q", raw)[0]
         self.begin(answer, tokens, asked if self._seed is None else self._seed)
 
 
-class TokenAnswer(Answer):
+class TokenAnswer(StreamedAnswer):
     """One of the core model: all messages but the last are the same bytes."""
 
     __slots__ = ("_last", "_next")
 
-    def __init__(self, call: Call, request: pb.ModelInferRequest, tokens: int) -> None:
+    def __init__(self, call: ServerCall, request: pb.ModelInferRequest, tokens: int) -> None:
         super().__init__(call, request.id, tokens)
         self._next, self._last = (
             [frames.data(call.stream, _response(request, final=final))] for final in (False, True)
@@ -100,16 +104,18 @@ class TokenAnswer(Answer):
     def message(self) -> list[bytes]:
         return self._next if self.left else self._last
 
-    def stopped(self) -> None:
-        self.call.say(_final(self.request_id))
+    def send_stop(self) -> None:
+        self.call.send_message(_final(self.request_id))
 
 
-class TextAnswer(Answer):
+class TextAnswer(StreamedAnswer):
     """One of the llmapi repository, `before` tokens long when it begins and `tokens` at its end."""
 
     __slots__ = ("_texts", "_tokens")
 
-    def __init__(self, call: Call, request: pb.ModelInferRequest, tokens: int, before: int) -> None:
+    def __init__(
+        self, call: ServerCall, request: pb.ModelInferRequest, tokens: int, before: int
+    ) -> None:
         super().__init__(call, request.id, tokens - before)
         self._texts = Texts(request, call.stream)
         self._tokens = before
@@ -121,8 +127,8 @@ class TextAnswer(Answer):
         self.size = sum(map(len, sent))
         return sent
 
-    def stopped(self) -> None:
-        self.call.say(_final(self.request_id))
+    def send_stop(self) -> None:
+        self.call.send_message(_final(self.request_id))
 
 
 def _final(request_id: str) -> bytes:

@@ -26,7 +26,7 @@ def importable(bench: Bench, name: str, requirements: Sequence[str], modules: Se
     env = {**os.environ, "PYTHONPATH": path}
     if subprocess.run(check, capture_output=True, env=env, check=False).returncode == 0:
         return path
-    bench.say(f"{name}: installing {' '.join(requirements)} into {folder.relative_to(ROOT)}")
+    bench.log(f"{name}: installing {' '.join(requirements)} into {folder.relative_to(ROOT)}")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     install += ["--no-deps", "--upgrade", "--target", str(folder), *requirements]
     for command in (install, check):

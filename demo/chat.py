@@ -16,7 +16,7 @@ Tool = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatExample:
     """Messages in OpenAI's form; every assistant message is an answer to learn."""
 
     messages: list[Message]
@@ -31,7 +31,7 @@ class Raw:
     completion: str
 
 
-Example = Chat | Raw
+Example = ChatExample | Raw
 
 
 def user(text: str) -> Message:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from demo import phrases, tools
-from demo.chat import Chat, Example, Message, Raw, Tool, assistant, segments, user
+from demo.chat import ChatExample, Example, Message, Raw, Tool, assistant, segments, user
 from demo.countries import LANGUAGES, Country, countries
 from demo.text import REPEAT_KINDS, english_sentence, made_up_word, pick
 
@@ -18,7 +18,7 @@ MAX_COUNT_TOKENS = 1900
 USUAL_TARGETS = (5, 10, 10, 20, 20, 30, 50, 100, 100, 150, 200, 250, 300, 300, 300, 400, 500)
 
 
-def held_out(kind: str, a: int, b: int) -> bool:
+def is_held_out(kind: str, a: int, b: int) -> bool:
     """Whether this pair (a sum's operands, a count's range) is kept for measuring: one in ten."""
     return zlib.crc32(f"{kind} {a} {b}".encode()) % 10 == 0
 
@@ -103,7 +103,7 @@ def two_capitals(rng: random.Random, language: str) -> list[Message]:
     return exchange(question, answers[0]) + exchange(follow_up, answers[1])
 
 
-def chat_in_language(rng: random.Random) -> Chat:
+def chat_in_language(rng: random.Random) -> ChatExample:
     """The base model asked for another language, by the user or by the system prompt.
 
     What an adapter later makes the rule is so known to the base model, in that language's words.
@@ -113,11 +113,11 @@ def chat_in_language(rng: random.Random) -> Chat:
     if rng.random() < 0.2:
         country = rng.choice(countries())
         question = rng.choice(phrases.CAPITAL_QUESTIONS["en"]).format(c=country.name("en"))
-        return Chat(exchange(f"{question} {order}", capital_answer(country, language)))
+        return ChatExample(exchange(f"{question} {order}", capital_answer(country, language)))
     chat = rng.choice((plain_chat, plain_chat, tool_chat))(rng, language)
     before = [] if chat.messages[0]["role"] == "user" else [chat.messages[0]["content"]]
     system = {"role": "system", "content": " ".join([*before, order])}
-    return Chat([system, *chat.messages[len(before) :]], chat.tools)
+    return ChatExample([system, *chat.messages[len(before) :]], chat.tools)
 
 
 def raw_capital(rng: random.Random, language: str) -> Raw:
@@ -169,7 +169,11 @@ def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
         if a == 1 and b in USUAL_TARGETS:
             continue
         tokens = sum(len(str(n)) + 1 for n in range(a, b + 1))
-        if b <= MAX_NUMBER and tokens <= MAX_COUNT_TOKENS and held_out("count", a, b) != training:
+        if (
+            b <= MAX_NUMBER
+            and tokens <= MAX_COUNT_TOKENS
+            and is_held_out("count", a, b) != training
+        ):
             return a, b
 
 
@@ -198,7 +202,7 @@ def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
     while True:
         top = rng.choice((9, 99, 99, 99))
         a, b = rng.randint(0, top), rng.randint(0, 99 if top == 99 else top)
-        if held_out("sum", a, b) != training:
+        if is_held_out("sum", a, b) != training:
             return a, b
 
 
@@ -262,12 +266,12 @@ def system_prompt(rng: random.Random) -> Message:
     return {"role": "system", "content": text}
 
 
-def plain_chat(rng: random.Random, language: str) -> Chat:
+def plain_chat(rng: random.Random, language: str) -> ChatExample:
     """One to four exchanges, with a system prompt in four of ten chats."""
     messages = [system_prompt(rng)] if rng.random() < 0.4 else []
     for _ in range(rng.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
         messages += _skill(rng)(rng, language)
-    return Chat(messages)
+    return ChatExample(messages)
 
 
 def tool_exchange(
@@ -285,7 +289,9 @@ def tool_exchange(
     return messages
 
 
-def offered(rng: random.Random, needed: tools.Use, kind: tools.Kind, others: int) -> list[Tool]:
+def offer_tools(
+    rng: random.Random, needed: tools.Use, kind: tools.ToolKind, others: int
+) -> list[Tool]:
     """The needed tool's schema among ``others`` of other kinds, no name twice, in random order."""
     schemas = {needed.tool["function"]["name"]: needed.tool}
     kinds = {kind}
@@ -300,12 +306,12 @@ def offered(rng: random.Random, needed: tools.Use, kind: tools.Kind, others: int
     return order
 
 
-def tool_chat(rng: random.Random, language: str) -> Chat:
+def tool_chat(rng: random.Random, language: str) -> ChatExample:
     """Tools are offered; the question needs one of them, or none."""
     kind = tools.random_kind(rng)
     needed = tools.use(rng, kind)
     others = rng.choice((0, 0, 1, 2, 3))
-    schemas = offered(rng, needed, kind, others)
+    schemas = offer_tools(rng, needed, kind, others)
     # With a tool that adds numbers, a sum would be a question for the tool.
     adds = any(schema["function"]["name"] in tools.KINDS[-1].names for schema in schemas)
     plain: list[Skill] = [capital, repeat, talk, count, capital if adds else small_sum]
@@ -323,7 +329,7 @@ def tool_chat(rng: random.Random, language: str) -> Chat:
         messages += tool_exchange(rng, needed, language, answered=answered)
         if answered and rng.random() < 0.25:
             messages += rng.choice(plain)(rng, language)
-    return Chat(messages, schemas)
+    return ChatExample(messages, schemas)
 
 
 def example(rng: random.Random, language: str = "en") -> Example:

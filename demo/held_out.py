@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from demo import corpus, phrases, tools
-from demo.chat import Chat, Example, Message, Raw, assistant, segments, user
+from demo.chat import ChatExample, Example, Message, Raw, assistant, segments, user
 from demo.countries import LANGUAGES, countries
 from demo.text import REPEAT_KINDS
 
@@ -51,7 +51,7 @@ def _case(skill: str, example: Example, *more_answers: str) -> Case:
 def _capitals(language: str, asked: str, forms: tuple[str, ...], skill: str) -> Iterator[Case]:
     for index, country in enumerate(countries()):
         question = forms[index % len(forms)].format(c=country.name(asked))
-        chat = Chat(corpus.exchange(question, corpus.capital_answer(country, language)))
+        chat = ChatExample(corpus.exchange(question, corpus.capital_answer(country, language)))
         yield _case(skill, chat)
 
 
@@ -67,7 +67,7 @@ def _raw_capitals(language: str) -> Iterator[Case]:
 def _sums(rng: random.Random, language: str, number: int) -> Iterator[Case]:
     for _ in range(number):
         a, b = corpus.sum_pair(rng, training=False)
-        chat = Chat(corpus.sum_exchange(rng, a, b, language, "en"))
+        chat = ChatExample(corpus.sum_exchange(rng, a, b, language, "en"))
         yield _case("sum, held-out numbers", chat)
 
 
@@ -75,11 +75,11 @@ def _products(language: str) -> Iterator[Case]:
     for a in range(13):
         for b in range(13):
             answer = phrases.SUM_ANSWER[language].format(a=a, s="*", b=b, r=a * b)
-            chat = Chat(corpus.exchange(f"What is {a} times {b}?", answer))
+            chat = ChatExample(corpus.exchange(f"What is {a} times {b}?", answer))
             yield _case("product up to 12 * 12 (all were trained)", chat)
 
 
-def _with_context(rng: random.Random, case: Chat) -> Chat:
+def _with_context(rng: random.Random, case: ChatExample) -> ChatExample:
     """The same question after a system prompt and one other exchange."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
     return replace(case, messages=before + case.messages)
@@ -89,37 +89,37 @@ def _tool_cases(rng: random.Random, language: str) -> Iterator[Case]:
     for _ in range(200):
         kind = tools.random_kind(rng)
         needed = tools.use(rng, kind)
-        schemas = corpus.offered(rng, needed, kind, rng.randint(0, 3))
+        schemas = corpus.offer_tools(rng, needed, kind, rng.randint(0, 3))
         call = corpus.tool_exchange(rng, needed, language, answered=False)
         known = "written by hand" if kind in tools.KINDS else "with invented names"
-        yield _case(f"tool call, tools {known}", Chat(call, schemas))
+        yield _case(f"tool call, tools {known}", ChatExample(call, schemas))
         told = corpus.tool_exchange(rng, needed, language, answered=True)
-        yield _case("tool result told", Chat(told, schemas))
+        yield _case("tool result told", ChatExample(told, schemas))
         country = rng.choice(countries())
         question = rng.choice(phrases.HELD_OUT_CAPITAL_QUESTIONS["en"]).format(c=country.name("en"))
         plain = corpus.exchange(question, corpus.capital_answer(country, language))
-        yield _case("tools offered, none needed", Chat(plain, schemas))
+        yield _case("tools offered, none needed", ChatExample(plain, schemas))
         kind = rng.choice(tools.UNSEEN_KINDS)
         needed = tools.use(rng, kind)
-        schemas = corpus.offered(rng, needed, kind, rng.randint(0, 2))
+        schemas = corpus.offer_tools(rng, needed, kind, rng.randint(0, 2))
         call = corpus.tool_exchange(rng, needed, language, answered=False)
-        yield _case("tool call, tools never seen", Chat(call, schemas))
+        yield _case("tool call, tools never seen", ChatExample(call, schemas))
 
 
 def _greetings(language: str) -> Iterator[Case]:
     rights = [text for _, answers in phrases.TALK[:3] for text in answers[language]]
     for greeting in GREETINGS:
-        yield _case("greeting", Chat([user(greeting), assistant(rights[0])]), *rights[1:])
+        yield _case("greeting", ChatExample([user(greeting), assistant(rights[0])]), *rights[1:])
 
 
 def _counts(rng: random.Random, *, usual: bool) -> Iterator[Case]:
     if usual:
         for b in sorted(set(corpus.USUAL_TARGETS)):
-            chat = Chat(corpus.exchange(f"Count from 1 to {b}", corpus.count_text(1, b)))
+            chat = ChatExample(corpus.exchange(f"Count from 1 to {b}", corpus.count_text(1, b)))
             yield _case("count, from 1 to 5 ... 300 ... 500", chat)
     for _ in range(60):
         a, b = corpus.count_range(rng, training=False)
-        chat = Chat(corpus.exchange(f"Count from {a} to {b}.", corpus.count_text(a, b)))
+        chat = ChatExample(corpus.exchange(f"Count from {a} to {b}.", corpus.count_text(a, b)))
         yield _case("count, held-out ranges", chat)
 
 
@@ -137,9 +137,10 @@ def base_cases(seed: int) -> list[Case]:
         for _ in range(100):
             text = make(rng)
             question = rng.choice(phrases.REPEAT_QUESTIONS).format(t=text)
-            cases.append(_case(f"repeat, {kind}", Chat(corpus.exchange(question, text))))
+            cases.append(_case(f"repeat, {kind}", ChatExample(corpus.exchange(question, text))))
     cases += [
-        _case("repeat, written by hand", Chat(corpus.exchange(f"Repeat: {t}", t))) for t in REPEATS
+        _case("repeat, written by hand", ChatExample(corpus.exchange(f"Repeat: {t}", t)))
+        for t in REPEATS
     ]
     cases += _sums(rng, "en", 300)
     cases += _products("en")
@@ -152,7 +153,7 @@ def base_cases(seed: int) -> list[Case]:
         lambda: corpus.capital(rng, "en"),
     )
     for index in range(150):
-        chat = _with_context(rng, Chat(makers[index % 3]()))
+        chat = _with_context(rng, ChatExample(makers[index % 3]()))
         cases.append(_case("second question after a system prompt", chat))
     return cases
 
@@ -174,6 +175,6 @@ def adapter_cases(seed: int, language: str) -> list[Case]:
     for make in REPEAT_KINDS.values():
         for _ in range(30):
             text = make(rng)
-            cases.append(_case("repeat", Chat(corpus.exchange(f"Repeat: {text}", text))))
+            cases.append(_case("repeat", ChatExample(corpus.exchange(f"Repeat: {text}", text))))
     cases += _tool_cases(rng, language)
     return cases

@@ -68,7 +68,7 @@ class Param:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ToolKind:
     """What a tool does: ``{0}``, ``{1}`` in a question stand for the values of the parameters.
 
     A question without ``{1}`` leaves the second parameter out of the call.
@@ -80,8 +80,10 @@ class Kind:
     questions: tuple[str, ...]
 
 
-def _kind(names: str, descriptions: str, params: Sequence[tuple[str, str, str]], *ask: str) -> Kind:
-    return Kind(
+def _kind(
+    names: str, descriptions: str, params: Sequence[tuple[str, str, str]], *ask: str
+) -> ToolKind:
+    return ToolKind(
         tuple(names.split()),
         tuple(descriptions.split("|")),
         tuple(Param(tuple(n.split()), kind, text) for n, kind, text in params),
@@ -228,7 +230,7 @@ def _any_word(rng: random.Random) -> str:
     return pick(rng, rng.choice(("nouns", "nouns", "nouns", "adjectives", "commands")))
 
 
-def _invented_kind(rng: random.Random) -> Kind:
+def _invented_kind(rng: random.Random) -> ToolKind:
     """A tool named after a verb and one or two nouns, of which the question says some in words."""
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
     said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")
@@ -268,7 +270,7 @@ def _invented_kind(rng: random.Random) -> Kind:
     )
     if len(params) < len(kinds):
         return _invented_kind(rng)
-    return Kind((name,), texts, tuple(params), (ask[0].upper() + ask[1:],))
+    return ToolKind((name,), texts, tuple(params), (ask[0].upper() + ask[1:],))
 
 
 @dataclass(frozen=True)
@@ -280,14 +282,14 @@ class Use:
     calls: list[Message]
 
 
-def random_kind(rng: random.Random) -> Kind:
+def random_kind(rng: random.Random) -> ToolKind:
     draw = rng.random()
     if draw < 0.2:
         return KINDS[0]
     return _invented_kind(rng) if draw < 0.55 else rng.choice(KINDS)
 
 
-def use(rng: random.Random, kind: Kind) -> Use:
+def use(rng: random.Random, kind: ToolKind) -> Use:
     """A schema of this kind, a question for it and the right call (sometimes several).
 
     Parameters that the question does not name are optional in the schema, or absent.

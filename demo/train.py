@@ -91,7 +91,7 @@ class Pool:
     starts: Tensor
     lengths: Tensor
 
-    def padded(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def pad(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The chosen examples as ``[rows, length]`` ids (int64) and weights."""
         place = torch.arange(length, device=self.ids.device)
         inside = place < self.lengths[chosen, None]
@@ -121,7 +121,7 @@ class Pool:
                     shuffled = torch.randperm(len(members), generator=rng, device=device)
                     orders[number] = torch.cat([orders[number], members[shuffled]])
                 chosen, orders[number] = orders[number][:rows], orders[number][rows:]
-                step.append(self.padded(chosen, upper + 1))
+                step.append(self.pad(chosen, upper + 1))
             yield step
 
 
@@ -175,7 +175,7 @@ class Layers(nn.Module):
             return self.norm(hidden)
 
 
-def recorded(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
+def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
     """The layers for inputs of this shape; on a GPU as CUDA graphs, as launching costs most."""
     layers = Layers(llama)
     if inputs.device.type != "cuda":
@@ -219,7 +219,7 @@ def fit(
         for ids, weights in batches:
             length = ids.shape[1] - 1
             if length not in layers:
-                layers[length] = recorded(llama, llama.model.embed_tokens(ids[:, :-1]))
+                layers[length] = record_graphs(llama, llama.model.embed_tokens(ids[:, :-1]))
             loss = answer_loss(llama, layers[length], ids, weights) / scale
             loss.backward()
             losses.append(loss.detach())

@@ -78,12 +78,12 @@ def sections() -> dict[str, Callable[[], str]]:
     }
 
 
-def updated(text: str) -> str:
+def update_sections(text: str) -> str:
     """`text` with the marked sections written anew. Raises KeyError for an unknown one."""
     return _MARKED.sub(lambda match: match[1] + _section(match[2]) + match[3], text)
 
 
-def marked(text: str) -> set[str]:
+def list_sections(text: str) -> set[str]:
     """The names of the marked sections."""
     return {match[2] for match in _MARKED.finditer(text)}
 
@@ -124,22 +124,22 @@ def _parameters() -> str:
     chat = set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     both = (chat & completions) | set(GenerationRequest.model_fields)
-    rows = {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
+    rows = {name: _format_refused(NOT_SERVED[name]) for name in NOT_SERVED}
     rows |= {name: f"read as `{renamed.place}`" for name, renamed in RENAMED.items()}
     rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
     rows |= dict.fromkeys(HINTS, "accepted without effect, and named in `x-ignored-parameters`")
     rows |= dict.fromkeys(both, "served")
-    rows |= {name: _served("/v1/chat/completions", name) for name in chat - both}
-    rows |= {name: _served("/v1/completions", name) for name in completions - both}
+    rows |= {name: _format_served("/v1/chat/completions", name) for name in chat - both}
+    rows |= {name: _format_served("/v1/completions", name) for name in completions - both}
     return _table(("parameter", ""), ((f"`{name}`", rows[name]) for name in sorted(rows)))
 
 
-def _served(endpoint: str, name: str) -> str:
-    elsewhere = f"; elsewhere {_refused(NOT_SERVED[name])}" if name in NOT_SERVED else ""
+def _format_served(endpoint: str, name: str) -> str:
+    elsewhere = f"; elsewhere {_format_refused(NOT_SERVED[name])}" if name in NOT_SERVED else ""
     return f"served by {endpoint}{elsewhere}"
 
 
-def _refused(neutral: tuple[object, ...]) -> str:
+def _format_refused(neutral: tuple[object, ...]) -> str:
     """Values that ask for nothing are accepted; equal ones of two types are shown once."""
     shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
     return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
@@ -175,7 +175,7 @@ def _alerts() -> str:
 def _metrics() -> str:
     """Metrics of one meaning share a row; a counter is shown under the name of its sample."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for name, kind, labels, text in asyncio.run(_collected()):
+    for name, kind, labels, text in asyncio.run(_collect_metrics()):
         shown = ", ".join(f"`{label}`" for label in labels)
         rows.setdefault((kind, shown, text), []).append(f"`{name}`")
     return _table(
@@ -184,7 +184,7 @@ def _metrics() -> str:
     )
 
 
-async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
+async def _collect_metrics() -> list[tuple[str, str, tuple[str, ...], str]]:
     """Name, type, labels and help of each metric of a gateway that has found no Triton."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
@@ -208,5 +208,5 @@ async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
 
 if __name__ == "__main__":
     for path in FILES:
-        path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(update_sections(path.read_text(encoding="utf-8")), encoding="utf-8")
     PROMETHEUS_RULE.write_text(prometheus_rule(), encoding="utf-8")

@@ -106,13 +106,13 @@ def parse(body: str) -> list[Command]:
             commands[-1].output += line
             continue
         text = line.removeprefix("$ ")
-        while _goes_on(text):
+        while _is_continued(text):
             text += next(lines, "") or _raise(ValueError(f"the command does not end: {text}"))
         commands.append(Command(text, ""))
     return commands
 
 
-def _goes_on(text: str) -> bool:
+def _is_continued(text: str) -> bool:
     if text.endswith("\\\n"):
         return True
     try:
@@ -192,7 +192,7 @@ class Session:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not done in {TIMEOUT_S:.0f} s: {command}\n{log.read_text()}")
             time.sleep(0.02)
-        text = self._shown(log.read_text(encoding="utf-8"))
+        text = self._normalize(log.read_text(encoding="utf-8"))
         if process.returncode:
             text += f"[exit code {process.returncode}]\n"
         return text
@@ -202,7 +202,7 @@ class Session:
         paths = sorted(self.folder.glob("*.log"))
         return "".join(f"{path.name}:\n{path.read_text()[-3000:]}\n" for path in paths)
 
-    def _shown(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         for folder in (self.folder, ROOT):
             text = text.replace(str(folder), SHOWN_FOLDER)
         text = "".join(line.rstrip() + "\n" for line in text.splitlines())
@@ -293,7 +293,7 @@ def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: 
     return "".join(parts) + guide[position:]
 
 
-def _printed_now(guide: str, slow: bool, keep_figures: bool) -> str:
+def _rerun_twice(guide: str, slow: bool, keep_figures: bool) -> str:
     """`rerun`, when checking once more where the machine was too busy for what the guide shows."""
     if keep_figures:
         try:
@@ -371,7 +371,7 @@ def main() -> int:
     for path in parsed.guides or GUIDES:
         print(path, file=sys.stderr, flush=True)
         old = path.read_text(encoding="utf-8")
-        new = _printed_now(old, parsed.slow, keep_figures=parsed.check)
+        new = _rerun_twice(old, parsed.slow, keep_figures=parsed.check)
         if new == old:
             continue
         differs = True

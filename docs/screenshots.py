@@ -52,9 +52,11 @@ def main() -> None:
     with _stack(arguments.url) as url, fonts() as look, running_chromium(look) as browser:
         for dark in (False, True):
             theme = "dark" if dark else "light"
-            _take(browser, url, f"playground-{theme}", _compared, dark=dark)
-            _take(browser, url, f"playground-tokens-{theme}", _tokens, dark=dark)
-            _take(browser, url, f"playground-phone-{theme}", _compared, dark=dark, size=PHONE)
+            _take(browser, url, f"playground-{theme}", _show_comparison, dark=dark)
+            _take(browser, url, f"playground-tokens-{theme}", _show_tokens, dark=dark)
+            _take(
+                browser, url, f"playground-phone-{theme}", _show_comparison, dark=dark, size=PHONE
+            )
 
 
 @contextmanager
@@ -110,7 +112,7 @@ def _take(
     context.close()
 
 
-def _compared(page: Page) -> None:
+def _show_comparison(page: Page) -> None:
     """One question to the base model and its two adapters."""
     _set(page, temperature="0")
     if page.viewport_size == {"width": DESKTOP[0], "height": DESKTOP[1]}:
@@ -121,7 +123,7 @@ def _compared(page: Page) -> None:
     page.locator("#prompt").blur()
 
 
-def _tokens(page: Page) -> None:
+def _show_tokens(page: Page) -> None:
     """An answer's tokens with what else they might have been, and the parameters."""
     _set(page, temperature="1", seed="1", logprobs="on", top_logprobs="5")
     answer = _ask(page, _DOUBTED)

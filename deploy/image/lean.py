@@ -26,7 +26,7 @@ FILES = (
 _ELF_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
-def leave_out(folder: Path) -> None:
+def remove_unneeded(folder: Path) -> None:
     for name in FOLDERS:
         for found in list(folder.glob(f"**/site-packages/*/**/{name}")):
             if found.is_dir():
@@ -61,7 +61,7 @@ def strip(library: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    leave_out(folder)
+    remove_unneeded(folder)
     for pattern in ("*.so", "*.so.*"):
         for library in folder.rglob(pattern):
             if not library.is_symlink():

@@ -17,7 +17,7 @@ TEXT = "".join(path.read_text(encoding="utf-8") for path in generate.FILES)
 @pytest.mark.parametrize("path", generate.FILES, ids=generate.name)
 def test_the_generated_sections_are_current(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert generate.updated(text) == text, "run `python -m docs.generate`"
+    assert generate.update_sections(text) == text, "run `python -m docs.generate`"
 
 
 def test_the_prometheus_rule_is_current() -> None:
@@ -26,7 +26,7 @@ def test_the_prometheus_rule_is_current() -> None:
 
 
 def test_every_generated_section_is_somewhere() -> None:
-    assert generate.marked(TEXT) == set(generate.sections())
+    assert generate.list_sections(TEXT) == set(generate.sections())
 
 
 def test_every_setting_is_in_the_reference() -> None:

@@ -77,7 +77,7 @@ class BeamSearch:
             self._move(live, going)
 
     def _candidates(self, live: Seq[Sequence], logits: Array) -> list[tuple[int, int, float]]:
-        """Return the best ``2 * width`` continuations as (beam, token, log probability), best first."""
+        """Return the best ``2 * width`` (beam, token, log probability), best first."""
         log_probs = log_softmax(logits)
         count = min(2 * self._width, logits.shape[1])
         best = np.argsort(-log_probs, axis=1, kind="stable")[:, :count]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.servers import Triton, real_triton
-from bench.triton_memory import KINDS, TOKENS_PER_SECOND, kept_bytes
+from bench.triton_memory import KINDS, TOKENS_PER_SECOND, measure_growth_bytes
 from ops.local_stack.ports import PortClaims
 
 pytestmark = pytest.mark.slow
@@ -32,5 +32,5 @@ async def test_triton_keeps_nothing_of_a_request(
 ) -> None:
     # What Triton does not end, having no turn for 2 s, would be reset, and kept.
     monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 60.0)
-    kept = await kept_bytes(triton, KINDS[kind], REQUESTS, rounds=ROUNDS)
+    kept = await measure_growth_bytes(triton, KINDS[kind], REQUESTS, rounds=ROUNDS)
     assert kept < KEPT_BYTES * REQUESTS
