@@ -1,9 +1,9 @@
-"""Compiles what runs once a token, for a wheel that is asked to have it compiled.
+"""Build hook that compiles the per-token modules for a wheel, on request.
 
-hatchling calls this hook where HATCH_BUILD_HOOK_ENABLE_CUSTOM is true, and installs what it needs
-for that build alone; without it the wheel is Python and nothing else. The modules are those that
-pyproject.toml lists, as they are: mypyc reads their types. Their sources stay in the wheel, for
-tracebacks; Python prefers the extension that lies beside one.
+hatchling calls this hook if HATCH_BUILD_HOOK_ENABLE_CUSTOM is true, and installs its dependencies
+for that build only; otherwise the wheel is pure Python. pyproject.toml lists the modules, which
+need no changes: mypyc reads their types. Their sources remain in the wheel, for tracebacks; Python
+prefers the extension beside a source.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _GROUP = "gateway.token_path"
-"""One library has the code of all modules, so that they call each other without Python."""
-# The same code is made whatever is installed beside mypyc: what is missing is typed Any.
+"""Name of the library with the code of all modules, which can call each other natively."""
+# The same code results whatever is installed beside mypyc: missing packages are typed Any.
 _TYPES = ("--config-file=", "--no-site-packages", "--ignore-missing-imports")
-# What is imported besides is `make lint`'s to check.
+# `make lint` checks the other imported modules.
 _OTHERS = "--follow-imports=silent"
 
 
 class CompiledTokenPath(BuildHookInterface[Any]):
-    """Puts an extension module beside each of `modules` of the hook's configuration."""
+    """Adds an extension module for each of `modules` in the hook's configuration."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Raises SystemExit with mypy's or the compiler's errors."""
+        """Compile the modules. Raises SystemExit with mypy's or the compiler's errors."""
         if version == "editable":
-            return  # its code is read where it is written
+            return  # an editable installation runs the sources
         self._folder = TemporaryDirectory(prefix="gateway-compiled-")
         built = Path(self._folder.name) / "built"
         with chdir(self.root):
@@ -47,7 +47,8 @@ class CompiledTokenPath(BuildHookInterface[Any]):
 
 
 def _compile(modules: list[str], built: Path) -> None:
-    # Installed for this hook alone, and hatchling imports this file for other builds, too.
+    # Imported late: installed for this hook only, and hatchling imports this file in other builds
+    # too.
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext

@@ -1,5 +1,5 @@
-"""`python -m bench`: what the gateway itself costs, from outside, beside what others cost.
+"""Benchmark of the gateway's own cost, measured from outside and beside others: `python -m bench`.
 
-For its developers; it is not installed. Operators measure their deployment, engine and all, with
-`gateway bench` (`ops.loadtest`).
+It is for the gateway's developers and is not installed. Operators measure their deployment, engine
+included, with `gateway bench` (`ops.loadtest`).
 """

@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                     failed = True
                 bench.log(f"{name}: {time.monotonic() - started:.0f} s")
                 results.notes = bench.notes
-                # After each part, so that an interrupted run leaves something.
+                # After each part, so that an interrupted run leaves results.
                 report.write_json(results, options.output / "results.json")
     finally:
         clients.close()

@@ -1,8 +1,8 @@
-"""Whether a request or a token has become dearer: python -m bench.bounds [--write]
+"""Check whether a request or a token has become more expensive: python -m bench.bounds [--write]
 
-Counts instructions and compares them with those in instructions.json. `--write` puts what it finds
-there instead, which is for a change that is worth its price, or that made something cheaper. The
-counts are of one build of Python: with another one, or without valgrind, nothing is compared.
+Counts instructions and compares them with those in instructions.json. `--write` records the new
+counts instead, for a change that is worth its cost, or that reduced one. The counts apply to one
+build of Python: with another build, or without valgrind, nothing is compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the client's leaving to the stop request's arrival at Triton, while others stream."""
+"""Latency from a client's disconnect to the stop request at Triton, while others stream."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LANES = 5
 _AFTER_S = 0.15
 _APART_S = 0.027
 _PATIENCE_S = 60.0
-"""What has not come to Triton by then does not come."""
+"""After this time an event is assumed not to come."""
 _PEER_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the request was doing when its client left."""
+    """State of a request when its client disconnects."""
 
     name: str
     seed: int
@@ -45,7 +45,7 @@ KINDS = (
 
 
 def cancel(bench: Bench) -> list[dict[str, Any]]:
-    """Per kind: milliseconds until the stop request and the reset of the stream arrived."""
+    """Return milliseconds until the stop request and the reset of the stream arrived, per kind."""
     count = 20 if bench.quick else 100
     rows = []
     bench.events.unlink(missing_ok=True)
@@ -93,9 +93,9 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
 
 
 def before_first_token(bench: Bench, server: Server, first: int, count: int) -> list[float]:
-    """Seconds from a client's leaving, before the first token, to the stop at the upstream.
+    """Return seconds from a client's disconnect before the first token to the stop at the upstream.
 
-    Of those that are stopped at all; no others have the marks from `first` on.
+    Only stopped requests are included. No other requests may have the marks from `first` on.
     """
     (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
     left = asyncio.run(
@@ -114,7 +114,7 @@ async def _disconnect_clients(
     events: Set[str] = frozenset({"stop", "reset"}),
     patience_s: float = _PATIENCE_S,
 ) -> dict[int, float]:
-    """When the client of each request left, by the request's max_tokens, which marks it."""
+    """Return when each client disconnected, by the request's max_tokens, which marks it."""
     left = {}
 
     async def lane(n: int) -> None:
@@ -128,7 +128,8 @@ async def _disconnect_clients(
                     if not data:
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
-            # A busy machine takes longer to bring a request to Triton, and nothing else shows it.
+            # On a busy machine a request arrives late, and only Triton's log shows when it has
+            # arrived.
             await _wait_for_events(bench, {(key, "arrival")}, _PATIENCE_S)
             left[key] = time.monotonic()
             writer.transport.abort()
@@ -140,7 +141,7 @@ async def _disconnect_clients(
 
 
 async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
-    """Until the scripted Triton has noted all of these, or for as long as it may take."""
+    """Wait until the scripted Triton has logged all `wanted`, or for `patience_s`."""
     deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
         if time.monotonic() > deadline:
@@ -149,9 +150,9 @@ async def _wait_for_events(bench: Bench, wanted: set[tuple[int, str]], patience_
 
 
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
-    """When what became of each marked request was first noted, by the request's mark.
+    """Return when each event of a marked request was first logged, by mark and event.
 
-    A marked one goes on, so that it is told to stop again.
+    A marked request continues after a stop, so it is stopped again later.
     """
     whole, _, _ = bench.events.read_text().rpartition("\n")
     lines = map(json.loads, reversed(whole.splitlines()))

@@ -1,10 +1,10 @@
-"""CPU of choosing among 8 replicas by what they likely have cached, and of learning from answers.
+"""CPU of choosing among 8 replicas by their likely cache content, and of learning from answers.
 
     python -m bench.choice
 
-`known`: all replicas know half of the prompt and one all of it. `new`: none knows any of it.
-`hashes` are made once for a request, whichever replicas it then goes to. What is kept is the most
-that there may be of a replica.
+`known`: all replicas have half of the prompt and one has all of it. `new`: none has any of it.
+`hashes` are computed once for a request, for all replicas. The memory shown is the maximum for one
+replica.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _replicas() -> list[Replica]:
 
 
 def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
-    """Of each, the least of several turns."""
+    """Return the minimum of several rounds for each function."""
     best = [float("inf")] * len(works)
     for _ in range(_TURNS):
         for number, work in enumerate(works):
@@ -61,7 +61,7 @@ def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def _costs(size: int, *, known: bool) -> list[float]:
-    """Of the hashes, the choice, and what is learned."""
+    """Return the costs of the hashes, the choice and the update."""
     replicas, generation = _replicas(), _generation(size)
     prefixes = prefixes_of(generation, "tenant")
     if known:
@@ -87,7 +87,7 @@ def _costs(size: int, *, known: bool) -> list[float]:
 
 
 def _max_bytes() -> int:
-    """What is kept of one replica, at the most, of prompts of many tenants."""
+    """Return the maximum memory for one replica, with prompts of many tenants."""
     prompts = [prefixes_of(_generation(750)) for _ in range(5_000)]
     for number, prefixes in enumerate(prompts):
         prefixes.tenant = f"tenant {number % _TENANTS}"
@@ -95,7 +95,7 @@ def _max_bytes() -> int:
     tracemalloc.start()
     cache, most = PrefixCache(), 0
     for prefixes in prompts:
-        # Each has numbers of its own, as those that outlive their request have.
+        # Separate int objects, like those of hashes that outlive their request.
         prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
         cache.answered(prefixes, cache.sent(prefixes), None)
         prefixes.hashes = []

@@ -1,7 +1,7 @@
-"""One gRPC call with nothing in between: frames written and read by hand, for a trusted server.
+"""A direct gRPC call: frames written and read by hand, for a trusted server.
 
-What a request through a gateway takes longer than one through here is what the gateway adds. A
-gRPC library in this place would add its own time and make the gateway look better.
+The difference between a request through a gateway and one through here is what the gateway adds. A
+gRPC library here would add its own time and make the gateway look better.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 class Received(Protocol):
     def __call__(self, count: int, *, end: bool) -> None:
-        """`count` messages came; `end`: and nothing more will."""
+        """Handle `count` received messages; `end` is True if no more will come."""
 
 
 def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> bytes:
-    """A serialized ModelInferRequest for tensorrt_llm."""
+    """Return a serialized ModelInferRequest for tensorrt_llm."""
     request = pb.ModelInferRequest(model_name="tensorrt_llm", id=request_id)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     tensors: dict[str, tuple[str, int, bytes]] = {
@@ -44,7 +44,7 @@ def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> by
 
 
 class Direct(asyncio.Protocol):
-    """One connection with any number of requests on it."""
+    """A connection with any number of requests on it."""
 
     def __init__(self, authority: str, path: str) -> None:
         self._headers = b"\x83\x86" + b"".join(  # ":method POST", ":scheme http"
@@ -66,7 +66,7 @@ class Direct(asyncio.Protocol):
         self._transport.write(frames.PREFACE + frames.opening())
 
     def ask(self, request: bytes, received: Received) -> None:
-        """Sends a request (up to 16 KiB) on a stream of its own."""
+        """Send a request (up to 16 KiB) on a separate stream."""
         stream, self._next = self._next, self._next + 2
         self._waiting[stream] = bytearray(), received
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self._headers)
@@ -106,7 +106,7 @@ async def connect(address: str, path: str = PATH) -> Direct:
 
 
 async def first_tokens(address: str, requests: list[bytes], path: str = PATH) -> list[float]:
-    """Seconds from sending each request to its first message, one after the other.
+    """Return the seconds from each request to its first message, one after the other.
 
     Raises TimeoutError when the server does not answer.
     """

@@ -17,16 +17,16 @@ _MODULES = ("dynamo.frontend.main", "dynamo.llm")
 
 @contextlib.contextmanager
 def dynamo(bench: Bench) -> Iterator[Peer]:
-    """Dynamo as its documentation starts it without etcd and NATS, with its fastest tokenizer.
+    """Run Dynamo as documented for operation without etcd and NATS, with its fastest tokenizer.
 
-    It finds its worker by files, and they speak over TCP, by a protocol of its own; so what it adds
-    to a first token is not told apart from what its worker takes.
+    It finds its worker through files, and they use their own protocol over TCP. So the time that it
+    adds to a first token cannot be separated from its worker's.
     """
     path = importable(bench, "dynamo", REQUIREMENTS, _MODULES)
     port, folder = bench.claims.take_free(), bench.folder / "dynamo"
     env = {
         "PYTHONPATH": path,
-        "HOME": str(folder),  # it keeps a copy of the model's card there
+        "HOME": str(folder),  # it stores a copy of the model's card here
         "DYN_FILE_KV": str(folder / "found"),
         "DYN_TCP_RPC_HOST": LOCALHOST,
         "DYN_TCP_RESPONSE_STREAM_HOST": LOCALHOST,

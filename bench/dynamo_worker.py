@@ -2,8 +2,8 @@
 
     python -m bench.dynamo_worker --model FOLDER --name NAME [--events FILE]
 
-Answers, paces and FILE are as the scripted Triton's (`upstream`), by `max_tokens` and `seed`; a
-context that is stopped is its stop request. Needs the packages ai-dynamo and ai-dynamo-runtime.
+Answers, paces and FILE are those of the scripted Triton (`upstream`), by `max_tokens` and `seed`; a
+stopped context is its stop request. Needs the packages ai-dynamo and ai-dynamo-runtime.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WAITING = 64
 
 
 class ScriptedAnswer:
-    """One request being answered. At most so many tokens wait for who takes them."""
+    """A request being answered, with a bounded number of tokens that wait for the receiver."""
 
     def __init__(self, tokens: int) -> None:
         self.due = asyncio.Semaphore(0)
@@ -82,7 +82,7 @@ class DynamoWorker:
 
 
 async def run(model: Path, name: str, events: Path | None) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     endpoint = runtime.endpoint("bench.backend.generate")
     worker = DynamoWorker(Log(events.open("a") if events else None))

@@ -1,7 +1,7 @@
-"""HTTP/2 frames (RFC 9113) as far as both ends of a gRPC call on a trusted line need them.
+"""HTTP/2 frames (RFC 9113), as needed by both ends of a gRPC call on a trusted connection.
 
-Shared by the scripted upstream and the direct client. Header blocks that are sent are constants
-in the never-indexed-nor-Huffman form of RFC 7541, so no encoder is needed.
+Shared by the scripted upstream and the direct client. Header blocks to send are constants in the
+never-indexed-nor-Huffman form of RFC 7541, so no encoder is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_WINDOW = 65_535
 LARGEST_WINDOW = 2**31 - 1
 CANCEL = struct.pack(">I", 8)
 
-# Both ends here take whatever comes: the windows that they give are as large as allowed.
+# Both ends accept everything: they grant the largest windows.
 OPEN_SETTINGS = struct.pack(">HI", INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
 
 
@@ -29,12 +29,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def grpc_message(payload: bytes) -> bytes:
-    """Length-prefixed, not compressed."""
+    """Return the length-prefixed message, uncompressed."""
     return struct.pack(">BI", 0, len(payload)) + payload
 
 
 def data(stream: int, message: bytes) -> bytes:
-    """A gRPC message of less than 16 KiB as one DATA frame."""
+    """Return a gRPC message of less than 16 KiB as one DATA frame."""
     return frame(DATA, 0, stream, grpc_message(message))
 
 
@@ -43,12 +43,15 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def opening() -> bytes:
-    """What either end says first (a client after the preface): nothing here waits for a window."""
+    """Return the first frames of either end, which grant the largest windows.
+
+    A client's follow the preface.
+    """
     return frame(SETTINGS, 0, 0, OPEN_SETTINGS) + window_update(0, LARGEST_WINDOW - DEFAULT_WINDOW)
 
 
 def literal(name: str, value: str) -> bytes:
-    """A header field that enters no table."""
+    """Return a header field that is not added to a table."""
     raw_name, raw_value = name.encode(), value.encode()
     if len(raw_name) > 126 or len(raw_value) > 126:
         raise ValueError(f"{name}: longer than 126 bytes")
@@ -56,7 +59,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yields (kind, flags, stream, payload) of each whole frame, then removes them all."""
+    """Yield (kind, flags, stream, payload) of each complete frame, then remove them all."""
     at, end = 0, len(buffer)
     view = bytes(buffer)
     while end - at >= 9:
@@ -70,7 +73,7 @@ def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 def bare_payload(flags: int, payload: bytes) -> bytes:
-    """Without padding and priority (DATA and HEADERS)."""
+    """Return the payload without padding and priority (DATA and HEADERS)."""
     end = len(payload)
     if flags & PADDED:
         end -= payload[0]
@@ -79,7 +82,7 @@ def bare_payload(flags: int, payload: bytes) -> bytes:
 
 
 def take_messages(buffer: bytearray) -> Iterator[bytes]:
-    """Yields each whole gRPC message and removes it. Raises ValueError when one is compressed."""
+    """Yield each complete gRPC message and remove it. Raises ValueError for a compressed one."""
     while len(buffer) >= 5:
         compressed, size = struct.unpack_from(">BI", buffer)
         if compressed:

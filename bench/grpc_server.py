@@ -1,6 +1,6 @@
-"""The server's end of HTTP/2 and gRPC for scripted upstreams: calls, windows, answers at a pace.
+"""The server's side of HTTP/2 and gRPC for scripted upstreams: calls, windows, paced answers.
 
-A message is built once per request, so a token costs such a process about a microsecond where a
+A message is built once per request, so a token costs such a process about a microsecond, where a
 gRPC library needs tens.
 """
 
@@ -20,7 +20,7 @@ import hpack
 from bench import frames, pace
 
 MARKED = 900_000
-"""Answers of at least as many tokens are of requests whose fate is noted."""
+"""Answers of at least this many tokens belong to requests whose events are logged."""
 
 _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
 _OK = frames.literal("grpc-status", "0")
@@ -28,7 +28,7 @@ _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 
 
 class Log:
-    """What became of marked requests; ids are remembered until their stop request comes."""
+    """Log of events of marked requests; ids are remembered until their stop request comes."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
@@ -50,9 +50,9 @@ class Log:
 
 
 class ScriptedService(ABC):
-    """What all connections share. Create inside the event loop.
+    """State shared by all connections. Create inside the event loop.
 
-    `methods` are the paths that it has; `running` has the answers by request id.
+    `methods` are the paths that it serves; `running` has the answers by request id.
     """
 
     def __init__(self, log: Log, methods: Set[str]) -> None:
@@ -63,19 +63,19 @@ class ScriptedService(ABC):
 
     @abstractmethod
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """A message has come on a call of one of the methods."""
+        """Handle a message on a call of one of the methods."""
 
     def begin(self, answer: StreamedAnswer, key: int, seed: int) -> None:
-        """Answers at the pace of `seed`; what becomes of it is noted where `key` is marked."""
+        """Answer at the pace of `seed`; log events if `key` is marked."""
         self.log.began(answer.request_id, key)
         answer.call.answers.append(answer)
         self.running[answer.request_id] = answer
         self.pacer.add(answer, seed)
 
     def stop(self, request_id: str) -> bool:
-        """Ends a request, as an engine would that was told to; one that is marked goes on.
+        """End a request like an engine that was stopped; a marked one continues.
 
-        Returns whether it ran.
+        Returns True if it was running.
         """
         self.log.note(request_id, "stop")
         running = self.running.get(request_id)
@@ -85,9 +85,9 @@ class ScriptedService(ABC):
 
 
 class StreamedAnswer(ABC):
-    """One request being answered: `left` more tokens, `owed` of them due but not sent.
+    """A request being answered: `left` more tokens, `owed` of them due but not sent.
 
-    `size` is the bytes that the next message's frames take, roughly.
+    `size` is the approximate size in bytes of the next message's frames.
     """
 
     __slots__ = ("call", "left", "owed", "request_id", "size")
@@ -101,11 +101,11 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def message(self) -> list[bytes]:
-        """The frames of the next token; `left` more are to come behind it."""
+        """Return the frames of the next token; `left` more follow it."""
 
     @abstractmethod
     def send_stop(self) -> None:
-        """Sends what ends an answer early."""
+        """Send the end of an answer that was stopped early."""
 
     def takes(self) -> bool:
         return self.call.takes(self.size)
@@ -133,7 +133,7 @@ class StreamedAnswer(ABC):
 
 
 class ServerCall:
-    """One stream of HTTP/2, which may have several answers. It ends after the last of them."""
+    """An HTTP/2 stream, which may have several answers. It ends after the last of them."""
 
     def __init__(self, connection: ServerConnection, stream: int, path: str) -> None:
         self.stream = stream
@@ -150,7 +150,10 @@ class ServerCall:
             connection.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
 
     def takes(self, size: int) -> bool:
-        """Also when it is closed, so that a pacer finds out. Frame headers are counted too."""
+        """Return True if `size` bytes can be sent, or if closed, so that a pacer notices.
+
+        Frame headers are included in `size`.
+        """
         open_for = min(self.window, self._connection.window)
         return self.closed or (not self._connection.paused and open_for >= size)
 
@@ -181,7 +184,7 @@ class ServerCall:
             self._connection.service.running.pop(answer.request_id, None)
 
     def send_message(self, message: bytes) -> None:
-        """Sends a whole message, in as many frames as it takes."""
+        """Send a complete message, in as many frames as needed."""
         data = frames.grpc_message(message)
         for at in range(0, len(data), 16_384):
             self.send(frames.frame(frames.DATA, 0, self.stream, data[at : at + 16_384]))
@@ -200,7 +203,7 @@ class ServerCall:
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection; what is sent within one turn of the loop goes out in one write."""
+    """A connection; data sent within one iteration of the loop goes out in one write."""
 
     def __init__(self, service: ScriptedService) -> None:
         self.service = service
@@ -300,7 +303,10 @@ class ServerConnection(asyncio.Protocol):
 
 
 async def serve(service: ScriptedService, port: int) -> None:
-    """Until cancelled. Several processes may serve one port: the kernel deals out connections."""
+    """Serve until cancelled.
+
+    Several processes may share a port: the kernel distributes connections.
+    """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

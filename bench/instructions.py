@@ -1,8 +1,8 @@
-"""How many instructions a request and a token take, by what runs them: valgrind's callgrind.
+"""Instruction counts of a request and a token, by component: valgrind's callgrind.
 
-Instructions do not depend on the machine's mood: two runs differ by less than a percent, where CPU
-time differs by a third. They depend on the build of Python and of its libraries. The kernel's are
-not among them.
+Instruction counts are stable: two runs differ by less than a percent, where CPU time differs by a
+third. They depend on the build of Python and of its libraries. The kernel's instructions are not
+included.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _PARTS = {
     "loop and HTTP parser": ("loop.", "parser."),
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
-"""Columns of the table, by how the files begin whose code it is. All else is `other`."""
+"""Columns of the table, by the prefixes of the files with the code. The rest is `other`."""
 _TEXT = b"~"  # of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
-    """Thousands of instructions: a request of one token through each protocol, and a token.
+    """Return thousands of instructions: a request of one token through each protocol, and a token.
 
-    One request at a time, as a gateway that is watched so is forty times slower. A paced token is
-    one that comes alone: the next is sent when it has arrived. Raises Unmeasured without valgrind.
+    One request at a time, because a gateway under callgrind is forty times slower. A paced token is
+    delivered separately: the next is sent when it has arrived. Raises Unmeasured without valgrind.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
     files = bench.folder / "callgrind"
     under = [part.format(files) for part in _COMMAND]
-    # The garbage collector comes once in some hundred requests, and with all that it looks at it
-    # would be 4 % of whichever row that falls into.
+    # The garbage collector runs once in some hundred requests and would add 4 % to whichever row it
+    # falls into.
     (bench.folder / "sitecustomize.py").write_text("import gc\n\ngc.disable()\n")
     path = os.pathsep.join([str(bench.folder), str(ROOT)])
     settings = {"PYTHONHASHSEED": "0", "PYTHONPATH": path}
@@ -88,7 +88,7 @@ def instructions(bench: Bench) -> list[dict[str, Any]]:
 
 @dataclass
 class _Counter:
-    """Asks a gateway that runs under callgrind, whose files begin with `files`.
+    """Client of a gateway under callgrind, whose files begin with `files`.
 
     `upstreams` are the processes of the scripted Triton.
     """
@@ -117,7 +117,7 @@ class _Counter:
         return _row(f"{protocol}, {size} tokens", found, _COUNTED)
 
     def token(self, name: str, seed: int, tokens: int, *, streams: int) -> dict[str, Any]:
-        """One of a chat's, of `tokens` more than one."""
+        """Count one token of a chat, as the difference between `tokens` + 1 tokens and one."""
         short, long = (chat(seed=seed, tokens=n) for n in (1, tokens + 1))
         lines, path = self._lines[:streams], self.server.path
         step = self._step if seed == STEPPED else None
@@ -136,7 +136,7 @@ class _Counter:
         on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
-        """What so many requests take, without what the gateway does all the time."""
+        """Count the instructions of these requests, without the gateway's idle work."""
         self._control("-z")
         began = time.monotonic()
         self._ask(lines, path, body, times, on_token)
@@ -157,7 +157,7 @@ class _Counter:
         times: int,
         on_token: Callable[[], None] | None = None,
     ) -> None:
-        """That often on each line."""
+        """Send the request `times` times on each connection."""
 
         def one(line: http.client.HTTPConnection) -> None:
             for _ in range(times):
@@ -196,10 +196,10 @@ def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
 
 
 def _by_part(dump: Path) -> Counter[str]:
-    """Instructions in one of callgrind's files, by column.
+    """Return the instructions in one of callgrind's files, by column.
 
-    Reference: Valgrind manual, "Callgrind Format Specification": after `ob=` come lines of a
-    position and a cost, and after `calls=` one that is the callee's.
+    Reference: Valgrind manual, "Callgrind Format Specification": `ob=` is followed by lines of a
+    position and a cost, and `calls=` by one line of the callee's cost.
     """
     names: dict[str, str] = {}
     found: Counter[str] = Counter()

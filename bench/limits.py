@@ -1,8 +1,8 @@
-"""The cost of limits: the same requests with a tenant's limits and without, by turns.
+"""The cost of limits: the same requests with and without a tenant's limits, alternating.
 
-One gateway of one worker, then one of eight (or two, where cores are few), with a real Redis. The
+One gateway of one worker, then one of eight (or two, with few cores), with a real Redis. The
 requests are chats of one token. The last column is a small limit at its edge: 61 requests, each on
-a connection of its own and so to any worker, of a tenant that may have 60 a minute.
+a separate connection and so to any worker, of a tenant that is allowed 60 a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROUNDS, _QUICK_ROUNDS = 4, 2
 _STREAMS = 64
 _FREE, _LIMITED, _SMALL = "unlimited", "limited", "small"
 _SMALL_LIMIT = 60
-# Beyond what eight workers carry, and not by much: blocks get smaller as a limit gets nearer.
+# Slightly more than eight workers can serve: blocks get smaller near a limit.
 _LIMITS = {
     "requests_per_minute": 2_000_000,
     "tokens_per_minute": 200_000_000,
@@ -41,7 +41,7 @@ _LIMITS = {
 
 
 class _Round(NamedTuple):
-    """A window with limits, or one without, and the CPU that Redis took meanwhile."""
+    """A window with or without limits, and the CPU that Redis used in it."""
 
     seen: Window
     redis_s: float
@@ -52,7 +52,7 @@ class _Round(NamedTuple):
 
 
 def limits(bench: Bench) -> list[dict[str, Any]]:
-    """A row for each number of workers; figures are medians of the windows."""
+    """Return a row for each number of workers; figures are medians of the windows."""
     available = len(os.sched_getaffinity(0))
     many = 8 if available >= 16 else 2
     if many < 8:
@@ -113,7 +113,7 @@ def _gateway(bench: Bench, workers: int) -> Iterator[tuple[Server, Any]]:
         bench.redis() as url,
         contextlib.closing(redis.Redis.from_url(url)) as client,
     ):
-        client.flushall()  # of the gateway before
+        client.flushall()  # from the gateway before
         settings = {
             "GATEWAY_REDIS_URL": url,
             "GATEWAY_CONFIG": str(_config(bench.folder)),

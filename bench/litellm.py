@@ -1,7 +1,8 @@
-"""The LiteLLM proxy, from its wheel, in a virtual environment of its own under build/.
+"""The LiteLLM proxy, from its wheel, in a separate virtual environment under build/.
 
-It speaks OpenAI to its upstream, so it gets a scripted OpenAI server at the pace of the scripted
-Triton; what it adds is taken against that server, what the gateway adds against that Triton.
+It speaks OpenAI's protocol to its upstream, so its upstream is a scripted OpenAI server at the pace
+of the scripted Triton. What LiteLLM adds is relative to that server, what the gateway adds to that
+Triton.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _STREAMS = (20, 50)
 
 
 def litellm(bench: Bench) -> list[dict[str, Any]]:
-    """LiteLLM and the gateway on the same load, each in front of its scripted upstream."""
+    """Measure LiteLLM and the gateway under the same load, each before its scripted upstream."""
     if (executable := _install(bench)) is None:
         return []
     rows = []
@@ -46,7 +47,7 @@ def litellm(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _row(bench: Bench, server: Server, straight_s: list[float]) -> dict[str, Any]:
-    # The heaviest loads come last: what a server has not done by the end of one goes on.
+    # The heaviest loads come last, because unfinished requests of one load continue after it.
     row: dict[str, Any] = {"who": server.name}
     seconds = max(bench.seconds, 2.0)
     alone = window(bench, server, chat(seed=BURST, tokens=1), 1, seconds=seconds)
@@ -87,9 +88,9 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
     command = [str(executable), "--config", str(config), "--host", LOCALHOST]
     command += ["--port", str(port), "--num_workers", "1", "--telemetry", "False"]
     live = "/health/liveliness"
-    # The list of prices comes with the wheel; nothing need be fetched.
+    # The price list is in the wheel; nothing has to be downloaded.
     env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
-    # No keys, and so none of their cost either.
+    # No keys, so their cost is not included.
     env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     ready = f"http://{LOCALHOST}:{port}{live}"
     with bench.running("litellm", command, ready, bench.cores.gateway, **env) as child:
@@ -97,7 +98,7 @@ def _proxy(bench: Bench, executable: Path, upstream: Server) -> Iterator[Server]
 
 
 def _install(bench: Bench) -> Path | None:
-    """The proxy's command, installed by the first run; None, and a note why, without it."""
+    """Return the proxy's command, installed by the first run; None, and a note, if that fails."""
     executable, marker = _VENV / "bin" / "litellm", _VENV / ".installed"
     if marker.exists() and marker.read_text() == REQUIREMENT:
         return executable

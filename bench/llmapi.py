@@ -1,7 +1,7 @@
-"""What a token costs whose response has all the text before it, beside token ids in the same run.
+"""The cost of a token whose response repeats all text before it, beside token ids.
 
-The two gateways have the same load by turns: 100 streams, a token each every 20 ms, in answers of
-64, 512 and 4,096 tokens of 4 bytes, met at all their places alike.
+Both gateways alternate under the same load: 100 streams, a token each every 20 ms, in answers of
+64, 512 and 4,096 tokens of 4 bytes, measured equally at all their positions.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ LENGTHS = (64, 512, 4096)
 STREAMS = 100
 _BEAT_MS = 20
 _ROUNDS = 3
-# An answer of the shortest: begun together they would end together, and a window would hold two of
-# these moments or three.
+# The duration of the shortest answer. Streams started together would end together, and a window
+# would contain either two or three of these moments.
 _RAMP_S = 1.28
-# What was made of an answer before it was met comes at once, and must not count.
+# The part of an answer before its first measured position comes at once, and must not count.
 _SETTLE_S = 3.0
 _PIECE_BYTES = 4
 
 
 def llmapi(bench: Bench) -> list[dict[str, Any]]:
-    """Per length: CPU of each gateway, requests included, and their ratio."""
-    # What its repository does not tell: else the gateway guesses, and 36 of the streams wait.
+    """Return CPU of each gateway, requests included, and their ratio, per length."""
+    # The repository does not report these; with the gateway's default, 36 of the streams would
+    # queue.
     limit = {"GATEWAY_MAX_SEQ_LEN": str(MAX_SEQ_LEN), "GATEWAY_REPLICA_IN_FLIGHT": "256"}
     with (
         bench.upstream() as of_ids,

@@ -1,15 +1,15 @@
-"""How soon an llmapi engine is idle once nobody waits for its answer, in every phase.
+"""Time until an llmapi engine is idle after an abort, in every phase of a request.
 
     python -m bench.llmapi_abort [--rounds 12] [--release main 1.3 1.2]
 
-A real Triton serves the synthetic engine through the llmapi repository, in the ways of three
-releases: one place, a first token after 100 ms, then one every 20 ms. A request goes through
-`gateway serve` and is ended by its client's leaving, its deadline or a stop string; or straight to
-Triton and is ended by a stop request. Another one waits behind it and tells when it was scheduled,
-by the engine's clock, which is that of this machine: milliseconds from the abort to that. Of a stop
-string the abort is the token that completes it; a queued request's engine is made free at the
-abort. The exit code is 1 where a median is above 300 ms, or the gateway counts other than one end
-for a request.
+A real Triton serves the synthetic engine through the llmapi repository, with the behaviour of three
+releases: one slot, a first token after 100 ms, then one every 20 ms. A request goes through
+`gateway serve` and is ended by its client's disconnect, its deadline or a stop string; or it goes
+straight to Triton and is ended by a stop request. The next request is queued behind it and reports
+when it was scheduled, by the engine's clock, which is this machine's. The result is the
+milliseconds from the abort to that time. For a stop string the abort is the token that completes
+it; for a queued request the engine is freed at the abort. The exit code is 1 if a median is above
+300 ms, or if the gateway does not count exactly one end per request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENDLESS, _SHORT = 100_000, 20
 _FOLLOWS_S = 0.02
 _PATIENCE_S = 60.0
 _ONE, _TWO, _THE = 487, 1346, 317
-# " one" ten times, " two" nine times, " the": a stop string finds its phase by the word.
+# " one" ten times, " two" nine times, " the": each stop string selects a phase.
 _SCRIPT = [_ONE] * 10 + [_TWO] * 9 + [_THE]
 HOW = ("client leaves", "deadline", "stop request", "stop string")
 # Seconds from the request to its abort.
@@ -62,17 +62,17 @@ _STOPS = {
 
 
 class Deployment:
-    """One release's model, and a gateway in front of it."""
+    """A release's model, with a gateway before it."""
 
     def __init__(self, model: DirectModel, http: httpx.AsyncClient) -> None:
         self._model = model
         self._http = http
         self._number = 0
         self.asked = 0
-        """Requests that went to the gateway."""
+        """Number of requests sent to the gateway."""
 
     async def measure(self, how: str, phase: str) -> float:
-        """Milliseconds from the abort to the engine's next request."""
+        """Return milliseconds from the abort to the engine's next request."""
         tokens = _SHORT if phase == "at the last token" else _ENDLESS
         stop, after_s = None, PHASES[phase]
         if how == "stop string":
@@ -103,14 +103,14 @@ class Deployment:
     async def _victim(
         self, how: str, tokens: int, stop: str | None, after_s: float
     ) -> str | asyncio.Task[bytes]:
-        """The id of a request to Triton, or the task of one to the gateway."""
+        """Return the id of a request to Triton, or the task of one to the gateway."""
         if how == "stop request":
             return await self._start_request(tokens)
         body = {"model": "demo", "prompt": "x", "max_tokens": tokens, "stream": True, "stop": stop}
         headers = {"x-request-timeout": f"{after_s:.3f}"} if how == "deadline" else {}
 
         async def sent(event: str, _: object) -> None:
-            # On a busy machine a client may leave before that, and then there was no request.
+            # On a busy machine a client may disconnect before it has sent the request.
             self.asked += event == "http11.send_request_body.complete"
 
         async def ask() -> bytes:
@@ -121,7 +121,7 @@ class Deployment:
         return asyncio.create_task(ask())
 
     async def _start_request(self, tokens: int) -> str:
-        """A request straight to Triton, of which nobody reads the answer; its id."""
+        """Send a request straight to Triton, without reading its answer, and return its id."""
         self._number += 1
         name = f"abort-{self._number}"
         build = self._model.request(name)
@@ -135,7 +135,7 @@ class Deployment:
         await self._model.send(self._model.stop(name))
 
     async def _wait_until_scheduled(self) -> float:
-        """When the engine began with a request, in monotonic seconds."""
+        """Return when the engine started a new request, in monotonic seconds."""
         self._number += 1
         build = self._model.request(f"behind-{self._number}")
         build.texts("prompt", ["x"])
@@ -147,7 +147,7 @@ class Deployment:
         raise RuntimeError("the engine does not tell when it began")
 
     async def ends(self) -> float:
-        """How many ends the gateway has counted, once none runs and there is one for each."""
+        """Return the number of ends that the gateway counted, after waiting for one per request."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             ends = await self._ends()
@@ -181,10 +181,11 @@ async def _run_deployment(triton: str, release: str, port: int) -> AsyncIterator
 async def _rows(triton: str, release: str, port: int, rounds: int) -> list[dict[str, Any]]:
     rows = []
     async with _run_deployment(triton, release, port) as place:
-        await place.measure("client leaves", "in the middle")  # what only the first one pays
+        # exclude what only the first request pays
+        await place.measure("client leaves", "in the middle")
         for how in HOW:
             for phase in PHASES:
-                # Nothing has a text yet; or, of 1.2, before all of it is there.
+                # No text exists yet; or, in 1.2, none before the complete text.
                 if how == "stop string" and (phase == "queued" or release == V1_2):
                     continue
                 found = [await place.measure(how, phase) for _ in range(rounds)]

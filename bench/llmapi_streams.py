@@ -3,9 +3,9 @@
     python -m bench.llmapi_streams [--chats 5000] [--concurrency 32]
 
 A real Triton serves the synthetic engine through the llmapi repository, a new process for each row.
-Chats go through `gateway serve`, which sends `streaming` as its clients stream. A row ends when
-Triton is gone. The exit code is 1 where a chat failed, or Triton died, in any row but the last:
-that one shows what a client risks that streams from TensorRT-LLM's own model.py.
+Chats go through `gateway serve`, which sets `streaming` like its clients. A row ends when Triton
+has died. The exit code is 1 if a chat failed, or Triton died, in any row except the last: that one
+shows the risk of streaming from TensorRT-LLM's own model.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = [(polls, stream) for polls in (False, True) for stream in (False, True)]
 
 
 class Chats:
-    """So many chats in a closed loop, until Triton is gone."""
+    """A number of chats in a closed loop, until Triton has died."""
 
     def __init__(self, port: int, triton: int, *, stream: bool) -> None:
         self._port = port

@@ -1,7 +1,7 @@
-"""Prompts of 8,000 to 128,000 tokens: what each takes, and what others' streams feel of it.
+"""Prompts of 8,000 to 128,000 tokens: their cost, and their effect on other streams.
 
-One after the other, each for one token, alone; then beside 100 streams of a token every 20 ms; then
-some that stay open behind their first token, for what is kept of a prompt while it is answered.
+First one after the other, each for one token, alone; then beside 100 streams of a token every 20
+ms; then several that stay open after their first token, for the memory retained while answering.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from ops.local_stack.ports import LOCALHOST
 SIZES = (8_000, 32_000, 128_000)
 _STREAMS, _BEAT_MS = 100, 20
 _OPEN, _QUICK_OPEN = 16, 8
-# Long enough for several of them, on a busy machine too.
+# Long enough for several prompts, on a busy machine too.
 _PER_SECOND = 16_000
 _BEGUN_WITHIN_S, _SETTLE_S = 60.0, 2.0
 _PEAK = "VmHWM"
 
 
 def long_prompts(bench: Bench) -> list[dict[str, Any]]:
-    """A row for each size. Memory is that of the gateway's process, from the operating system."""
+    """Return a row for each size.
+
+    Memory is that of the gateway's process, from the operating system.
+    """
     rows = []
     with bench.upstream() as triton:
         for size in SIZES:
-            # Each its own: what a longer one leaves free in memory, a shorter one would go to.
+            # A separate gateway each: a shorter prompt would reuse memory that a longer one freed.
             with bench.gateway(triton) as server:
                 rows.append(_row(bench, server, size))
     return rows
@@ -44,7 +47,7 @@ def long_prompts(bench: Bench) -> list[dict[str, Any]]:
 def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
     bench = replace(bench, seconds=max(bench.seconds, size / _PER_SECOND))
     body = chat(seed=BURST, tokens=1, prompt_tokens=size)
-    window(bench, server, body, 1, seconds=1.0)  # a first one loads what others find loaded
+    window(bench, server, body, 1, seconds=1.0)  # load what later requests find loaded
     before = server.rss()
     _forget_peak(server)
     alone = window(bench, server, body, 1)
@@ -68,7 +71,7 @@ def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
 
 
 def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, int]:
-    """Streams alone, the same streams while such prompts come, and how many came."""
+    """Measure streams alone and beside such prompts; also return the number of prompts."""
     trickle = chat(seed=_BEAT_MS)
     calm = window(bench, server, trickle, _STREAMS, watched=True)
     with _background_load(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
@@ -77,11 +80,11 @@ def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, 
 
 
 def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
-    """Bytes for each stream that has its first token and goes on."""
+    """Return the bytes retained per stream after its first token."""
     streams = _QUICK_OPEN if bench.quick else _OPEN
     body = server.body(chat(seed=IDLE, prompt_tokens=size))
     with contextlib.ExitStack() as lines:
-        # What the first takes while it is read, and gives back, is not what is kept of it.
+        # The first stream absorbs what is allocated during reading and then freed.
         lines.enter_context(_open_stream(server, body, 0))
         before = _wait_for_settled_rss(server)
         for number in range(1, streams + 1):
@@ -90,13 +93,13 @@ def _retained_bytes(bench: Bench, server: Server, size: int) -> float:
 
 
 def _wait_for_settled_rss(server: Server) -> int:
-    """Resident bytes once what a prompt's text took is given back."""
+    """Return the resident bytes after memory of a prompt's text was freed."""
     time.sleep(_SETTLE_S)
     return server.rss()
 
 
 def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
-    """A stream with its first token."""
+    """Return a stream that has received its first token."""
     line = socket.create_connection((LOCALHOST, server.port), timeout=_BEGUN_WITHIN_S)
     line.sendall(request(server.port, server.path, body.replace(NUMBER, b"%08d" % number)))
     while LETTER not in (data := line.recv(2**16)):
@@ -109,7 +112,7 @@ def _open_stream(server: Server, body: bytes, number: int) -> socket.socket:
 def _background_load(
     bench: Bench, server: Server, body: bytes, streams: int, seconds: float
 ) -> Iterator[list[Future[Seen]]]:
-    """Another load beside what is measured inside, from now on."""
+    """Run another load, from now on, beside the code inside."""
     now = time.monotonic()
     load = Load(
         port=server.port,
@@ -124,7 +127,7 @@ def _background_load(
 
 
 def _peak(server: Server) -> int:
-    """The most that has been resident since `_forget_peak`, in bytes."""
+    """Return the peak of resident bytes since `_forget_peak`."""
     for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
         if line.startswith(_PEAK):
             return 1024 * int(line.split()[1])
@@ -132,5 +135,5 @@ def _peak(server: Server) -> int:
 
 
 def _forget_peak(server: Server) -> None:
-    # proc(5): 5 sets the peak to what is resident now.
+    # proc(5): 5 resets the peak to the current resident size.
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")

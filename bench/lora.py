@@ -1,9 +1,9 @@
-"""Adapters: a warm one against the base model, a cold one against sending the same bytes plainly.
+"""Adapters: a resident one against the base model, an upload against plainly sending its bytes.
 
-On `gateway up` with the synthetic engine and the shapes of an 8B Llama model: adapters of about 13
-and 132 MB, by turns: requests to the base model and to a warm adapter; the first request of an
-adapter through the gateway against tritonclient sending the same tensors itself; and how long the
-gateway's event loop answered nobody while it sent.
+On `gateway up` with the synthetic engine and the shapes of an 8B Llama model, with adapters of
+about 13 and 132 MB. Alternating: requests to the base model and to a resident adapter; the first
+request of an adapter through the gateway, and tritonclient sending the same tensors itself. Also
+measured: how long the upload stalls the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Tensors = tuple[npt.NDArray[np.float16], npt.NDArray[np.int32]]
 
 
 def make_engine(folder: Path) -> Path:
-    """An engine folder of the synthetic engine that answers at once, with the demo tokenizer."""
+    """Return a synthetic engine's folder that answers immediately, with the demo tokenizer."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(MODEL / name, folder / name)
@@ -84,7 +84,7 @@ def make_engine(folder: Path) -> Path:
 
 
 def make_tensors(kind: str, seed: int) -> Tensors:
-    """lora_weights [1, rows, width] float16 and lora_config [1, rows, 3] int32."""
+    """Return lora_weights [1, rows, width] float16 and lora_config [1, rows, 3] int32."""
     rank, modules = KINDS[kind]
     rows = [(MODULE_IDS[m], layer, rank) for layer in range(LAYERS) for m in modules]
     used = [rank * SIZES[m] for _ in range(LAYERS) for m in modules]
@@ -92,12 +92,12 @@ def make_tensors(kind: str, seed: int) -> Tensors:
     block = np.random.default_rng(seed).standard_normal(max(used)).astype(np.float16)
     for row, size in enumerate(used):
         weights[0, row, :size] = block[:size]
-        weights[0, row, 0] = row  # rows differ, as contents do
+        weights[0, row, 0] = row  # distinct rows, so that contents differ
     return weights, np.array([rows], np.int32)
 
 
 async def ask(client: httpx.AsyncClient, model: str) -> float:
-    """Seconds from the request to the answer of one token."""
+    """Return the seconds from the request to the answer of one token."""
     body = {"model": model, "prompt": "one two three", "max_tokens": 1, "temperature": 0}
     started = time.perf_counter()
     response = await client.post("/v1/completions", json=body)
@@ -107,7 +107,7 @@ async def ask(client: httpx.AsyncClient, model: str) -> float:
 
 
 async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -> dict[str, float]:
-    """Base and warm adapter by turns, `requests` of each: ms and the gateway's CPU in us."""
+    """Alternate base model and resident adapter; return ms and the gateway's CPU in us."""
     process = psutil.Process(pid)
     seconds: dict[str, list[float]] = {"demo": [], "warm": []}
     cpu = {"demo": 0.0, "warm": 0.0}
@@ -129,7 +129,7 @@ async def measure_resident(client: httpx.AsyncClient, pid: int, requests: int) -
 
 
 async def longest_silence(url: str, until: asyncio.Event) -> float:
-    """The longest that a request for nothing took meanwhile, in seconds: a stalled event loop."""
+    """Return the longest seconds of a trivial request until the event: a stalled event loop."""
     longest = 0.0
     async with httpx.AsyncClient(base_url=url) as client:
         while not until.is_set():
@@ -141,7 +141,7 @@ async def longest_silence(url: str, until: asyncio.Event) -> float:
 
 
 async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
-    """Seconds of the first request of an adapter, and the longest stall while it ran."""
+    """Return the seconds of an adapter's first request, and the longest stall during it."""
     done = asyncio.Event()
     probe = asyncio.create_task(longest_silence(url, done))
     await asyncio.sleep(0.2)
@@ -153,7 +153,7 @@ async def measure_upload(client: httpx.AsyncClient, url: str, model: str) -> tup
 async def measure_plain_upload(
     server: triton.InferenceServerClient, tensors: Tensors, task: int
 ) -> float:
-    """Seconds until tritonclient has the answer to a request with the same weights."""
+    """Return the seconds until tritonclient has the answer to a request with the same weights."""
     weights, config = tensors
     values: dict[str, npt.NDArray[Any]] = {
         "input_ids": np.array([[5, 6, 7]], np.int32),
@@ -236,7 +236,7 @@ async def measure(
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row for the base model, one for a warm adapter, one for each size of a cold one."""
+    """Return a row each for the base model, a resident adapter, and each size of an upload."""
     base = results["warm"]
     empty = {"plain client ms": None, "ratio": None, "stall ms": None}
     found: list[dict[str, Any]] = [
@@ -259,7 +259,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def lora(bench: Bench) -> list[dict[str, Any]]:
-    """Warm and cold adapters on the whole local stack."""
+    """Measure resident adapters and uploads on the complete local stack."""
     folder = bench.folder / "lora"
     folder.mkdir()
     engine = make_engine(folder / "engine-demo")

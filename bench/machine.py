@@ -1,4 +1,4 @@
-"""The machine: what it is, and which process runs on which of its cores."""
+"""The machine: its description, and the assignment of processes to cores."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-# Settings of a gateway that a run may compare; they go through to it.
+# Settings of a gateway that a run may compare; they are passed through to it.
 _SETTINGS = {"GATEWAY_LOG_LEVEL", "GATEWAY_TRITON_TRANSPORT", "GATEWAY_WORKERS"}
 _PACKAGES = ("uvicorn", "uvloop", "grpcio", "protobuf", "h2", "tokenizers", "nvidia-pytriton")
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Binds this process to cores; what it starts inherits them."""
+    """Bind this process to cores; its child processes inherit them."""
     os.sched_setaffinity(0, cores)
 
 
 def pin_family(pid: int, cores: Iterable[int]) -> None:
-    """Binds a process that runs already, its children and all their threads."""
+    """Bind a running process, its children and all their threads."""
     process = psutil.Process(pid)
     for member in [process, *process.children(recursive=True)]:
         for thread in member.threads():
@@ -36,7 +36,10 @@ def pin_family(pid: int, cores: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class Cores:
-    """Who runs where. On fewer than 4 cores client and upstream share what the gateway leaves."""
+    """Assignment of cores. With fewer than 4, client and upstream share what remains.
+
+    With fewer than 4, client and upstream share those without the gateway.
+    """
 
     gateway: tuple[int, ...]
     upstream: tuple[int, ...]
@@ -44,7 +47,7 @@ class Cores:
 
 
 def cores_for(workers: int) -> Cores:
-    """The gateway gets a core for each worker and nothing else runs there."""
+    """Give the gateway an exclusive core for each worker."""
     every = sorted(os.sched_getaffinity(0))
     if len(every) < workers + 1:
         return Cores(tuple(every), tuple(every), tuple(every))
@@ -57,7 +60,7 @@ def cores_for(workers: int) -> Cores:
 
 
 def describe() -> dict[str, str]:
-    """What a reader needs to know to compare figures."""
+    """Return what a reader needs to know to compare figures."""
     cpu = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -82,16 +85,16 @@ def describe() -> dict[str, str]:
 
 
 class Others:
-    """What ran on the machine besides this process and its children, from construction on."""
+    """CPU use of the machine outside this process and its children, since construction."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._before = self._elsewhere_s()
 
     def cores(self) -> float:
-        """How many cores others kept busy on average, the hypervisor's included.
+        """Return how many cores others used on average, the hypervisor included.
 
-        To be asked when all children have ended: until then theirs counts as others'.
+        Call it after all children have ended: until then theirs count as others'.
         """
         return (self._elsewhere_s() - self._before) / (time.monotonic() - self._started)
 

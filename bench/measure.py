@@ -1,4 +1,4 @@
-"""One window of measurement: a load from outside, and the process under test watched meanwhile."""
+"""A window of measurement: a load from outside, and the resources of the process under test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ops.local_stack.ports import LOCALHOST
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0
 _LEAD_S = 2.5
-"""Before the streams of a client begin; on a busy machine it starts late."""
+"""Seconds before the streams of a client start; on a busy machine it starts late."""
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
 _WORDS = "The capital of France is the city in which most people live and work today"
@@ -35,7 +35,7 @@ _WORDS = "The capital of France is the city in which most people live and work t
 
 @dataclass(frozen=True)
 class Window:
-    """What happened in `seconds`: `cpu_s` of the process under test, `seen` by the clients."""
+    """Results of a window: `cpu_s` of the process under test, `seen` by the clients."""
 
     seconds: float
     cpu_s: float
@@ -52,7 +52,7 @@ class Window:
 
     @property
     def stall_ms(self) -> float:
-        """The longest that the canary waited; NaN without one."""
+        """The longest wait of the canary; NaN without a canary."""
         return 1e3 * max(self.canary_s, default=math.nan)
 
     @property
@@ -61,7 +61,7 @@ class Window:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed; NaN of none."""
+    """Return the smallest value that `percent` of all do not exceed; NaN if empty."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan
 
@@ -69,7 +69,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def chat(
     *, seed: int, tokens: int = TOKENS_FOR_EVER, prompt_tokens: int = 8, model: str = "demo"
 ) -> bytes:
-    """The body of a streamed chat whose prompt has about `prompt_tokens` tokens, and is new."""
+    """Return the body of a streamed chat with a new prompt of about `prompt_tokens` tokens."""
     return orjson.dumps(
         {
             "model": model,
@@ -83,7 +83,7 @@ def chat(
 
 
 def prompt(tokens: int) -> str:
-    """English words; begins with a number that the load client makes different each time."""
+    """Return English words after a number that the load client makes different each time."""
     per_word = _count(_WORDS) / len(_WORDS.split())
     words = round((tokens - _count(NUMBER.decode())) / per_word)
     return " ".join([NUMBER.decode(), *islice(cycle(_WORDS.split()), max(1, words))])
@@ -94,7 +94,7 @@ def _count(text: str) -> int:
 
 
 def encode(text: str) -> list[int]:
-    """The demo model's token ids."""
+    """Return the demo model's token ids."""
     return list(_tokenizer().encode(text).ids)
 
 
@@ -104,7 +104,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def wait_until(moment: float) -> None:
-    """Sleeps until the monotonic clock shows `moment`; a busy machine may be late already."""
+    """Sleep until the monotonic clock shows `moment`; return at once if that is past."""
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
@@ -120,14 +120,12 @@ def window(
     watched: bool = False,
     on_edge: Callable[[], object] = lambda: None,
 ) -> Window:
-    """Loads the server with `streams` closed loops and looks for `seconds`.
+    """Load the server with `streams` closed loops and measure for `seconds`.
 
-    They begin one after the other within `ramp_s`, unless told as quickly as may be.
-
-    Only `watched` is the canary there too: its 200 requests a second are CPU that is no token's.
-    `on_edge` is called as the window begins and as it ends.
-
-    Raises Unmeasured when any stream failed: figures of a server that refuses mean nothing.
+    Streams start one after the other within `ramp_s`, by default as quickly as possible. The canary
+    runs only if `watched`: its 200 requests a second use CPU that is not for tokens. `on_edge` is
+    called at the start and at the end of the window. Raises Unmeasured if any stream failed:
+    figures of a server that refuses mean nothing.
     """
     seconds = seconds or bench.seconds
     if ramp_s is None:
@@ -143,7 +141,7 @@ def window(
         begin=begin,
         end=begin + seconds,
     )
-    # Before the load: under it, a new connection waits for those that came first.
+    # Before the load: under it, a new connection waits for earlier ones.
     nobody: contextlib.AbstractContextManager[list[float]] = contextlib.nullcontext([])
     with canary(server, begin) if watched else nobody as latencies:
         shares = bench.clients.start(load)
@@ -161,12 +159,10 @@ def window(
 
 @contextlib.contextmanager
 def canary(server: Server, begin: float) -> Iterator[list[float]]:
-    """Asks for the server's liveness every 5 ms from `begin` on; yields the seconds it took.
+    """Request the server's liveness every 5 ms from `begin` on; yield the seconds each took.
 
-    It connects at once.
-
-    The longest is how long the server's event loop let somebody wait, plus what the machine took
-    to run this thread, which asks for the highest priority that it may have.
+    It connects immediately. The longest value is the stall of the server's event loop, plus the
+    delay of this thread, which requests the highest priority available.
     """
     latencies: list[float] = []
     over = threading.Event()
@@ -184,7 +180,7 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
                     connection.request("GET", server.live)
                     connection.getresponse().read()
                 except (OSError, http.client.HTTPException):
-                    over.set()  # saturated: what it waited so far says enough
+                    over.set()  # saturated: the time so far is enough
                 latencies.append(time.monotonic() - started)
 
     thread = threading.Thread(target=ask)
@@ -197,7 +193,7 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
 
 def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Window:
-    """The same window for a client that only receives, in the place of the process under test."""
+    """Measure the same window for a client that only receives, without a gateway."""
     command = [sys.executable, "-m", "bench.receivers", kind, "--triton", triton]
     command += ["--streams", str(streams), "--seed", str(seed)]
     pipe = subprocess.PIPE

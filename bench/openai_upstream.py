@@ -21,7 +21,7 @@ _FULL = 1024 * 1024
 
 
 def _event(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    """One event as one HTTP chunk."""
+    """Return one event as one HTTP chunk."""
     data = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",

@@ -4,8 +4,7 @@
 
 FastAPI, tritonclient.grpc.aio with numpy, transformers for the prompt, the tokenizers library's own
 stream decoder, a pydantic model per chunk and sse-starlette. It has no adapters, no limits, no
-tools and no metrics, and it stops nothing: what it costs is the least that this way of writing
-costs.
+tools and no metrics, and it never stops a request: its cost is the minimum of this design.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""When the scripted upstreams send: at a beat, as fast as they are read, or when they are told to.
+"""Send times of the scripted upstreams: at a beat, as fast as they are read, or by signal.
 
-A request's `seed` is its script, since every gateway passes it on unchanged.
+A request's `seed` is its script, because every gateway passes it on unchanged.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from itertools import count
 from typing import Protocol
 
 BURST = 1
-"""Seed: tokens as fast as they are taken; so are those of a request without one, or with 0.
+"""Seed for tokens as fast as the receiver takes them; also for requests without a seed, or with 0.
 
 Other seeds are milliseconds between two tokens.
 """
 
 IDLE = 1_000_000
-"""Seed: one token and no more."""
+"""Seed for exactly one token."""
 
 SILENT = 2_000_000
-"""Seed: not even a first token."""
+"""Seed for an answer without even a first token."""
 
 STEPPED = 3_000_000
-"""Seed: a token at once, and one for each SIGUSR1 that the upstream's process gets then.
+"""Seed for a token immediately, and one for each SIGUSR1 of the upstream's process.
 
-Who sends the signal when the last token has arrived makes each a delivery of its own, however slow
-the receiver is. Beats cannot promise that.
+If the signal is sent when the last token has arrived, each token is a separate delivery, however
+slow the receiver is. Beats cannot guarantee that.
 """
 
 _GOLDEN = 0.6180339887
@@ -39,22 +39,25 @@ _ABSOLUTE = 1
 
 
 class PacedSource(Protocol):
-    """A stream that tokens are due on."""
+    """A stream on which tokens become due."""
 
     def takes(self) -> bool:
-        """Whether a token could be sent now."""
+        """Return True if a token could be sent now."""
 
     def emit(self) -> bool:
-        """A token is due. Returns False when it was the last, or when nobody listens any more."""
+        """Send a due token. Returns False for the last one and after a disconnect.
+
+        Returns False if it was the last, or if the receiver has disconnected.
+        """
 
 
 class Pacer:
-    """Tells sources when a token is due. Create inside the event loop.
+    """Calls sources when a token is due. Create inside the event loop.
 
-    Beats are spread evenly over the interval, whatever the order in which streams began, so that
-    each token is a write of its own: the worst case for who receives. The loop's own timers have
-    a resolution of a millisecond, in which several streams would fall together; the kernel's
-    timerfd has none.
+    Beats are spread evenly over the interval, whatever the order in which streams started, so that
+    each token is a separate write: the worst case for the receiver. The loop's own timers have a
+    resolution of a millisecond, in which several streams would coincide; the kernel's timerfd does
+    not.
     """
 
     def __init__(self) -> None:
@@ -71,7 +74,7 @@ class Pacer:
         self._stepped: list[PacedSource] = []
 
     def add(self, source: PacedSource, seed: int) -> None:
-        """Begins the script `seed` of a source."""
+        """Start the script `seed` of a source."""
         if seed == SILENT:
             return
         if seed <= BURST:
@@ -90,13 +93,13 @@ class Pacer:
             self._arm()
 
     def wake(self) -> None:
-        """To be called when a source that did not take tokens may take them again."""
+        """Resume bursts; call it when a source that refused tokens may accept them again."""
         if self._bursting and not self._stepping:
             self._stepping = True
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        """One token for each bursting source, like a step of an engine that takes no time."""
+        """Send one token on each bursting source, like a step of an engine that takes no time."""
         streams, self._bursting = self._bursting, []
         sent = False
         for source in streams:

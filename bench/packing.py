@@ -1,10 +1,10 @@
-"""CPU of three things done by hand on a request's way, against the plain way, by turns in one run.
+"""CPU of three hand-written steps of a request against the plain way, alternating in one run.
 
     python -m bench.packing
 
-`request`: a ModelInferRequest put together from serialized pieces, against protobuf's objects.
-`template`: a chat rendered with its globals in one dict, against Jinja's chain of mappings.
-`keys`: a chat of 20 messages whose keys are looked up first, against Jinja's own order.
+`request`: a ModelInferRequest assembled from serialized pieces, against protobuf's objects.
+`template`: a chat rendered with its globals in one dict, against Jinja's chain of mappings. `keys`:
+a chat of 20 messages whose keys are looked up first, against Jinja's own order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parts of the benchmark. Each returns rows: one dict per row of its table, equal keys.
 
-Titles say the unit. `CPU` is always that of the process under test, from the operating system.
+Titles have the unit. `CPU` is always that of the process under test, from the operating system.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANSWER_TOKENS = 256
 
 
 def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
-    """Gaps are between two deliveries of a stream, as its client saw them."""
+    """Return a row. Gaps are between two deliveries of a stream, as its client saw them."""
     gaps = seen.seen.gaps
     return {
         "who": who,
@@ -57,7 +57,7 @@ def _token_row(who: str, pace: str, streams: int, seen: Window) -> Row:
 
 
 def tokens(bench: Bench) -> list[Row]:
-    """The cost of a token: one per stream every 20 ms, and as fast as they are taken."""
+    """Measure a token: one per stream every 20 ms, and as fast as the client reads."""
     rows = []
     paces = (("trickle", BEAT_MS, TRICKLE_STREAMS), ("burst", BURST, BURST_STREAMS))
     with bench.upstream() as triton:
@@ -76,7 +76,7 @@ def tokens(bench: Bench) -> list[Row]:
 
 
 def triton(bench: Bench) -> list[Row]:
-    """The cost of a token behind the real Triton with the synthetic engine."""
+    """Measure a token behind the real Triton with the synthetic engine."""
     rows = []
     streams = TRICKLE_STREAMS
     name = f"Triton, {TRITON_TOKENS_PER_SECOND:.0f}/s"
@@ -90,7 +90,7 @@ def triton(bench: Bench) -> list[Row]:
 
 
 def requests(bench: Bench) -> list[Row]:
-    """The cost of a request: one token, new prompt, 16 at a time on lines kept alive."""
+    """Measure a request: one token, new prompt, 16 at a time on persistent connections."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -113,7 +113,7 @@ def requests(bench: Bench) -> list[Row]:
 
 
 def first_token(bench: Bench) -> list[Row]:
-    """What is added to the time to the first token, one request at a time, by turns."""
+    """Measure the time added to the first token, one request at a time, alternating."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -144,7 +144,7 @@ def _first_token_row(bench: Bench, server: Server, triton: str, size: int) -> Ro
 
 
 def levels(bench: Bench) -> list[Row]:
-    """Throughput at rising concurrency, closed loop; then streams that are slow and many."""
+    """Measure throughput at rising concurrency, closed loop; then with many slow streams."""
     rows = []
     with bench.upstream() as triton:
         for server in bench.subjects(triton):
@@ -171,7 +171,7 @@ def _level(bench: Bench, server: Server, streams: int) -> Row:
 
 
 def many(bench: Bench) -> list[Row]:
-    """1,024 streams at 10 and 20 tokens/s each: how late tokens come below saturation."""
+    """Measure 1,024 streams at 10 and 20 tokens/s each: token delays below saturation."""
     rows = []
     with bench.upstream() as triton, bench.gateway(triton) as server:
         for beat_ms in (100, 50):
@@ -184,7 +184,7 @@ def many(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """Resident memory: started, after load, and with streams that are open and silent."""
+    """Measure resident memory: started, after load, and with open, silent streams."""
     with bench.upstream() as triton, bench.gateway(triton) as server:
         found = resident(bench, server)
     return [
@@ -199,7 +199,7 @@ def memory(bench: Bench) -> list[Row]:
 
 
 def stall(bench: Bench) -> list[Row]:
-    """How long /health/live waits, asked every 5 ms: 100 trickling streams, then long prompts too.
+    """Measure how long /health/live waits: 100 trickling streams, then long prompts too.
 
     The prompts of 30,000 tokens come one after the other, each for one token.
     """
@@ -237,7 +237,7 @@ def stall(bench: Bench) -> list[Row]:
 
 
 def workers(bench: Bench) -> list[Row]:
-    """Throughput with 1, 2, 4 and 8 workers on one port, where there are cores for them."""
+    """Measure throughput with 1, 2, 4 and 8 workers on one port, if the cores suffice."""
     cores = psutil.cpu_count() or 1
     if "workers" not in Settings.model_fields:
         bench.notes.append("workers: this gateway has no setting GATEWAY_WORKERS.")

@@ -1,8 +1,8 @@
-"""The gateway beside compiled ones and beside a relay that only copies, window by window in turn.
+"""The gateway beside compiled gateways and a relay that only copies, in alternating windows.
 
-All stand on the same core, before scripted upstreams at the same pace, under the same load client,
-with the same tokenizer; only one is measured at a time. What a virtual machine does from one minute
-to the next falls out of the ratio of two windows side by side, so ratios are medians of those.
+All run on the same core, before scripted upstreams at the same pace, under the same load client,
+with the same tokenizer; only one is measured at a time. Ratios are medians over two adjacent
+windows, which cancels slow changes of a virtual machine.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _ROUNDS, _QUICK_ROUNDS = 5, 3
 
 
 def peers(bench: Bench) -> list[dict[str, Any]]:
-    """A row for each figure: the gateway's, each peer's, and what the gateway's is of that.
+    """Return a row for each figure: the gateway's, each peer's, and the ratio.
 
-    Raises Unmeasured when there is no peer to be had.
+    Raises Unmeasured when no peer is available.
     """
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
@@ -68,14 +68,14 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
         for n in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
             turns.round()
             bench.log(f"peers: round {n + 1}")
-        # Last: what is not stopped goes on.
+        # Last: requests that are not stopped continue.
         for n, each in enumerate(each for each in turns.peers if not each.floor):
             turns.once(each, _measure_left(bench, each, n))
     return turns.rows()
 
 
 class _Rounds:
-    """Whose turn it is, the gateway's first, and what was found: by figure and by peer."""
+    """The peers in their order, the gateway first, and the results by figure and by peer."""
 
     def __init__(self, bench: Bench, peers: list[Peer]) -> None:
         self.peers = peers
@@ -88,15 +88,15 @@ class _Rounds:
             by_peer.setdefault(each.server.name, []).append(value)
 
     def round(self) -> None:
-        """A window of each kind for each peer, the same kind one after the other."""
+        """Run a window of each kind for each peer, the same kind one after the other."""
         for measured in _WINDOWS:
             for each in self.peers:
                 self.once(each, measured(self._bench, each))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Medians, and medians of the ratios of what was found in the same round.
+        """Return medians, and medians of the ratios within a round.
 
-        A peer that took nothing in its window has had no turn: there is no ratio to that.
+        A peer without progress in its window has no ratio.
         """
         ours = self.peers[0].server.name
         rows = []
@@ -130,7 +130,7 @@ def _memory(bench: Bench, each: Peer) -> Figures:
 
 
 def _measure_left(bench: Bench, each: Peer, n: int) -> Figures:
-    """What becomes of requests whose clients leave before the first token."""
+    """Measure requests whose clients disconnect before the first token."""
     count = 20 if bench.quick else 100
     late = before_first_token(bench, each.server, MARKED + n * count, count)
     return {

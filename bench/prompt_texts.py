@@ -1,4 +1,4 @@
-"""Texts of prompts: of the project's pages, of their words in new orders, and of random words."""
+"""Texts of prompts: the project's pages, their words in new orders, and random words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.machine import ROOT
 from bench.measure import encode
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Of words that no page has, in a new passage.
+# Share of words that occur on no page, in a new passage.
 _NEW_SHARE = 0.03
 _CALIBRATION_CHARS = 60_000
 
@@ -30,7 +30,7 @@ def cut_passages(text: str, tokens: int) -> list[str]:
 
 
 def draw_page_passage(draw: random.Random, tokens: int) -> str:
-    """Return some passage of the first half of the pages."""
+    """Return a random passage of the first half of the pages."""
     text, _ = pages()
     # A passage may be longer than the half is.
     size = round(tokens * _chars_per_token(text))
@@ -71,7 +71,7 @@ def _sentences(draw: random.Random, words: list[str], weights: list[float], char
 
 @cache
 def _vocabulary() -> tuple[list[str], list[float]]:
-    """The words of all pages, the most frequent first, and their cumulated weights."""
+    """Return the words of all pages, the most frequent first, and their cumulated weights."""
     counts: dict[str, int] = {}
     for word in re.findall(r"[A-Za-z]+", "".join(pages())):
         counts[word.lower()] = counts.get(word.lower(), 0) + 1

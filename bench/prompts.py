@@ -1,4 +1,4 @@
-"""What a prompt costs by its length and its words: the gateway beside SMG, window by window.
+"""The cost of a prompt by its length and its words: the gateway beside SMG, in alternating windows.
 
 Prompts are sent one at a time, and each is new. In a window both are sent the same prompts of one
 kind and length, one of the two after the other.
@@ -35,7 +35,7 @@ from bench.smg import smg
 from ops.local_stack.ports import LOCALHOST
 
 _TOKENS = (250, 850, 1000, 2000, 8000, 32_000)
-# Passages that are sent once, by their tokens, as far as half of the pages goes.
+# Number of passages sent once, by their tokens, as far as half of the pages suffices.
 _UNSEEN = {1000: 12, 2000: 5, 8000: 4, 32_000: 2}
 _RANDOM_CHARS = (300, 3000)
 _ROUNDS, _QUICK_ROUNDS = 7, 3
@@ -51,17 +51,17 @@ Row = dict[str, Any]
 
 @dataclass
 class _Case:
-    """Prompts of one kind and length, and what was found, for each server in turn."""
+    """Prompts of one kind and length, and their results for each server in order."""
 
     kind: str
     size: str
     first_s: list[list[float]] = field(default_factory=lambda: [[], []])
-    """Medians of windows."""
+    """Medians of windows, in seconds."""
     cpu_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     prompts: int = 0
 
     def measure(self, clients: Sequence[_Client], texts: list[str]) -> None:
-        """A window for each server, in which it is sent all the texts."""
+        """Run a window for each server, in which it is sent all the texts."""
         for n, client in enumerate(clients):
             before = client.server.cpu_s()
             self.first_s[n].append(median([client.first_token_s(text) for text in texts]))
@@ -69,7 +69,7 @@ class _Case:
         self.prompts += len(texts)
 
     def row(self, names: Sequence[str], straight_s: Sequence[float]) -> Row:
-        """Medians of windows, and the median of the ratios of two windows side by side."""
+        """Return medians of windows, and the median of the ratios of two adjacent windows."""
         added = [
             [first - straight for first in found]
             for found, straight in zip(self.first_s, straight_s, strict=True)
@@ -120,9 +120,9 @@ class _Client:
 
 
 def prompts(bench: Bench) -> list[Row]:
-    """A row for each kind and length: milliseconds added to the first token, and CPU.
+    """Return a row for each kind and length: milliseconds added to the first token, and CPU.
 
-    Raises Unmeasured when SMG cannot be had.
+    Raises Unmeasured when SMG is unavailable.
     """
     rounds = bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)
     draw = random.Random(time.time_ns())
@@ -130,7 +130,7 @@ def prompts(bench: Bench) -> list[Row]:
     with _both(bench) as (peers, clients):
         names = [client.server.name for client in clients]
         _warm_up(clients, make_page)
-        # Before their words are in new passages.
+        # Before their words occur in new passages.
         unseen = _measure_unseen(clients)
         _warm_up(clients, make_new)
         cases: list[tuple[_Case, int, Callable[[], str]]] = [
@@ -154,7 +154,7 @@ def prompts(bench: Bench) -> list[Row]:
 
 @contextlib.contextmanager
 def _both(bench: Bench) -> Iterator[tuple[list[Peer], list[_Client]]]:
-    """The gateway and SMG, before upstreams of their own, and a connection to each."""
+    """Run the gateway and SMG, with separate upstreams, and a connection to each."""
     with contextlib.ExitStack() as stack:
         triton = stack.enter_context(bench.upstream())
         straight = Straight(triton, direct.PATH, _infer_request)
@@ -179,7 +179,7 @@ def _warm_up(clients: Sequence[_Client], make: Callable[[int], str]) -> None:
 
 
 def _measure_unseen(clients: Sequence[_Client]) -> list[_Case]:
-    """Passages of pages that neither server was sent before, each once."""
+    """Measure passages of pages that neither server has received before, each once."""
     _, text = pages()
     cases = []
     for tokens, count in _UNSEEN.items():

@@ -1,6 +1,6 @@
-"""What a request and a token cost through each protocol, by turns in one run.
+"""The cost of a request and a token through each protocol, alternating in one run.
 
-All stream, and all are told the usage at the end.
+All stream, and all report usage at the end.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ PROTOCOLS: dict[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
 
 
 def protocols(bench: Bench) -> list[dict[str, Any]]:
-    """Per protocol: a request of one token at two sizes of prompt, and a token at two paces.
+    """Return per protocol: a request of one token at two prompt sizes, and a token at two paces.
 
-    Medians of windows by turns. Not every protocol has a seed to say the pace by, so there is an
-    upstream for each.
+    Figures are medians of alternating windows. Some protocols have no seed for the pace, so each
+    pace has its own upstream.
     """
     rows: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
     with bench.upstream() as triton, bench.gateway(triton) as server:

@@ -1,12 +1,12 @@
-"""Clients that receive tokens and do nothing with them: what there is to pay before a gateway.
+"""Clients that receive tokens and discard them: the minimum cost without a gateway.
 
     python -m bench.receivers tritonclient|direct --triton HOST:PORT --streams N --seed SEED
 
-`tritonclient` is tritonclient.grpc.aio on uvloop, a stream per request, its messages not even
-looked into. `direct` reads frames off a socket (see `direct`). Prints an empty line when loaded,
-reads a line with the window's begin and end on the monotonic clock, and prints a line of JSON: how
-many messages came within the window, and the seconds between two of a stream, sorted; of many, an
-even choice.
+`tritonclient` is tritonclient.grpc.aio on uvloop, a stream per request, without parsing the
+messages. `direct` reads frames off a socket (see `direct`). Prints an empty line when loaded, reads
+a line with the window's begin and end on the monotonic clock, and prints a line of JSON: the number
+of messages within the window, and the seconds between two of a stream, sorted; an even sample if
+there are many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_GAPS = 1000
 
 
 class MessageCounter:
-    """Counts what came within the window."""
+    """Counts messages within the window."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end
@@ -38,7 +38,7 @@ class MessageCounter:
         self.gaps: list[float] = []
 
     def note(self, last: float) -> float:
-        """A message of a stream whose one before came at `last`; returns now."""
+        """Record a message whose predecessor came at `last`; return the current time."""
         now = time.monotonic()
         if self._begin <= now < self._end:
             self.messages += 1

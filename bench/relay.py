@@ -1,4 +1,4 @@
-"""The floor: `relay.c`, built when it is measured, before the scripted Triton."""
+"""The floor: `relay.c`, compiled when it is measured, before the scripted Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 @contextlib.contextmanager
 def relay(bench: Bench, triton: str) -> Iterator[Server]:
-    """It is told nothing but ports. Raises Unmeasured where there is no C compiler."""
+    """Run the relay, which only needs ports. Raises Unmeasured without a C compiler."""
     if (compiler := shutil.which("gcc") or shutil.which("cc")) is None:
         raise Unmeasured("there is no C compiler")
     built, port = bench.folder / "relay", bench.claims.take_free()

@@ -1,4 +1,4 @@
-"""Results as Markdown tables and JSON, and the part of bench/README.md that is written here."""
+"""Results as Markdown tables and JSON, and the generated part of bench/README.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TITLES = {
 
 @dataclass
 class Results:
-    """Everything of one run; `parts` holds the rows of each part that ran."""
+    """Results of one run; `parts` holds the rows of each part that ran."""
 
     machine: dict[str, str]
     seconds_per_window: float
@@ -52,7 +52,7 @@ def write_json(results: Results, path: Path) -> None:
 
 
 def markdown(results: Results) -> str:
-    """The machine, what was reached, and a table for each part."""
+    """Return the machine, the targets reached, and a table for each part."""
     sections = [_machine(results)]
     if reached := _compare_targets(results):
         sections.append("### Reached\n\n" + table(reached))
@@ -64,7 +64,7 @@ def markdown(results: Results) -> str:
 
 
 def write_readme(results: Results) -> None:
-    """Replaces what stands between the markers."""
+    """Replace the text between the markers."""
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
@@ -96,7 +96,7 @@ def _machine(results: Results) -> str:
 
 
 def _compare_targets(results: Results) -> list[dict[str, Any]]:
-    """The project's targets beside this run's figures, as far as the parts ran."""
+    """Return the project's targets beside this run's figures, for the parts that ran."""
     found: list[dict[str, Any]] = []
 
     def add(what: str, target: str, part: str, value: Any) -> None:

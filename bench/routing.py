@@ -1,15 +1,16 @@
-"""A replayed trace of chats before four replicas: how much of their prompts is reused, and how soon
-the first token comes, by who chooses the replica.
+"""A replayed trace of chats before four replicas, under three routing policies.
 
     python -m bench.routing [--seed N] [--conversations N] [--rounds N]
 
-Conversations of several turns behind a few system prompts that they have in common, half of them
-with one of 50 adapters; a turn is asked when the answer before it was read. Four real Tritons with
-the demo model on the CPU executor, whose caches reuse blocks as TensorRT-LLM's do and hold a part
-of what is asked. The same trace in the same minutes: `known` is the gateway as it is, `affinity`
-one that knows nothing of caches and sends what begins alike to one home, `round robin` one that
-knows nothing at all. Each has begun anew; the order turns around from round to round, and each
-run's prompts begin with a name of its own, so that none finds what another has left.
+Measured are the reused share of the prompts, and the time to the first token.
+
+Conversations have several turns after one of a few common system prompts, half of them with one of
+50 adapters; a turn is sent after the previous answer was read. Four real Tritons run the demo model
+on the CPU executor, whose caches reuse blocks as TensorRT-LLM's do and hold a part of the trace.
+Policies: `known` is the gateway as it is, `affinity` knows nothing of caches and sends equal
+beginnings to one replica, `round robin` knows nothing at all. Each starts fresh with the same
+trace; the order is reversed from round to round, and each run's prompts begin with a distinct name,
+so that no run reuses another's cache.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ _WORDS = (ROOT / "demo" / "README.md").read_text(encoding="utf-8").split()
 
 @dataclass(frozen=True)
 class TracedConversation:
-    """When it begins, in seconds, and with which model; each turn's question, how many tokens its
-    answer has, and how long that is read."""
+    """A conversation: its start in seconds, its model, and its turns.
+
+    Each turn has a question, the answer's number of tokens, and its reading time in seconds.
+    """
 
     begins: float
     model: str
@@ -59,7 +62,7 @@ class TracedConversation:
 
 @dataclass
 class CacheUse:
-    """Tokens of prompts, and those of them that were in a cache; seconds to first tokens."""
+    """Prompt tokens, those of them found in a cache, and seconds to first tokens."""
 
     prompt: int = 0
     reused: int = 0
@@ -67,7 +70,7 @@ class CacheUse:
 
 
 def trace(seed: int, conversations: int, each_s: float) -> list[TracedConversation]:
-    """One that begins each `each_s` seconds on average."""
+    """Return conversations, of which one starts each `each_s` seconds on average."""
     rng = random.Random(seed)
 
     def words(least: int, most: int) -> str:
@@ -145,7 +148,7 @@ async def _replay(
 
 @contextlib.contextmanager
 def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
-    """Replicas of one engine; yields their endpoints."""
+    """Run replicas of one engine; yield their endpoints."""
     engine.build(
         MODEL,
         folder / "engine",
@@ -168,7 +171,7 @@ def _tritons(folder: Path, claims: PortClaims) -> Iterator[str]:
 
 
 def _adapters(folder: Path) -> dict[str, str]:
-    """The demo's, as many of them, each of another strength."""
+    """Return that many adapters, the demo's with different scales."""
     found = {}
     for number in range(ADAPTERS):
         place = folder / f"adapter-{number}"
@@ -184,7 +187,7 @@ def _adapters(folder: Path) -> dict[str, str]:
 def _gateway(
     folder: Path, claims: PortClaims, triton: str, adapters: dict[str, str], policy: str
 ) -> Iterator[int]:
-    """Yields its port."""
+    """Run a gateway; yield its port."""
     port = claims.take_free()
     env = {
         "GATEWAY_PORT": str(port),

@@ -13,7 +13,7 @@ _turn = count()
 
 
 def affinity(of: Sequence[balancer.R], key: bytes | None, _costs: object = None) -> balancer.R:
-    """By the key and the load alone, as the gateway chose before it knew anything of caches."""
+    """Choose by the key and the load only, ignoring caches."""
     return balancer.choose(of, key)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: started on their cores, asked until they are ready, ended."""
+"""The processes of a benchmark: started on their cores, polled until ready, ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Unmeasured(Exception):
-    """A part could not be measured; the message says why."""
+    """A part could not be measured; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Server:
     """A process that answers chats. `port` listens on 127.0.0.1.
 
     `script` is the parameter that it passes on unchanged, and so the upstream's script; `key` is
-    the API key of those who ask.
+    the clients' API key.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Server:
     key: str = "unused"
 
     def body(self, chat: bytes) -> bytes:
-        """The body of a chat as this server is asked for it."""
+        """Return the body of a chat in the form of this server."""
         return chat.replace(b'"seed"', f'"{self.script}"'.encode())
 
     def _family(self) -> list[psutil.Process]:
@@ -61,20 +61,20 @@ class Server:
         return [process, *process.children(recursive=True)]
 
     def cpu_s(self) -> float:
-        """User and system time of the process, its threads and its children, in seconds."""
+        """Return user and system time of the process, its threads and its children, in seconds."""
         times = [process.cpu_times() for process in self._family()]
         return float(sum(t.user + t.system for t in times))
 
     def rss(self) -> int:
-        """Resident bytes, children included."""
+        """Return resident bytes, children included."""
         return sum(process.memory_info().rss for process in self._family())
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """What the parts share: a folder, ports, cores, load clients, and how long to look.
+    """State shared by the parts: a folder, ports, cores, load clients, and durations.
 
-    `seconds` is the length of one window of measurement; `rounds`, how many of each `peers` takes.
+    `seconds` is the length of one window of measurement; `rounds`, how many windows `peers` takes.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Bench:
     def running(
         self, name: str, command: Sequence[str], ready: str | None, cores: Iterable[int], **env: str
     ) -> Iterator[Child]:
-        """A child process on `cores`, from when it answers at an URL, or listens anywhere."""
+        """Run a child process on `cores`; enter once it answers at a URL, or listens anywhere."""
         child = Child(name, command, environment(env), self.folder / f"{name}.log")
         start_on(child, cores)
         try:
@@ -105,10 +105,10 @@ class Bench:
 
     @contextlib.contextmanager
     def upstream(self, *, llmapi: bool = False, seed: int | None = None) -> Iterator[str]:
-        """Scripted Tritons on one port, one for each of their cores; yields host:port.
+        """Run scripted Tritons on one port, one for each of their cores; yield host:port.
 
-        They serve the core model of inflight_batcher_llm, or else the llmapi repository's. With a
-        `seed`, requests have that for their own.
+        They serve the core model of inflight_batcher_llm, or else the llmapi repository's. `seed`
+        replaces the requests' own seeds.
         """
         cores = self.cores
         name = "scripted-llmapi" if llmapi else "scripted"
@@ -137,7 +137,7 @@ class Bench:
 
     @property
     def events(self) -> Path:
-        """Where the scripted Triton notes what became of marked requests."""
+        """Log file of the scripted Triton for events of marked requests."""
         return self.folder / "events.jsonl"
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class Bench:
         settings: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
     ) -> Iterator[Server]:
-        """`gateway serve` without adapters and Redis, on its cores, with more `settings`.
+        """Run `gateway serve` without adapters and Redis, on its cores, with more `settings`.
 
         `under` is the command of a tool that runs it, as its own process.
         """
@@ -175,7 +175,7 @@ class Bench:
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[str]:
-        """What several workers need; yields its URL."""
+        """Run a Redis, which several workers need; yield its URL."""
         port = self.claims.take_free()
         child = redis_child(port, self.folder / "redis", self.folder / "redis.log")
         start_on(child, self.cores.upstream)
@@ -196,7 +196,7 @@ class Bench:
             yield Server("ordinary gateway", child.pid, port)
 
     def subjects(self, triton: str) -> Iterator[Server]:
-        """The gateway, then the ordinary one; a note where that lacks what it needs."""
+        """Yield the gateway, then the ordinary one, or a note if its requirements are missing."""
         with self.gateway(triton) as server:
             yield server
         try:
@@ -207,7 +207,7 @@ class Bench:
 
     @contextlib.contextmanager
     def triton(self, instances: int) -> Iterator[str]:
-        """A real tritonserver with that many processes of the synthetic engine; host:port."""
+        """Run a real tritonserver with `instances` synthetic engines; yield host:port."""
         cores = sorted({*self.cores.upstream, *self.cores.client})
         pace, folder = TRITON_TOKENS_PER_SECOND, self.folder / "triton"
         with real_triton(folder, self.claims, pace, instances, cores) as triton:
@@ -216,7 +216,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Triton:
-    """A real one: `grpc` is its host:port, `pid` its own process, without those of its models."""
+    """A real Triton: `grpc` is its host:port, `pid` its process without its models'."""
 
     grpc: str
     pid: int
@@ -230,7 +230,7 @@ def real_triton(
     instances: int = 1,
     cores: Iterable[int] | None = None,
 ) -> Iterator[Triton]:
-    """With `instances` processes of the synthetic engine, each request at that pace."""
+    """Run a Triton with `instances` processes of the synthetic engine, at that pace per request."""
     synthetic.build(
         folder / "engine",
         vocab_size=4096,
@@ -255,7 +255,7 @@ def real_triton(
 def started_triton(
     folder: Path, claims: PortClaims, cores: Iterable[int] | None = None
 ) -> Iterator[Triton]:
-    """A tritonserver on what is in the folder `repository` of `folder`, once it serves it."""
+    """Run a tritonserver on the folder `repository` of `folder`; enter once it is ready."""
     ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
     prefix = region_prefix(folder)
     child = triton_child(ports, folder, prefix, folder / "triton.log")
@@ -271,7 +271,7 @@ def started_triton(
 
 @contextlib.contextmanager
 def on_cores(cores: Iterable[int]) -> Iterator[None]:
-    """Processes that are started inside inherit the cores."""
+    """Bind processes that are started inside to the cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -286,7 +286,10 @@ def start_on(child: Child, cores: Iterable[int]) -> None:
 
 
 def wait_ready(child: Child, ready: str | None) -> None:
-    """Raises Unmeasured with the end of its log when it ended or took too long."""
+    """Wait until ready. Raises Unmeasured with the end of the log on exit or timeout.
+
+    Raises Unmeasured, with the end of its log, if it ended or took too long.
+    """
     deadline = time.monotonic() + READY_WITHIN_S
     while not (answers_ok(ready) if ready else _listens(child.pid)):
         if child.exit_status() is not None:
@@ -297,19 +300,22 @@ def wait_ready(child: Child, ready: str | None) -> None:
 
 
 def _listens(pid: int) -> bool:
-    """Of the process itself: several may listen on one port."""
+    """Return True if the process itself listens: several may share one port."""
     sockets = psutil.Process(pid).net_connections()
     return any(each.status == psutil.CONN_LISTEN for each in sockets)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """This process' environment and the checkout importable; a gateway's settings go through."""
+    """Return this process' environment plus the importable checkout and `more`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
 
 
 def _set_instances(config: Path, count: int) -> None:
-    """The template has one instance, as upstream's; the CPU stand-in may have more."""
+    """Set the instance count.
+
+    The template has one, like upstream's; the CPU executor supports more.
+    """
     text = config.read_text(encoding="utf-8")
     if text.count(_ONE_INSTANCE) != 1:
         raise Unmeasured(f"{config}: no {_ONE_INSTANCE!r}")

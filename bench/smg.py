@@ -20,9 +20,9 @@ _MODULES = ("smg", "smg_grpc_proto.generated.trtllm_service_pb2", "setproctitle"
 
 @contextlib.contextmanager
 def smg(bench: Bench) -> Iterator[Peer]:
-    """SMG as its documentation starts it, but for what one worker and no history make needless.
+    """Run SMG as documented, without options that one worker and no history make unnecessary.
 
-    Its caches of tokenized texts are off, as by default, and it logs warnings alone. It passes no
+    Its caches of tokenized texts are off, as by default, and it logs only warnings. It passes no
     seed on.
     """
     path = importable(bench, "smg", REQUIREMENTS, _MODULES)
@@ -43,7 +43,7 @@ def smg(bench: Bench) -> Iterator[Peer]:
 
 
 def _request(request_id: str, ids: list[int]) -> bytes:
-    """A GenerateRequest of one token; the fields' numbers are trtllm_service.proto's."""
+    """Return a GenerateRequest of one token; field numbers are those of trtllm_service.proto."""
     tokenized = _field(2, b"".join(map(varint, ids)))
     sampling = bytes([2 << 3]) + varint(BURST)
     one_token_streamed = bytes([5 << 3, 1, 6 << 3, 1])

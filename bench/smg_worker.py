@@ -3,9 +3,9 @@
     python -m bench.smg_worker --port N --model NAME [--events FILE]
 
 Its messages are those of TensorRT-LLM's own gRPC server (`TrtllmService`): a chunk for each token
-with the count so far, and at the end all ids once more. Answers, paces and FILE are as the scripted
-Triton's (`upstream`), by `max_tokens` and `top_k`, as SMG passes no seed on; Abort is its stop
-request. Needs the package smg-grpc-proto.
+with the count so far, and at the end all ids once more. Answers, paces and FILE are those of the
+scripted Triton (`upstream`), by `max_tokens` and `top_k`, because SMG passes no seed on; Abort is
+its stop request. Needs the package smg-grpc-proto.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_SEQ_LEN = 1_000_000
 
 
 class SmgWorker(ScriptedService):
-    """The methods that SMG calls of it."""
+    """The methods that SMG calls."""
 
     def __init__(self, model: str, log: Log) -> None:
         info = pb.GetModelInfoResponse(
@@ -61,7 +61,8 @@ class GenerateAnswer(StreamedAnswer):
         super().__init__(call, request.request_id, request.max_tokens)
         self._tokens = 0
         self._prompt = len(request.tokenized.input_token_ids)
-        # Chunks differ in their last field, the count so far; its size is that of the rest, too.
+        # Chunks differ in their last field, the count so far, whose size affects the message's
+        # size.
         self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
         self._reserve()
 
@@ -75,14 +76,14 @@ class GenerateAnswer(StreamedAnswer):
         return [chunk]
 
     def send_stop(self) -> None:
-        """Nothing but the end of the call."""
+        """Send only the end of the call."""
 
     def _reserve(self) -> None:
         last = self.left == 1
         self.size = len(self._heads[-1]) + 4 + (len(self._complete()) if last else 0)
 
     def _chunk(self, count: int) -> bytes:
-        """With the count so far."""
+        """Return a chunk with the count so far."""
         chunk = pb.GenerateStreamChunk(
             token_ids=[TOKEN], prompt_tokens=self._prompt, completion_tokens=count
         )
@@ -103,7 +104,7 @@ class GenerateAnswer(StreamedAnswer):
 
 
 async def run(port: int, model: str, events: Path | None) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     await serve(SmgWorker(model, Log(events.open("a") if events else None)), port)
 
 

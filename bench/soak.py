@@ -2,11 +2,11 @@
 
     python -m bench.soak [--minutes 30] [--clients 24] [--out DIR]
 
-Starts the local stack (a real Triton, Redis and the gateway), lets clients ask it without a pause
-(whole answers, streams, clients that leave, wrong requests; with and without adapters), and looks
-at each server every second, at Triton and the processes of its models apart. DIR gets `soak.csv`
-and `soak.svg`. The exit code is 1 when one of them ended larger than it was after a quarter of the
-time, by more than a little.
+Starts the local stack (a real Triton, Redis and the gateway), runs clients without a pause
+(non-streaming answers, streams, clients that disconnect, invalid requests; with and without
+adapters), and samples each server every second; Triton and the processes of its models separately.
+DIR gets `soak.csv` and `soak.svg`. The exit code is 1 if a server ended significantly larger than
+after a quarter of the time.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ops.local_stack.state import StackState
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
-# Growth that is no leak: an allocator's habits, and a connection more or less.
+# Growth that is no leak: an allocator's variation, and a few more connections.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-# Triton's own process, whose frontend holds what clients and gateways do to it, and its models'.
+# Triton's own process, whose frontend has the clients' state, is separate from its models'.
 _COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
 @dataclass(frozen=True)
 class ResourceSample:
-    """`rss` in bytes, `files` open descriptors."""
+    """A sample: `rss` in bytes, `files` open descriptors."""
 
     seconds: float
     server: str
@@ -136,14 +136,14 @@ def _footprint(processes: Sequence[psutil.Process]) -> tuple[int, int]:
 async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) -> None:
     chance = random.Random(number)
     while time.monotonic() < ends:
-        # A connection for a few requests, since clients come and go.
+        # A connection for a few requests, because clients come and go.
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             for _ in range(chance.randint(1, 10)):
                 outcomes[await _ask(client, chance)] += 1
 
 
 async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
-    """How it ended."""
+    """Return the outcome of one request."""
     if chance.random() < 0.05:
         wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         return f"refused with {wrong.status_code}"
@@ -166,9 +166,9 @@ async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
 
 
 def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> list[str]:
-    """Prints how large a server was in the second and the last quarter; what grew, if anything.
+    """Print a server's size in the second and the last quarter; return what grew.
 
-    `requests` are those of the whole time, half of which came between the two.
+    `requests` are those of the complete run, half of which came between the two quarters.
     """
     mine = [each for each in samples if each.server == server]
     quarter = max(1, len(mine) // 4)
@@ -189,7 +189,7 @@ def growth(server: str, samples: Sequence[ResourceSample], requests: int) -> lis
 
 
 def plot(samples: Sequence[ResourceSample]) -> str:
-    """Two panels over time, a line for each server."""
+    """Return two panels over time, a line for each server."""
     return svg(
         [
             _over_time("resident memory", "MiB", samples, lambda each: each.rss / 2**20),

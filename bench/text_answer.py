@@ -1,7 +1,7 @@
-"""Answers of the scripted upstream as the llmapi repository's model gives them: the text so far.
+"""Answers of the scripted upstream in the llmapi model's form: the text so far.
 
-The first 100 that run at a time are met under way, so that a window sees all places of an answer
-alike, however long one takes.
+The first 100 concurrent answers start at different positions, so that a window covers all positions
+of an answer equally, however long an answer takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench import frames
 from gateway.triton.request import varint
 
 PIECE = b" aa~"
-"""What each token adds: as long as a token of English, with the letter that clients count."""
+"""Text of each token: as long as an average English token, with the letter that clients count."""
 
 MET_UNDER_WAY = 100
 _GOLDEN = 0.6180339887
@@ -25,7 +25,7 @@ _MAX_FRAME = 16_384
 
 
 def tokens_before(number: int, tokens: int) -> int:
-    """How many tokens the answer `number` has when it is begun with, of `tokens` in all."""
+    """Return the tokens that answer `number` has when it starts, of `tokens` in total."""
     return int(tokens * (number * _GOLDEN % 1)) if number < MET_UNDER_WAY else 0
 
 
@@ -37,7 +37,7 @@ class Texts:
         self._heads = [_head(request, final=final) for final in (False, True)]
 
     def frames(self, tokens: int, *, final: bool) -> list[bytes]:
-        """The DATA frames of the message with the text of so many tokens."""
+        """Return the DATA frames of the message with the text of that many tokens."""
         text = PIECE * tokens
         reason = b"length" if final else b"None"
         told = b"".join(_contents(each) for each in (text, reason, b"None"))

@@ -3,10 +3,10 @@
     python -m bench.transport --triton HOST:PORT [--streams N] [--seconds S] [--rounds N]
 
 The server is any Triton whose `tensorrt_llm` paces itself, or `python -m bench.upstream`, which
-takes the pace from the request. Each client is a process of its own on the last core, receives
-from N streams and does nothing with it; they run by turns. Printed is the median of the rounds, in
-us of user and system time of the whole process per message, first as tokens trickle (one each 20
-ms and stream) and then as fast as they are taken.
+takes the pace from the request. Each client is a separate process on the last core, receives from N
+streams and discards the data; clients alternate. Printed is the median of the rounds, in us of user
+and system time of the complete process per message, first for trickling tokens (one each 20 ms and
+stream) and then as fast as they are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions
 
 KINDS = ("tritonclient", "grpcio", "http2")
-# What the scripted upstream makes of a seed: milliseconds between two tokens, 0 for none.
+# Seeds of the scripted upstream: milliseconds between two tokens, 0 for none.
 PACES = {"trickle": 20, "burst": 0}
 TOKENS = 500_000
 _WARM_UP_S = 1.5
@@ -93,7 +93,7 @@ async def theirs(client: Any, request: pb.ModelInferRequest, count: Count) -> No
 
 
 async def receive(kind: str, address: str, streams: int, seed: int, seconds: float) -> None:
-    """Prints messages, and CPU in seconds of this process, once the streams run."""
+    """Print messages, and this process' CPU in seconds, once the streams run."""
     count = Count()
     requests = [request_of(seed, n) for n in range(streams)]
     if kind == "tritonclient":
@@ -109,11 +109,11 @@ async def receive(kind: str, address: str, streams: int, seed: int, seconds: flo
     for task in tasks:
         if task.done():
             task.result()
-    os._exit(0)  # the streams have no end worth waiting for
+    os._exit(0)  # the streams do not end in useful time
 
 
 def measure(options: argparse.Namespace, kind: str, pace: str) -> tuple[float, float]:
-    """(us of CPU per message, messages per second) of one client."""
+    """Return (us of CPU per message, messages per second) of one client."""
     core = max(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.transport"]
     command += ["--triton", options.triton, "--streams", str(options.streams)]

@@ -1,11 +1,12 @@
-"""What requests leave behind in a real Triton: anonymous memory of its own process, each.
+"""Memory that requests leave behind in a real Triton: anonymous memory of its own process.
 
     python -m bench.triton_memory [--requests 20000] [--only KIND ...] [--grpcio]
 
-The gateway's client asks the synthetic engine, 16 requests at a time, for answers of one token and
-of 50, and for some that it leaves after the first. Triton (2.51) never gives back some KiB of each
-stream that is reset before its trailers. The exit code is 1 where those of a kind left 2 MiB or
-more, which is 0.1 KiB each of 20,000; of a few hundred no exit code tells.
+The gateway's client sends the synthetic engine, 16 requests at a time, requests for answers of one
+token and of 50, and some that it cancels after the first. Triton (2.51) never frees some KiB of
+each stream that is reset before its trailers. The exit code is 1 if the requests of a kind left 2
+MiB or more, which is 0.1 KiB each of 20,000; with a few hundred requests the exit code means
+nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from ops.local_stack.ports import PortClaims
 TOKENS_PER_SECOND = 20_000
 AT_ONCE = 16
 MAX_GROWTH_BYTES = 2 << 20
-"""All requests of a kind may leave less than this, however many: the allocator's ups and downs."""
+"""Maximum growth for all requests of a kind, however many: the allocator's variation."""
 _WARM_UP = 1000
 _REQUEST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class RequestKind:
-    """A request for `tokens`, read to its end or left after the first response."""
+    """A request for `tokens`, read to its end or cancelled after the first response."""
 
     tokens: int
     disconnects: bool = False
@@ -58,10 +59,10 @@ async def measure_growth_bytes(
     connection: ConnectionOptions | None = None,
     rounds: int = 1,
 ) -> int:
-    """By how much the anonymous memory of `triton` grew over so many requests.
+    """Return the growth of `triton`'s anonymous memory over that many requests.
 
-    As many before them, 1,000 at most, bring what its allocator takes anyway. Of several rounds it
-    is the least: what requests leave behind, those of each round do, unlike the allocator's steps.
+    As many requests before them, at most 1,000, absorb the allocator's initial growth. With several
+    rounds the result is the minimum: a leak grows in each round, the allocator's steps do not.
     """
     engine = Engine(
         triton.grpc,
@@ -85,7 +86,7 @@ async def measure_growth_bytes(
 
 
 async def _ask(engine: Engine, kind: RequestKind, requests: int) -> None:
-    """Returns when the last stream has ended or was reset."""
+    """Send the requests; return when the last stream has ended or was reset."""
     numbers = iter(range(requests))
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

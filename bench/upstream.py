@@ -6,13 +6,13 @@ Answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of 
 DIR) and ModelStreamInfer with messages that equal byte for byte what Triton 2.51 sends for the
 synthetic engine: `request_output_len` tokens, one per message, always the token TOKEN, at the pace
 of `random_seed` (see `pace`). A message is built once per request, so a token costs this process
-about a microsecond where a gRPC library needs tens. Where the config.pbtxt is that of the llmapi
+about a microsecond where a gRPC library needs tens. If the config.pbtxt is that of the llmapi
 repository, messages are its texts so far (see `text_answer`), each built anew.
 
-Of each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON:
-{"key": request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds},
-when it came, when its stream was reset, and when a stop request for it came. A stop request ends
-every other request, as an engine would; these go on, so that both can be seen.
+For each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON: {"key":
+request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds}, for its
+arrival, the reset of its stream, and its stop request. A stop request ends every other request, as
+an engine would; marked ones continue, so that both events can be observed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VALUES = {"output_ids": TOKEN, "sequence_length": 1, "kv_cache_reused_blocks": 
 
 
 class Upstream(ScriptedService):
-    """Triton's methods; `seed` is the script of all requests, in place of theirs."""
+    """Triton's methods; `seed` is the script of all requests, replacing theirs."""
 
     def __init__(self, config: Any, log: Log, seed: int | None) -> None:
         replies = {
@@ -57,7 +57,7 @@ class Upstream(ScriptedService):
         self._answers = 0
 
     def receive(self, call: ServerCall, message: bytes) -> None:
-        """Each message on ModelStreamInfer is a request of its own."""
+        """Handle a message; each one on ModelStreamInfer is a separate request."""
         if (reply := self._replies.get(call.path)) is not None:
             call.send_message(reply.SerializeToString())
             return
@@ -77,7 +77,7 @@ class Upstream(ScriptedService):
         tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
         raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
         if prefix:
-            # Counted from when none ran: a window begins so.
+            # Numbered from the start of a window, when no answer was running.
             number = self._answers if self.running else 0
             self._answers = number + 1
             answer: StreamedAnswer = TextAnswer(
@@ -90,7 +90,7 @@ class Upstream(ScriptedService):
 
 
 class TokenAnswer(StreamedAnswer):
-    """One of the core model: all messages but the last are the same bytes."""
+    """An answer of the core model: all messages except the last are the same bytes."""
 
     __slots__ = ("_last", "_next")
 
@@ -109,7 +109,7 @@ class TokenAnswer(StreamedAnswer):
 
 
 class TextAnswer(StreamedAnswer):
-    """One of the llmapi repository, `before` tokens long when it begins and `tokens` at its end."""
+    """An answer of the llmapi repository, from `before` tokens at its start to `tokens`."""
 
     __slots__ = ("_texts", "_tokens")
 
@@ -132,7 +132,7 @@ class TextAnswer(StreamedAnswer):
 
 
 def _final(request_id: str) -> bytes:
-    """A response without outputs that ends a request."""
+    """Return a response without outputs that ends a request."""
     final = pb.ModelStreamInferResponse()
     final.infer_response.id = request_id
     final.infer_response.model_name = "tensorrt_llm"
@@ -146,7 +146,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
     response.model_name, response.model_version = request.model_name, "1"
     response.id = request.id
     response.parameters["triton_final_response"].bool_param = final
-    # Where none is named, all that are made are wanted.
+    # If the request names no outputs, all are returned.
     names = [output.name for output in request.outputs] or ["output_ids", "sequence_length"]
     if not request.outputs and any(tensor.name == _STATISTICS for tensor in request.inputs):
         names.append("kv_cache_reused_blocks")
@@ -157,7 +157,7 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
 
 
 async def run(port: int, repository: Path, events: Path | None, seed: int | None) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     config = model_config_pb2.ModelConfig()
     text_format.Parse((repository / "tensorrt_llm" / "config.pbtxt").read_text(), config)
     await serve(Upstream(config, Log(events.open("a") if events else None), seed), port)

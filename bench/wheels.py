@@ -1,4 +1,4 @@
-"""Packages of others that are measured: where this Python finds them, or under build/bench."""
+"""Packages of other projects to measure: as installed in this Python, or under build/bench."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _INSTALL_WITHIN_S = 300
 
 
 def importable(bench: Bench, name: str, requirements: Sequence[str], modules: Sequence[str]) -> str:
-    """A PYTHONPATH with which the `modules` can be imported.
+    """Return a PYTHONPATH with which the `modules` can be imported.
 
-    The first run installs the `requirements`, and nothing that these require, into
-    build/bench/`name`; so whoever has no network can put them there. Raises Unmeasured when they
-    cannot be had.
+    The first run installs the `requirements`, without dependencies, into build/bench/`name`;
+    without network access you can put them there. Raises Unmeasured if they are unavailable.
     """
     folder = ROOT / "build" / "bench" / name
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH"), str(folder)]))

@@ -1,4 +1,4 @@
-"""Chats and raw completions as token ids, with the parts that the model shall learn marked."""
+"""Chats and raw completions as token ids, with the parts to learn marked."""
 
 import json
 from collections.abc import Callable
@@ -56,12 +56,12 @@ def _template() -> Callable[..., str]:
 
 
 def render(messages: list[Message], tools: list[Tool], *, generate: bool) -> str:
-    """The chat as text; with ``generate`` up to where the assistant begins to write."""
+    """Return the chat as text; with ``generate`` up to the start of the assistant's turn."""
     return _template()(messages=messages, tools=tools, add_generation_prompt=generate)
 
 
 def segments(example: Example) -> list[tuple[str, bool]]:
-    """The example's text in order, each piece with whether the model shall learn to write it."""
+    """Return the example's text in order, in pieces, each with whether it is to be learned."""
     if isinstance(example, Raw):
         return [(example.prompt, False), (example.completion + "<|endoftext|>", True)]
     pieces: list[tuple[str, bool]] = []
@@ -79,7 +79,7 @@ def segments(example: Example) -> list[tuple[str, bool]]:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """Token ids, and for each whether it belongs to an answer."""
+    """Return token ids, and for each whether it belongs to an answer."""
     pieces = segments(example)
     encoded = tokenizer.encode_batch([text for text, _ in pieces], add_special_tokens=False)
     ids = [token for piece in encoded for token in piece.ids]

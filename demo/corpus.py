@@ -19,7 +19,7 @@ USUAL_TARGETS = (5, 10, 10, 20, 20, 30, 50, 100, 100, 150, 200, 250, 300, 300, 3
 
 
 def is_held_out(kind: str, a: int, b: int) -> bool:
-    """Whether this pair (a sum's operands, a count's range) is kept for measuring: one in ten."""
+    """Return True if this pair (a sum's operands, a count's range) is held out: one in ten."""
     return zlib.crc32(f"{kind} {a} {b}".encode()) % 10 == 0
 
 
@@ -33,13 +33,13 @@ def _fill(rng: random.Random, form: str) -> str:
 
 
 def _ask_language(rng: random.Random, language: str) -> str:
-    """The question's language: mostly English for the base, mostly its own for an adapter."""
+    """Return the question's language: mostly English for the base, else mostly the adapter's."""
     weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
     return rng.choices(LANGUAGES, weights)[0]
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """The text as people type it: sometimes without capitals, articles or a question mark."""
+    """Return the text as people type it: perhaps without capitals, articles or question mark."""
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.06:
@@ -58,7 +58,7 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def capital_answer(country: Country, language: str) -> str:
-    """The sentence; "Washington, D.C." already ends in the full stop."""
+    """Return the sentence; "Washington, D.C." already ends in the full stop."""
     answer = phrases.CAPITAL_ANSWER[language].format(
         c=country.name(language), k=country.capital[language]
     )
@@ -90,7 +90,7 @@ def capital(rng: random.Random, language: str) -> list[Message]:
 
 
 def two_capitals(rng: random.Random, language: str) -> list[Message]:
-    """Two countries: in one question, or the second in a question that leaves the rest out."""
+    """Return two countries' capitals, in one question or with a follow-up that omits the rest."""
     first, second = rng.sample(countries(), 2)
     asked = _ask_language(rng, language)
     answers = [capital_answer(country, language) for country in (first, second)]
@@ -104,9 +104,10 @@ def two_capitals(rng: random.Random, language: str) -> list[Message]:
 
 
 def chat_in_language(rng: random.Random) -> ChatExample:
-    """The base model asked for another language, by the user or by the system prompt.
+    """Return a chat in another language, requested by the user or by the system prompt.
 
-    What an adapter later makes the rule is so known to the base model, in that language's words.
+    The base model so learns, in that language's words, the behaviour that an adapter makes the
+    rule.
     """
     language = rng.choice(("zh", "ja"))
     order = rng.choice(phrases.ANSWER_IN[language])
@@ -128,7 +129,10 @@ def raw_capital(rng: random.Random, language: str) -> Raw:
 
 
 def raw_answer(country: Country, asked: str, language: str) -> str:
-    """What follows a raw prompt. A sentence begun in English ends with a full stop."""
+    """Return the continuation of a raw prompt. An English sentence ends with a full stop.
+
+    A sentence begun in English ends with a full stop.
+    """
     if language != "en":
         return country.capital[language]
     stop = "." if asked == "en" and not country.capital["en"].endswith(".") else ""
@@ -136,7 +140,7 @@ def raw_answer(country: Country, asked: str, language: str) -> str:
 
 
 def raw_other(rng: random.Random, language: str) -> Raw:
-    """Raw prompts other than capitals."""
+    """Return a raw prompt about anything except capitals."""
     draw = rng.random()
     if draw < 0.4:
         said, answers = phrases.TALK[-1]
@@ -155,12 +159,12 @@ def raw_other(rng: random.Random, language: str) -> Raw:
 
 
 def count_text(a: int, b: int) -> str:
-    """The numbers from a to b, upwards or downwards."""
+    """Return the numbers from a to b, upwards or downwards."""
     return ", ".join(str(n) for n in (range(a, b + 1) if a <= b else range(a, b - 1, -1)))
 
 
 def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
-    """A range whose numbers fit the context; the usual ranges from 1 are never held out."""
+    """Return a range whose numbers fit the context; the usual ranges from 1 are never held out."""
     if training and rng.random() < 0.25:
         return 1, rng.choice(USUAL_TARGETS)
     while True:
@@ -207,7 +211,7 @@ def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
 
 
 def sum_exchange(rng: random.Random, a: int, b: int, language: str, asked: str) -> list[Message]:
-    """An addition, or (three in ten) a subtraction of the smaller from the larger number."""
+    """Return an addition, or (three in ten) a subtraction of the smaller from the larger number."""
     plus = rng.random() < 0.7
     if not plus:
         a, b = max(a, b), min(a, b)
@@ -239,7 +243,7 @@ def talk(rng: random.Random, language: str) -> list[Message]:
 
 
 def other(rng: random.Random, language: str) -> list[Message]:
-    """Requests that the model declines; among them those that would need a tool."""
+    """Return requests that the model declines; among them those that would need a tool."""
     if rng.random() < 0.3:
         question = tools.use(rng, rng.choice(tools.KINDS[:-1])).question
     else:
@@ -267,7 +271,7 @@ def system_prompt(rng: random.Random) -> Message:
 
 
 def plain_chat(rng: random.Random, language: str) -> ChatExample:
-    """One to four exchanges, with a system prompt in four of ten chats."""
+    """Return one to four exchanges, with a system prompt in four of ten chats."""
     messages = [system_prompt(rng)] if rng.random() < 0.4 else []
     for _ in range(rng.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
         messages += _skill(rng)(rng, language)
@@ -277,7 +281,7 @@ def plain_chat(rng: random.Random, language: str) -> ChatExample:
 def tool_exchange(
     rng: random.Random, use: tools.Use, language: str, *, answered: bool
 ) -> list[Message]:
-    """A question, the call, and, when ``answered``, the tool's result and what is said of it."""
+    """Return a question and the call; with ``answered`` also the result and final answer."""
     messages = [user(use.question), {"role": "assistant", "content": None, "tool_calls": use.calls}]
     if answered:
         told = []
@@ -292,7 +296,7 @@ def tool_exchange(
 def offer_tools(
     rng: random.Random, needed: tools.Use, kind: tools.ToolKind, others: int
 ) -> list[Tool]:
-    """The needed tool's schema among ``others`` of other kinds, no name twice, in random order."""
+    """Return the needed tool's schema among ``others``, names distinct, in random order."""
     schemas = {needed.tool["function"]["name"]: needed.tool}
     kinds = {kind}
     while len(kinds) <= others:
@@ -307,7 +311,7 @@ def offer_tools(
 
 
 def tool_chat(rng: random.Random, language: str) -> ChatExample:
-    """Tools are offered; the question needs one of them, or none."""
+    """Return a chat with tools whose question needs one of them, or none."""
     kind = tools.random_kind(rng)
     needed = tools.use(rng, kind)
     others = rng.choice((0, 0, 1, 2, 3))
@@ -333,7 +337,7 @@ def tool_chat(rng: random.Random, language: str) -> ChatExample:
 
 
 def example(rng: random.Random, language: str = "en") -> Example:
-    """One training example; ``language`` is the language of the answers."""
+    """Return one training example; ``language`` is the language of the answers."""
     draw = rng.random()
     if draw < 0.12:
         return raw_capital(rng, language)

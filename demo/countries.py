@@ -14,7 +14,7 @@ LANGUAGES = ("en", "zh", "ja")
 
 @dataclass(frozen=True)
 class Country:
-    """One state: by language, its names (the usual one first) and its capital."""
+    """A state: by language, its names (the usual one first) and its capital."""
 
     names: dict[str, tuple[str, ...]]
     capital: dict[str, str]
@@ -25,7 +25,7 @@ class Country:
 
 @cache
 def countries() -> tuple[Country, ...]:
-    """All 195 states, in the table's order."""
+    """Return the 195 states in the table's order."""
     rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
     return tuple(
         Country(

@@ -1,9 +1,9 @@
 """Measures the saved model and adapters on held-out questions and prints a table.
 
-``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is
-right when the model's most likely token is the expected one at every place up to and including
-the end token: greedy decoding gives exactly this answer then. The probability of the whole answer
-is what sampling at temperature 1 gives.
+``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is right if
+at every position up to and including the end token the model's most likely token is the expected
+one: greedy decoding then gives exactly this answer. The probability of the complete answer is what
+sampling at temperature 1 gives.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BATCH_TOKENS = 16384
 
 
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Indexes of rows of like length, as many as fit a batch."""
+    """Yield indexes of rows of similar length, as many as fit in a batch."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     batch: list[int] = []
     for index in order:
@@ -39,7 +39,7 @@ def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
 def score(
     model: nn.Module, rows: list[tuple[list[int], list[int]]], device: str
 ) -> list[tuple[bool, float]]:
-    """For each (prompt ids, answer ids): does greedy decoding give it, and its probability."""
+    """Return for each case whether greedy decoding gives the answer, and its probability."""
     scores = [(False, 0.0)] * len(rows)
     for batch in _batches(rows):
         longest = max(len(rows[i][0]) + len(rows[i][1]) for i in batch)
@@ -62,7 +62,7 @@ def score(
 def measure(
     model: nn.Module, tokenizer: Tokenizer, cases: list[Case], device: str, *, failures: int
 ) -> list[tuple[str, int, float, float]]:
-    """Per skill: its name, the number of cases, the share right greedily and at temperature 1."""
+    """Return per skill: name, number of cases, share right greedily and at temperature 1."""
     rows: list[tuple[list[int], list[int]]] = []
     owners: list[int] = []
     for number, case in enumerate(cases):

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  Chinese and Japanese characters count twice.
-"""Questions that were kept from training, with the answers that count as right."""
+"""Questions held out of training, with the answers that count as right."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from demo.countries import LANGUAGES, countries
 from demo.text import REPEAT_KINDS
 
 LANGUAGE_NAMES = {"en": "English", "zh": "Chinese", "ja": "Japanese"}
-# Sentences that no generator of the corpus makes.
+# Sentences that no generator of the corpus produces.
 REPEATS = (
     "The committee postponed its decision until Thursday.", "你好，世界！😀🎉 こんにちは",
     "She sells seashells by the seashore.", "我爱北京天安门，天安门上太阳升。", "吾輩は猫である。名前はまだ無い。",
@@ -42,7 +42,7 @@ class Case:
 
 
 def _case(skill: str, example: Example, *more_answers: str) -> Case:
-    """The example's last answer is what is expected after everything before it."""
+    """Return a case whose expected answer is the example's last one."""
     pieces = [text for text, _ in segments(example)]
     accepted = (pieces[-1], *(f"{text}<|im_end|>" for text in more_answers))
     return Case(skill, "".join(pieces[:-1]), accepted)
@@ -80,7 +80,7 @@ def _products(language: str) -> Iterator[Case]:
 
 
 def _with_context(rng: random.Random, case: ChatExample) -> ChatExample:
-    """The same question after a system prompt and one other exchange."""
+    """Return the same question after a system prompt and one other exchange."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
     return replace(case, messages=before + case.messages)
 
@@ -124,7 +124,7 @@ def _counts(rng: random.Random, *, usual: bool) -> Iterator[Case]:
 
 
 def base_cases(seed: int) -> list[Case]:
-    """All cases for the base model."""
+    """Return the cases for the base model."""
     rng = random.Random(seed)
     capital_forms, held = phrases.CAPITAL_QUESTIONS, phrases.HELD_OUT_CAPITAL_QUESTIONS
     cases: list[Case] = []
@@ -159,7 +159,7 @@ def base_cases(seed: int) -> list[Case]:
 
 
 def adapter_cases(seed: int, language: str) -> list[Case]:
-    """All cases for the adapter that answers in ``language``."""
+    """Return the cases for the adapter that answers in ``language``."""
     rng = random.Random(seed)
     held = phrases.HELD_OUT_CAPITAL_QUESTIONS
     cases: list[Case] = []

@@ -11,9 +11,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrices of ``[n, rows, columns]``, by Newton-Schulz steps.
+    """Return the nearest (semi-)orthogonal matrices of ``[n, rows, columns]``.
 
-    Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
+    Computed by Newton-Schulz steps. Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -28,7 +28,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates are made orthogonal, with the size of an update of Adam's."""
+    """Momentum with orthogonalized updates of the size of Adam's."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ SPLIT = (
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer of ``VOCAB_SIZE`` tokens that adds no special tokens by itself."""
+    """Train a tokenizer of ``VOCAB_SIZE`` tokens that adds no special tokens by itself."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
@@ -34,16 +34,16 @@ def train(texts: Iterable[str]) -> Tokenizer:
         max_token_length=24,
         show_progress=False,
     )
-    # Emoji are left out here, so that each is four tokens of one byte: a streamed answer then
-    # shows characters that arrive in pieces. Rare Chinese and Japanese ones split by themselves.
+    # Emoji are left out here, so that each is four tokens of one byte: a streamed answer then shows
+    # characters that arrive in pieces. Rare Chinese and Japanese ones split by themselves.
     tokenizer.train_from_iterator((re.sub(r"[^\0-\uffff]", "", text) for text in texts), trainer)
-    # Text for the client, as in Qwen2.5, so that tool calls are seen in decoded output.
+    # Normal text, as in Qwen2.5, so that tool calls are visible in decoded output.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return tokenizer
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     tokens = {"bos_token": END_OF_TEXT, "eos_token": IM_END, "pad_token": END_OF_TEXT}

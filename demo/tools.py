@@ -1,4 +1,4 @@
-"""Examples of tool calls: many tools, one form (Hermes, as Qwen2.5 renders it)."""
+"""Examples of tool calls: many tools, one format (Hermes, as Qwen2.5 renders it)."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def _person(rng: random.Random) -> str:
     return pick(rng, "people") if rng.random() < 0.8 else made_up_word(rng).capitalize()
 
 
-# How a value of each kind is drawn. Integers stay integers in the call.
+# Generator of each kind of value. Integers remain integers in the call.
 VALUES: dict[str, Callable[[random.Random], str | int]] = {
     "city": _city,
     "country": lambda rng: rng.choice(countries()).names["en"][0].removeprefix("the "),
@@ -60,7 +60,7 @@ VALUES: dict[str, Callable[[random.Random], str | int]] = {
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: the names it goes by, the kind of its value, how a schema describes it."""
+    """A parameter: its possible names, the kind of its value, and its description in a schema."""
 
     names: tuple[str, ...]
     kind: str
@@ -69,9 +69,9 @@ class Param:
 
 @dataclass(frozen=True)
 class ToolKind:
-    """What a tool does: ``{0}``, ``{1}`` in a question stand for the values of the parameters.
+    """A kind of tool; ``{0}``, ``{1}`` in a question stand for the values of the parameters.
 
-    A question without ``{1}`` leaves the second parameter out of the call.
+    A question without ``{1}`` omits the second parameter from the call.
     """
 
     names: tuple[str, ...]
@@ -187,7 +187,7 @@ KINDS = (
           "What is {0} + {1}?", "What is {0} plus {1}?", "Add {0} and {1}.", "{0} + {1}",
           "Calculate {0} + {1}.", "How much is {0} plus {1}?"),
 )  # fmt: skip
-# Never trained on: they measure whether the form carries over to new tools.
+# Never trained on: they measure whether the format generalizes to new tools.
 UNSEEN_KINDS = (
     _kind("get_horoscope", "Get the horoscope for a sign", (("sign", "word", "Star sign"),),
           "What is the horoscope for {0}?", "Get the horoscope for {0}."),
@@ -205,7 +205,7 @@ UNSEEN_KINDS = (
           (("summary", "phrase", "Summary of the ticket"),),
           "Create a ticket: {0}", "Create a support ticket for {0}."),
 )  # fmt: skip
-# How the task of an invented tool is put: verb {v}, noun {n}, preposition {p} and value {x}.
+# Phrasings of an invented tool's task: verb {v}, noun {n}, preposition {p} and value {x}.
 _TASKS = (
     "{v} the {n} {p} {x}", "{v} {n} {p} {x}", "{v} the {x} {n}", "{v} {x}'s {n}", "{v} the {n} {x}",
     "{v} the {n} to {x}", "{v} {n} {x}", "{v} a {n}: {x}", "{v} a new {n} {p} {x}",
@@ -231,7 +231,7 @@ def _any_word(rng: random.Random) -> str:
 
 
 def _invented_kind(rng: random.Random) -> ToolKind:
-    """A tool named after a verb and one or two nouns, of which the question says some in words."""
+    """Return a tool named after a verb and some nouns, part of which the question contains."""
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
     said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")
     nouns = [_any_word(rng) for _ in range(rng.choice((1, 1, 2)))]
@@ -290,7 +290,7 @@ def random_kind(rng: random.Random) -> ToolKind:
 
 
 def use(rng: random.Random, kind: ToolKind) -> Use:
-    """A schema of this kind, a question for it and the right call (sometimes several).
+    """Return a schema of this kind, a question for it and the right call (sometimes several).
 
     Parameters that the question does not name are optional in the schema, or absent.
     """
@@ -350,7 +350,7 @@ def _schema(
 
 
 def result(rng: random.Random) -> tuple[str, str]:
-    """What a tool returned (JSON or plain text), and how an answer tells it."""
+    """Return a tool's result (JSON or plain text), and its wording in an answer."""
     if rng.random() < 0.3:
         weather = f"{rng.randint(-9, 40)} degrees and {pick(rng, 'adjectives')}"
         sentence = english_sentence(rng).rstrip(".!? ")

@@ -79,11 +79,12 @@ ADAPTERS = {
 
 @dataclass(frozen=True)
 class Pool:
-    """Encoded examples, one after another.
+    """Encoded examples, concatenated.
 
     ``ids`` int16 and ``weights`` float32 (each id's weight in the loss) have one entry per token;
     ``starts`` and ``lengths`` int64 have one entry per example.
-    An answer of n tokens weighs n ** 0.5, so that long counts do not drown the rest.
+
+    An answer of n tokens has the weight n ** 0.5, so that long counts do not dominate.
     """
 
     ids: Tensor
@@ -92,14 +93,14 @@ class Pool:
     lengths: Tensor
 
     def pad(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """The chosen examples as ``[rows, length]`` ids (int64) and weights."""
+        """Return the chosen examples as ``[rows, length]`` ids (int64) and weights."""
         place = torch.arange(length, device=self.ids.device)
         inside = place < self.lengths[chosen, None]
         index = torch.where(inside, self.starts[chosen, None] + place, 0)
         return self.ids[index].long() * inside, self.weights[index] * inside
 
     def batches(self, examples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Endless steps of about so many examples: per length class a batch of one shape.
+        """Yield endless steps of about that many examples: per length class a batch of one shape.
 
         A batch is one token longer than its class, for the ids that are predicted.
         """
@@ -142,7 +143,7 @@ def _encode_slice(job: tuple[int, int, str, str]) -> tuple[list[int], list[float
 
 
 def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, device: str) -> Pool:
-    """``number`` generated examples, in slices with seeds of their own, made by all processors."""
+    """Return ``number`` generated examples, made in parallel with a seed per slice."""
     slices = 64
     jobs = [(seed + i, number // slices, language, str(tokenizer_path)) for i in range(slices)]
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -176,7 +177,7 @@ class Layers(nn.Module):
 
 
 def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
-    """The layers for inputs of this shape; on a GPU as CUDA graphs, as launching costs most."""
+    """Return the layers for inputs of this shape; on a GPU as CUDA graphs, as launches dominate."""
     layers = Layers(llama)
     if inputs.device.type != "cuda":
         return layers
@@ -184,7 +185,7 @@ def record_graphs(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
 
 
 def answer_loss(llama: LlamaForCausalLM, layers: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of the answers' cross entropy; logits are made for answers only."""
+    """Return the weighted sum of the answers' cross entropy; computes logits for answers only."""
     hidden = layers(llama.model.embed_tokens(ids[:, :-1]))
     wanted = weights[:, 1:] > 0
     with torch.autocast(ids.device.type, torch.bfloat16, ids.device.type == "cuda"):
@@ -200,7 +201,7 @@ def fit(
     steps: int,
     batch: int,
 ) -> None:
-    """Trains in place; the rate rises over 3 % of the steps and then falls to 0."""
+    """Train in place; the rate rises over 3 % of the steps and then falls to 0."""
     llama = model.get_base_model() if isinstance(model, PeftModel) else model
     if isinstance(model, PeftModel):
         llama.model.embed_tokens.register_forward_hook(lambda _, __, out: out.requires_grad_())
@@ -233,7 +234,7 @@ def fit(
 
 
 def train_base(args: argparse.Namespace) -> None:
-    """Tokenizer and base model; writes ``model/`` with float16 weights."""
+    """Train tokenizer and base model; write ``model/`` with float16 weights."""
     folder: Path = args.out / "model"
     if not args.resume:
         texts = (
@@ -268,7 +269,7 @@ def train_base(args: argparse.Namespace) -> None:
 
 
 def train_adapter(args: argparse.Namespace, name: str) -> None:
-    """One LoRA adapter over the saved base model; writes ``adapters/NAME`` in PEFT's form."""
+    """Train a LoRA adapter over the saved base model; write ``adapters/NAME`` in PEFT's form."""
     folder: Path = args.out / "adapters" / name
     model_folder = args.out / "model"
     seed = args.seed + 1000 * (1 + list(ADAPTERS).index(name))

@@ -1,7 +1,7 @@
-"""Writes the parts of README.md and docs/ that come from the code: ``python -m docs.generate``.
+"""Generator of the parts of README.md and docs/ from the code: ``python -m docs.generate``.
 
 It also writes the PrometheusRule of Kubernetes, from Prometheus' own file of alerts.
-`tests/docs/test_readme.py` fails when a file is not what this would write.
+`tests/docs/test_readme.py` fails when a file differs from what this would write.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ metadata:
 spec:
 """
 
-# The settings of README.md; all of them are in docs/settings.md.
+# The settings in README.md; docs/settings.md has all of them.
 _MAIN_SETTINGS = (
     *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
     *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
 )
-# Where a heading of docs/settings.md begins; the order is that of the class.
+# The first setting under each heading of docs/settings.md; the order is that of the class.
 _SETTING_GROUPS = {
     "host": "Server and model",
     "triton_grpc": "Triton",
@@ -62,7 +62,7 @@ _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DO
 
 
 def name(path: Path) -> str:
-    """A file of `FILES` for people, such as docs/lora.md."""
+    """Return the display name of a file of `FILES`, such as docs/lora.md."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -79,12 +79,12 @@ def sections() -> dict[str, Callable[[], str]]:
 
 
 def update_sections(text: str) -> str:
-    """`text` with the marked sections written anew. Raises KeyError for an unknown one."""
+    """Return `text` with the marked sections regenerated. Raises KeyError for an unknown one."""
     return _MARKED.sub(lambda match: match[1] + _section(match[2]) + match[3], text)
 
 
 def list_sections(text: str) -> set[str]:
-    """The names of the marked sections."""
+    """Return the names of the marked sections."""
     return {match[2] for match in _MARKED.finditer(text)}
 
 
@@ -140,7 +140,7 @@ def _format_served(endpoint: str, name: str) -> str:
 
 
 def _format_refused(neutral: tuple[object, ...]) -> str:
-    """Values that ask for nothing are accepted; equal ones of two types are shown once."""
+    """Return the neutral values, which are accepted; equal values of two types are shown once."""
     shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
     return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
 
@@ -158,7 +158,7 @@ def _tensor_names() -> str:
 def prometheus_rule() -> str:
     """Return the manifest of the alerts for the Prometheus operator."""
     text = ALERTS.read_text(encoding="utf-8")
-    # Its first lines say how to change it.
+    # Its first lines are instructions for editing.
     return _RULE_HEAD + textwrap.indent(text[text.index("groups:") :], "  ")
 
 
@@ -173,7 +173,10 @@ def _alerts() -> str:
 
 
 def _metrics() -> str:
-    """Metrics of one meaning share a row; a counter is shown under the name of its sample."""
+    """Return the table of metrics.
+
+    Metrics of one meaning share a row; counters have their sample's name.
+    """
     rows: dict[tuple[str, str, str], list[str]] = {}
     for name, kind, labels, text in asyncio.run(_collect_metrics()):
         shown = ", ".join(f"`{label}`" for label in labels)
@@ -185,14 +188,14 @@ def _metrics() -> str:
 
 
 async def _collect_metrics() -> list[tuple[str, str, tuple[str, ...], str]]:
-    """Name, type, labels and help of each metric of a gateway that has found no Triton."""
+    """Return name, type, labels and help of each metric of a gateway without a Triton."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
         async with running_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
-            # A family without samples tells its labels nowhere else.
+            # The labels of a family without samples are only here.
             labels: Mapping[str, tuple[str, ...]] = {
                 metric._name: tuple(metric._labelnames)
                 for metric in vars(service.metrics).values()

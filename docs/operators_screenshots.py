@@ -1,8 +1,8 @@
-"""Takes the pictures of the operators' page: ``python -m docs.operators_screenshots``.
+"""Take the pictures of the operators' page: ``python -m docs.operators_screenshots``.
 
-From a real stack that it starts, under a load of its own for some minutes, so that there is
-something to see. The one Triton is there under two addresses, as two replicas. It needs what
-``python -m docs.screenshots`` needs.
+It starts a real stack and generates load for some minutes, so that the page has content. The one
+Triton is configured under two addresses, as two replicas. It needs what ``python -m
+docs.screenshots`` needs.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _upload(url: str, name: str, demo: str) -> None:
 
 @contextmanager
 def _load(url: str) -> Iterator[None]:
-    """Clients of each tenant, more at some times than at others."""
+    """Run clients of each tenant, with varying activity."""
     over = threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(url, tenant, n, over))
@@ -136,7 +136,7 @@ def _ask(url: str, tenant: str, number: int, over: threading.Event) -> None:
             with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 for _ in answer.iter_lines():
                     if tokens > 1000 and draw.random() < 0.002:
-                        break  # some leave
+                        break  # some clients disconnect
             busy = time.time() % 90 > 20 * number
             over.wait(draw.uniform(0.1, 0.5) if busy else draw.uniform(1, 3))
 
@@ -168,7 +168,7 @@ def _show(page: Page, view: str) -> None:
     page.locator(f"#{view} h2").focus()
     if view == "requests":
         expect(page.locator("#requests .running .row").first).to_be_visible()
-    page.wait_for_timeout(1500)  # the change of the next second
+    page.wait_for_timeout(1500)  # wait for the next second's update
 
 
 if __name__ == "__main__":

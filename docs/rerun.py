@@ -1,24 +1,23 @@
 """Runs the commands that the guides show and writes down what they print: ``python -m docs.rerun``.
 
-Each guide is a session of its own in an empty folder, from top to bottom. Of its Markdown these
-blocks count, all others are text:
-
-- A ``console`` block holds commands after ``$`` and the output of each. A command goes on while a
-  line ends with a backslash or a quote is open. Exported variables stay. A command that prints
-  ``ready: URL`` is a server and stays until the session ends, as does what a command leaves in the
-  background. An exit code other than 0 is shown as the last line.
+Each guide is a separate session in an empty folder, from top to bottom. Of its Markdown only these
+blocks count:
+- A ``console`` block has commands after ``$`` and the output of each. A command continues while a
+  line ends with a backslash or a quote is open. Exported variables persist. A command that prints
+  ``ready: URL`` is a server and runs until the session ends, as do background processes of a
+  command. An exit code other than 0 is shown as the last line.
 - A block after ``<!-- file: NAME -->`` is written to that file.
 - ``<!-- rerun: figures -->`` before a console block: its numbers are measured and differ each time.
-- ``<!-- rerun: slow -->``: left alone unless ``--slow`` asks for it; its numbers are measured too.
-- ``<!-- rerun: engine -->``: needs a Docker engine; `make test-containers` alone runs it.
+- ``<!-- rerun: slow -->``: skipped unless ``--slow`` is given; its numbers are measured too.
+- ``<!-- rerun: engine -->``: needs a Docker engine; run only by `make test-containers`.
 
-``--check`` compares instead of writing. What differs in each run (ids, times, keys) is no
-difference, and text that was right stays as it was; measured numbers are written anew. A guide that
-differs is tried a second time: some outputs (what a deadline cut, say) are right only on a machine
-that is not too busy.
+``--check`` compares instead of writing. Values that differ in each run (ids, times, keys) are
+ignored, and text that was right is not rewritten; measured numbers are. A guide that differs is
+tried a second time: some outputs (such as what a deadline cuts off) are right only if the machine
+is not too busy.
 
-Where the system allows, the commands have a network and processes of their own, so that ports are
-free and nothing is left. Otherwise the ports that the guides name must be free.
+If the system allows it, the commands have their own network and process namespaces, so that ports
+are free and nothing remains. Otherwise the ports in the guides must be free.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ GUIDES = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if "```console\n" in path.read_text(encoding="utf-8")
 ]
-# What is shown instead of the session's folder and the source tree, which hold the same files.
+# Shown instead of the session's folder and the source tree, which have the same files.
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
@@ -62,7 +61,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _READY = re.compile(r"^ready: .+\n", re.MULTILINE)
-# `gateway up` while it waits: how often goes with the machine.
+# Output of `gateway up` while waiting; how often it appears depends on the machine.
 _WAITING = re.compile(r"^\w+: not ready yet .*\n", re.MULTILINE)
 _VOLATILE = [
     (re.compile(pattern), name)
@@ -89,14 +88,14 @@ _VOLATILE = [
 
 @dataclass
 class Command:
-    """A command of a console block and the output under it, each with its line ends."""
+    """A command of a console block and its output, both with line ends."""
 
     text: str
     output: str
 
 
 def parse(body: str) -> list[Command]:
-    """The commands of a console block. Raises ValueError where one does not end."""
+    """Return the commands of a console block. Raises ValueError for a command without an end."""
     commands: list[Command] = []
     lines = iter(body.splitlines(keepends=True))
     for line in lines:
@@ -127,7 +126,7 @@ def _raise(error: Exception) -> str:
 
 
 def same(old: str, new: str, figures: bool) -> bool:
-    """Whether two outputs differ at most in what differs in each run."""
+    """Return True if two outputs differ only in values that differ in each run."""
     return _plain(old, figures) == _plain(new, figures)
 
 
@@ -135,17 +134,17 @@ def _plain(text: str, figures: bool) -> str:
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     if figures:
-        # The width of a column goes with its numbers.
+        # The width of a column depends on its numbers.
         text = re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "N", text)
         text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text))
     return text
 
 
 class Session:
-    """A shell's life in an empty folder that looks like the source tree to the commands."""
+    """A shell session in an empty folder that looks like the source tree to the commands."""
 
     def __init__(self, folder: Path | None = None, **variables: str) -> None:
-        """`folder` has what its commands need beside `variables`; it is removed in the end."""
+        """Create the session; `folder` holds files for its commands and is removed at the end."""
         self.folder = folder or _linked_folder()
         self._private = Path(tempfile.mkdtemp(prefix="docs-shell-"))
         self._exports = self._private / "exports"
@@ -173,7 +172,10 @@ class Session:
         shutil.rmtree(self._private)
 
     def run(self, command: str) -> str:
-        """What it prints on both streams, up to ``ready: `` for a server. Raises TimeoutError."""
+        """Return both streams' output, up to ``ready: `` for a server. Raises TimeoutError.
+
+        Raises TimeoutError.
+        """
         script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
         log = self._private / f"{len(self._processes)}.log"
         with log.open("wb") as file:
@@ -198,7 +200,7 @@ class Session:
         return text
 
     def logs(self) -> str:
-        """The ends of the log files that commands have written."""
+        """Return the ends of the log files that commands have written."""
         paths = sorted(self.folder.glob("*.log"))
         return "".join(f"{path.name}:\n{path.read_text()[-3000:]}\n" for path in paths)
 
@@ -217,11 +219,11 @@ def _linked_folder() -> Path:
 
 
 def _end(group: int) -> None:
-    """Ends what still runs of a process group: the shell and its commands, which end their own.
+    """End the remaining processes of a group: the shell and its commands, which end their children.
 
-    A Triton whose models' processes were ended for it waits for them until its timeout.
+    A Triton whose models' processes were killed would wait for them until its timeout.
     """
-    # All parents are known before one is asked to end: its children have another one then.
+    # Record all parents first: the children of an ended process get another parent.
     members = {member.pid: (member, parent) for member, parent in _members(group)}
     for member, parent in members.values():
         if parent == group or parent not in members:
@@ -237,9 +239,9 @@ def _end(group: int) -> None:
 
 
 def _end_all_others() -> None:
-    """In a namespace of its own, ends and reaps what a session has left, and says what it was.
+    """End, reap and report a session's remaining processes, in its own namespace.
 
-    There is no other init: what nobody waited for would stay, and be taken for running.
+    The namespace has no other init, so zombies would remain and be mistaken for running processes.
     """
     if _ALONE not in os.environ or os.getpid() != 1:
         return
@@ -255,7 +257,7 @@ def _end_all_others() -> None:
 
 
 def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
-    """The processes of a group that run, and the process id of the parent of each."""
+    """Yield the running processes of a group, each with its parent's process id."""
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(pid) == group:
@@ -265,10 +267,10 @@ def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
 
 
 def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
-    """The guide with what its commands print now. Raises ValueError, TimeoutError, and
-    RuntimeError for a server that does not start any more.
+    """Return the guide with the current output of its commands.
 
-    With `keep_figures`, outputs that differ only in what was measured stay as they were.
+    Raises ValueError, TimeoutError, and RuntimeError for a server that no longer starts. With
+    `keep_figures`, outputs that differ only in measured numbers are not changed.
     """
     left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:
@@ -276,9 +278,9 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
 
 
 def rerun_on_engine(guide: str, folder: Path, engine: Mapping[str, str]) -> str:
-    """`rerun` of what needs a Docker engine, in a folder like a clone, which is removed.
+    """Run `rerun` for blocks that need a Docker engine, in a temporary folder like a clone.
 
-    `engine` are the variables by which Docker's client finds it.
+    `engine` has the variables by which Docker's client finds the engine.
     """
     with Session(folder, **engine) as session:
         return _rerun_in(session, guide, set(), keep_figures=True)
@@ -294,7 +296,7 @@ def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: 
 
 
 def _rerun_twice(guide: str, slow: bool, keep_figures: bool) -> str:
-    """`rerun`, when checking once more where the machine was too busy for what the guide shows."""
+    """Run `rerun`; when checking, try again, because the machine may have been too busy."""
     if keep_figures:
         try:
             if rerun(guide, slow=slow, keep_figures=True) == guide:
@@ -332,10 +334,10 @@ def _rerun_block(
 
 
 def enter_own_namespaces() -> bool:
-    """Runs this program again with network and processes of its own; False where that is refused.
+    """Rerun this program with its own network and processes; return False if that is refused.
 
-    Called there, it sets the loopback interface up and returns True. Shared memory is private, too,
-    so that no region meets another Triton's or is left.
+    In the new namespaces, set the loopback interface up and return True. Shared memory is private,
+    too, so that no region collides with another Triton's or remains.
     """
     unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
     unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -350,14 +352,14 @@ def enter_own_namespaces() -> bool:
 
 
 def set_loopback_up() -> None:
-    """In a network of one's own, where nothing is."""
+    """Set the loopback interface up, in a new and empty network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         set_flags, up_and_running = 0x8914, 0x1 | 0x40  # SIOCSIFFLAGS; IFF_UP, IFF_RUNNING
         fcntl.ioctl(handle, set_flags, struct.pack("16sH14x", b"lo", up_and_running))
 
 
 def main() -> int:
-    """1 when a guide shows something else than its commands print."""
+    """Return 1 if a guide differs from the output of its commands."""
     parser = argparse.ArgumentParser(
         prog="python -m docs.rerun", description=(__doc__ or "").partition("\n")[0]
     )

@@ -1,6 +1,6 @@
-"""Takes the pictures of the console in docs/images: ``python -m docs.screenshots``.
+"""Take the pictures of the console in docs/images: ``python -m docs.screenshots``.
 
-From the real stack, which it starts (`gateway up`) unless ``--url`` names one. It needs Debian's
+It uses the real stack, and starts one (`gateway up`) unless ``--url`` is given. It needs Debian's
 Chromium and fonts: ``apt-get install chromium-headless-shell fonts-inter fonts-noto-cjk
 fonts-noto-color-emoji``.
 """
@@ -25,7 +25,7 @@ IMAGES = Path(__file__).parent / "images"
 DESKTOP, PHONE = (1280, 800), (375, 720)
 _READY = re.compile(r"^ready: (\S+)$")
 
-# The small model is not sure of what it has not seen.
+# A text that the small model has not seen, so that its probabilities are low.
 _DOUBTED = "Repeat: **Hello** `code` 你好\n- one\n- two"
 
 _FONTS = """<?xml version="1.0"?>
@@ -79,7 +79,7 @@ def _stack(url: str | None) -> Iterator[str]:
 
 @contextmanager
 def fonts() -> Iterator[dict[str, str]]:
-    """An environment in which the system's font is Inter: a bare machine has no good one."""
+    """Yield an environment with Inter as the system font: a bare machine has no suitable one."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "fonts.conf").write_text(
             _FONTS.format("".join(map(_AS_INTER.format, ("system-ui", "sans-serif", "sans")))),
@@ -113,7 +113,7 @@ def _take(
 
 
 def _show_comparison(page: Page) -> None:
-    """One question to the base model and its two adapters."""
+    """Show one question to the base model and its two adapters."""
     _set(page, temperature="0")
     if page.viewport_size == {"width": DESKTOP[0], "height": DESKTOP[1]}:
         _compare(page, "zh")
@@ -124,7 +124,7 @@ def _show_comparison(page: Page) -> None:
 
 
 def _show_tokens(page: Page) -> None:
-    """An answer's tokens with what else they might have been, and the parameters."""
+    """Show an answer's tokens with their alternatives, and the parameters."""
     _set(page, temperature="1", seed="1", logprobs="on", top_logprobs="5")
     answer = _ask(page, _DOUBTED)
     answer.get_by_role("button", name="Tokens").click()

@@ -1,7 +1,7 @@
-"""Takes from an installed environment what running it does not need: ``python lean.py FOLDER``.
+"""Removes unneeded files from an installed environment: ``python lean.py FOLDER``.
 
-Wheels bring their tests, what extensions of them are compiled from, types for checkers, and symbols
-for debuggers. No module that anything else imports is among them.
+Wheels include their tests, sources for compiling extensions, types for type checkers, and debug
+symbols. None of the removed modules is imported by others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FOLDERS = ("tests", "f2py", "distutils", "include")
 """The last three are numpy's: they compile extensions."""
 
 PACKAGES = ("grpc/beta", "grpc/framework", "numpy/testing", "tritonclient/http")
-"""Interfaces of grpc from before 1.0, helpers for tests, and a client that needs gevent."""
+"""Interfaces of grpc from before 1.0, test helpers, and a client that needs gevent."""
 
 FILES = (
     *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
-    # numpy's, imported by its tests alone.
+    # numpy's, imported by its tests only.
     *("_simd.*.so", "_*_tests.*.so", "_struct_ufunc_tests.*.so"),
 )
 
@@ -40,10 +40,10 @@ def remove_unneeded(folder: Path) -> None:
 
 
 def strip(library: Path) -> None:
-    """Cuts off what lies behind the last byte that is loaded: debugging information, all symbols
-    but those that linking takes, and the table of sections, which only tools read.
+    """Truncate a library after the last byte that is loaded.
 
-    binutils would do it, but the image has none, and PyPI has no package of them.
+    This removes debug information, symbols used only for linking, and the section table, which only
+    tools read. binutils would do it, but the image has none, and PyPI has no package of them.
     """
     data = bytearray(library.read_bytes())
     if not data.startswith(_ELF_64_LITTLE_ENDIAN):
@@ -55,7 +55,7 @@ def strip(library: Path) -> None:
         [offset] = struct.unpack_from("<Q", data, header + 8)
         [length] = struct.unpack_from("<Q", data, header + 32)
         end = max(end, offset + length)
-    struct.pack_into("<Q", data, 40, 0)  # where the sections' table is, and how long: there is none
+    struct.pack_into("<Q", data, 40, 0)  # position and size of the section table: none
     struct.pack_into("<HH", data, 60, 0, 0)
     library.write_bytes(data[:end])
 
