@@ -13,7 +13,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """Return the nearest (semi-)orthogonal matrices of ``[n, rows, columns]``.
 
-    Computed by Newton-Schulz steps. Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
+    Computed by Newton-Schulz steps.
+    Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks".
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
