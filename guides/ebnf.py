@@ -1,13 +1,13 @@
-"""Grammars in xgrammar's EBNF, rewritten as the Lark that llguidance reads.
+"""Conversion of grammars in xgrammar's EBNF to the Lark that llguidance reads.
 
 The dialect is that of xgrammar (GBNF of llama.cpp with more escapes and free line breaks): rules
-``name ::= ...`` of which ``root`` is the start, ``"strings"``, ``[classes]``, ``|``, groups and
-``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and kin) are refused.
+``name ::= ...`` with the start rule ``root``, ``"strings"``, ``[classes]``, ``|``, groups and ``? *
++ {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and similar) are refused.
 
 llguidance takes the longest match for each terminal. A terminal of one character can only match in
-one way, so each character becomes a terminal of its own, and the grammar means the same as before.
-llguidance's own converter keeps strings whole, which loses words: with it ``[a-z]* "end"`` does not
-match ``endend``. It also knows fewer escapes and line breaks.
+one way, so each character becomes a separate terminal, and the meaning of the grammar is unchanged.
+llguidance's own converter makes each string one terminal, which loses words: with it ``[a-z]*
+"end"`` does not match ``endend``. It also supports fewer escapes and line breaks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DEPTH = 100
-# llguidance takes 65,000 symbols in all, and every character is one.
+# llguidance takes 65,000 symbols in total, and every character is one.
 MAX_LENGTH = 200_000
 MAX_COUNT_DIGITS = 9
 MAX_CODE_POINT = 0x10FFFF
@@ -45,7 +45,7 @@ _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
 
 
-# How parts are called that are no characters: see `parts_of`.
+# Kinds of parts that are no characters: see `parts_of`.
 _SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
@@ -57,16 +57,16 @@ class _Token:
 
 
 def to_lark(ebnf: str) -> str:
-    """The same grammar for llguidance. Raises ``ValueError`` with line and column."""
+    """Return the same grammar for llguidance. Raises ``ValueError`` with line and column."""
     return _Converter(ebnf).convert()
 
 
 def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
-    """The parts of all rules in order, each as what it is and its text.
+    """Yield the parts of all rules in order, each as (kind, text).
 
-    They are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
+    Kinds are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
     repetition), ``string``, ``class``, ``name`` and ``defines``. Raises ``ValueError`` for a text
-    that has others.
+    with anything else.
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
@@ -134,7 +134,7 @@ class _Converter:
         return ValueError(f"EBNF error at line {line}, column {column}: {what}")
 
     def _name(self, name: str) -> str:
-        # Lark tells rules from terminals by case, and has names of its own.
+        # Lark distinguishes rules from terminals by case, and has reserved names.
         return self._names.setdefault(name, f"r{len(self._names)}")
 
     def _alternatives(self, depth: int) -> str:
@@ -149,7 +149,7 @@ class _Converter:
     def _sequence(self, depth: int) -> str:
         parts: list[str] = []
         while (token := self._peek()).kind != "end" and token.text not in ("|", ")"):
-            # A rule may go on over several lines, up to the next definition.
+            # A rule may continue over several lines, up to the next definition.
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))
@@ -187,7 +187,7 @@ class _Converter:
             return f"({element}){{{least},}}"
         if int(most) < least:
             raise self._error(f"{token.text}: the upper bound is below the lower one", token)
-        # Lark has no repetition that never happens.
+        # Lark has no repetition of zero times.
         return f"({element}){{{least},{int(most)}}}" if int(most) else '""'
 
     def _class(self, token: _Token) -> str:
@@ -196,7 +196,7 @@ class _Converter:
         if negated:
             characters = characters[1:]
         ranges = []
-        characters.reverse()  # taken from the end, as a list gives its first away in linear time
+        characters.reverse()  # reversed, because removing from a list's end takes constant time
         while characters:
             first = last = characters.pop()[0]
             if len(characters) > 1 and characters[-1] == (ord("-"), False):
@@ -210,7 +210,7 @@ class _Converter:
         return _terminal(ranges, negated=negated)
 
     def _characters(self, token: _Token, escapes: str) -> list[tuple[int, bool]]:
-        """The code points between the delimiters, and whether each was written as an escape."""
+        """Return the code points between the delimiters, and whether each was an escape."""
         found = []
         for match in _CHARACTER.finditer(token.text[1:-1]):
             plain, escaped = match["plain"], match["escaped"]
@@ -231,7 +231,7 @@ class _Converter:
 
 
 def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
-    """A regular expression of one character; by number, since then nothing needs an escape."""
+    """Return a regular expression of one character; code points by number need no escapes."""
     if not ranges:
         return "/(?s:.)/"
     body = "".join(

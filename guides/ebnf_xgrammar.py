@@ -1,9 +1,9 @@
-"""Grammars in EBNF, rewritten so that every release of xgrammar compiles them.
+"""Rewriting of EBNF grammars so that every release of xgrammar compiles them.
 
-Releases up to 0.1.18 expand a rule by recursion, and overflow the stack of the engine's process on
-a rule that begins with itself. A repetition of what may be empty is such a rule inside: xgrammar
-writes ``x*`` as ``r ::= "" | x r``. The rewritten repetition has the non-empty texts only, which
-repeated are the same language; rules that begin with themselves are refused.
+Releases up to 0.1.18 expand a rule by recursion, and a left-recursive rule overflows the stack of
+the engine's process. A repetition of something that may be empty is internally such a rule:
+xgrammar writes ``x*`` as ``r ::= "" | x r``. The rewritten repetition repeats only the non-empty
+texts, which gives the same language; left-recursive rules are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from guides.ebnf import parts_of, to_lark
 
-# How often an element is the empty text.
+# Whether an element can be the empty text.
 _NEVER, _SOMETIMES, _ALWAYS = range(3)
 _EMPTY = '""'
 _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
@@ -23,8 +23,8 @@ _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 class _Element:
     """A string, class, rule's name or group, with its repetition.
 
-    `group` has a group's alternatives; `most` is None for a repetition without end. `inner` is how
-    often the element is empty without its repetition, and `outer` with it.
+    `group` has a group's alternatives; `most` is None for an unlimited repetition. `inner` says
+    whether the element is empty (never, sometimes, always) without its repetition, `outer` with it.
     """
 
     kind: str
@@ -41,19 +41,18 @@ _Alternatives = list[list[_Element]]
 
 
 def to_xgrammar(ebnf: str) -> str:
-    """Return the grammar as every release of xgrammar compiles it.
+    """Return the grammar in a form that every release of xgrammar compiles.
 
-    An empty alternative is ``""``, and each rule has one line: releases up to 0.1.18 know no other.
-
-    Raises ValueError for text that is no EBNF, and for a rule that begins with itself.
+    An empty alternative is ``""``, and each rule has one line, as releases up to 0.1.18 require.
+    Raises ValueError for text that is no EBNF, and for a left-recursive rule.
     """
     if "::=" not in ebnf:
-        # vLLM takes Lark as well, and converts it.
+        # vLLM also accepts Lark, and converts it.
         raise ValueError(
             "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
             "not Lark (docs/structured-output.md#grammars)"
         )
-    to_lark(ebnf)  # raises for what is malformed
+    to_lark(ebnf)  # raises for malformed text
     rules = _parse(ebnf)
     empty = _Emptiness(rules)
     empty.find()
@@ -102,11 +101,11 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
 
 
 class _Emptiness:
-    """Finds which elements may be empty, each rule once.
+    """Determines which elements may be empty, each rule once.
 
-    A sequence is read up to its first element that is never empty: the names among these are what
-    the rule may begin with. A name met inside its own rule therefore is one that the rule begins
-    with, and no rule has to be read again.
+    A sequence is read up to its first element that is never empty: the names before it are those
+    that the rule may begin with. So a name met inside its own rule is left-recursive, and no rule
+    has to be read again.
     """
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
@@ -114,10 +113,10 @@ class _Emptiness:
         self._rules = rules
 
     def find(self) -> None:
-        """Raise ValueError for a rule that begins with itself."""
+        """Find all. Raises ValueError for a left-recursive rule."""
         for name in self._rules:
             self._find_rule(name)
-        # The elements behind the beginnings; all rules are known now.
+        # The remaining elements of each sequence; all rules are known now.
         for alternatives in self._rules.values():
             for _ in self._read_all(alternatives, to_end=True):
                 raise AssertionError("a rule is unknown")
@@ -147,7 +146,7 @@ class _Emptiness:
     def _read_all(
         self, alternatives: _Alternatives, *, to_end: bool = False
     ) -> Generator[str, None, int]:
-        """Yield the rules that have to be known first. Return how often the whole is empty."""
+        """Yield the rules that must be known first; return whether the alternatives are empty."""
         found = set()
         for sequence in alternatives:
             least = _ALWAYS
@@ -176,7 +175,7 @@ class _Writer:
     def __init__(self, rules: dict[str, _Alternatives], empty: dict[str, int]) -> None:
         self._rules = rules
         self._empty = empty
-        # The names of rules for the non-empty texts of others.
+        # Names of the added rules for the non-empty texts of other rules.
         self._filled: dict[str, str] = {}
 
     def write(self) -> str:
@@ -208,9 +207,9 @@ class _Writer:
         return f"( {' | '.join(map(self._sequence, element.group))} )"
 
     def _filled_base(self, element: _Element) -> Iterable[str]:
-        """Yield alternatives that, repeated, are what the element is, repeated.
+        """Yield non-empty alternatives whose repetition equals the repetition of the element.
 
-        An alternative of elements that all may be empty is one alternative for each of them.
+        An alternative whose elements may all be empty becomes one alternative for each of them.
         """
         if element.inner == _NEVER:
             yield self._base(element)

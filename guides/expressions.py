@@ -1,12 +1,13 @@
-"""Regular expressions, rewritten as the subset that every release of xgrammar compiles.
+"""Rewriting of regular expressions to the subset that every release of xgrammar compiles.
 
 Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an alternative that
 is empty unless it is the last of a group. The rewritten expression matches the same texts: an empty
 alternative becomes ``(...)?``, and each group a plain one. A guide matches a complete text, so
 ``^`` at its beginning and ``$`` at its end are empty, and refused elsewhere.
 
-Releases up to 0.1.18 overflow the stack on a repetition of what may be empty. The rewritten one has
-the non-empty texts only, which repeated are the same language: ``(a?b*)+`` becomes ``(a|b)*``.
+Releases up to 0.1.18 overflow the stack on a repetition of something that may be empty. The
+rewritten repetition repeats only the non-empty texts, which gives the same language: ``(a?b*)+``
+becomes ``(a|b)*``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Every text has one way to be cut up by this, in linear time: what is not closed goes to the end.
+# Splits every text in exactly one way, in linear time: an unclosed part extends to the end.
 _EXPRESSION = re.compile(
     r"""
       (?P<escape> \\ (?s:.) | \\ \Z )
@@ -34,8 +35,10 @@ _CLASS_PART = re.compile(r"\\.|\[|--|&&|~~", re.DOTALL)
 MAX_DEPTH = 100
 
 Part = tuple[str, str]
-"""The kind (``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` or ``part``)
-and the text of a part of an expression."""
+"""Kind and text of a part of an expression.
+
+Kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
+"""
 
 
 def parts_of(expression: str) -> Iterator[Part]:
@@ -46,11 +49,11 @@ def parts_of(expression: str) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class _Element:
-    """A character, class or group, with its repetition. `empty` is an element that has no text.
+    """A character, class or group, with its repetition. `empty` marks an element without text.
 
-    `begins` is an element with ``^``, before which nothing may stand, and `ends` one with ``$``.
-    `filled` is "" for an element that has no empty text. For others it has alternatives that are
-    not empty and mean the same as the element when repeated.
+    `begins` marks an element with ``^``, which must be the first, and `ends` one with ``$``.
+    `filled` is "" for an element that is never empty. For others it has non-empty alternatives that
+    mean the same as the element when repeated.
     """
 
     text: str
@@ -74,7 +77,7 @@ class _Group:
         elements = [element for each in self.alternatives for element in each]
         begins = any(element.begins for element in elements)
         ends = any(element.ends for element in elements)
-        # Compilers have no anchors within a group; where these may stand they are empty.
+        # Compilers have no anchors within a group; where anchors are allowed they are empty.
         full = [_without_anchors(each) for each in self.alternatives if not _is_empty(each)]
         if not full:
             return _Element("", empty=True, begins=begins, ends=ends)
@@ -93,7 +96,7 @@ class _Group:
             # Releases crash on an expression without any element.
             return f"^(){anchors.removeprefix('^')}" if anchors.startswith("^") else f"(){anchors}"
         if any(map(_is_empty, self.alternatives)):
-            # Within a group an anchor would stand where compilers have none.
+            # Compilers do not support an anchor within a group.
             bare = [_without_anchors(each) for each in self.alternatives]
             return _Group(bare).element().written() or "()"
         return "|".join(map(_written, self.alternatives))
@@ -104,10 +107,10 @@ _UNKNOWN_ESCAPES = {"\\": "no character comes after it", "\\p": _UNICODE, "\\P":
 
 
 def to_xgrammar(expression: str) -> str:
-    """Return the expression as every release compiles it.
+    """Return the expression in a form that every release compiles.
 
-    Raises ValueError for what xgrammar throws on and this cannot rewrite. An expression that is
-    malformed otherwise is returned as it is, for the compiler to refuse.
+    Raises ValueError for what xgrammar throws on and this cannot rewrite. An otherwise malformed
+    expression is returned unchanged, for the compiler to refuse.
     """
     groups = [_Group()]
     for kind, text in parts_of(expression):
@@ -135,7 +138,7 @@ def to_xgrammar(expression: str) -> str:
         else:
             if kind == "escape" and (what := _UNKNOWN_ESCAPES.get(text)):
                 raise ValueError(f"{text}: {what}")
-            # A bracket that closes nothing is a character.
+            # An unmatched closing bracket is a character.
             literal = f"\\{text}" if text in ("]", "}") else text
             begins, ends = text == "^", text == "$"
             _append(current, _Element(literal, empty=begins or ends, begins=begins, ends=ends))
@@ -157,7 +160,7 @@ def _check_open(text: str) -> None:
 
 def _repeated(element: _Element, sign: str) -> _Element:
     if element.repeated:
-        if sign == "?":  # makes a repetition lazy, which changes no language
+        if sign == "?":  # makes a repetition lazy, which does not change the language
             return element
         raise ValueError(f"{sign}: put parentheses around a repetition that is repeated")
     if element.begins or element.ends:
@@ -179,7 +182,7 @@ def _repeated(element: _Element, sign: str) -> _Element:
 
 
 def _class(text: str) -> str:
-    """Return a class whose brackets are escaped, as no dialect reads them differently then."""
+    """Return a class with escaped brackets, which every dialect reads alike."""
     start = 2 if text[1] == "^" else 1
     body = text[start:-1]
     if body.startswith("]"):

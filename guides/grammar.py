@@ -1,4 +1,4 @@
-"""A guide as a grammar of llguidance, in the dialect of a backend of TensorRT-LLM."""
+"""Conversion of a guide to a grammar of llguidance, in the dialect of TensorRT-LLM's backend."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from guides.kinds import Backend, Kind
 
 # xgrammar's grammar for the kind `json` begins with one of these two.
 _ANY_JSON = {"type": ["object", "array"]}
-# A space, or a new line with its indentation. A small model that may write any number of either
-# sometimes never stops.
+# A space, or a new line with its indentation. With unlimited whitespace a small model sometimes
+# never stops.
 _WHITESPACE = r"\n[ \t]{0,20}| "
-# Where only one text can follow, llguidance would take it from the tokenizer, which may turn it
-# into a special token that is no text.
+# If only one text can follow, llguidance would take it from the tokenizer, which may turn it into a
+# special token without text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 
 
 def to_grammar(kind: Kind, text: str, backend: Backend) -> str:
-    """For `LLMatcher`. Raises ValueError, and RecursionError for JSON that is nested too deep.
+    """Return the grammar for `LLMatcher`.
 
-    xgrammar passes over keywords of JSON schema that it does not know, llguidance refuses them;
-    and what they call EBNF is xgrammar's own language and llguidance's Lark.
+    xgrammar ignores unknown keywords of JSON schema, llguidance refuses them. EBNF is xgrammar's
+    own language in one backend and llguidance's Lark in the other. Raises ValueError, and
+    RecursionError for JSON that is nested too deep.
     """
     return LLMatcher.grammar_from_lark(_lark(kind, text, backend))
 
@@ -35,7 +36,7 @@ def _lark(kind: Kind, text: str, backend: Backend) -> str:
     if kind == "ebnf_grammar":
         return text if backend == "llguidance" else f"{_OPTIONS}\n{to_lark(text)}"
     schema = _ANY_JSON if kind == "json" else json.loads(text)
-    # True and False are schemas too, but have no room for options.
+    # True and False are schemas too, but cannot hold options.
     if isinstance(schema, dict):
         options = {"whitespace_pattern": _WHITESPACE, "lenient": backend == "xgrammar"}
         schema = {**schema, "x-guidance": options}

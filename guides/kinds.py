@@ -1,15 +1,15 @@
-"""What kinds of guides there are, as TensorRT-LLM has them, and how long one may be."""
+"""Kinds of guides, as in TensorRT-LLM, and the maximum length of a guide."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 Kind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
-"""As `guided_decoding_guide_type` has it; ``json`` has no text."""
+"""Values of `guided_decoding_guide_type`; ``json`` has no text."""
 Backend = Literal["xgrammar", "llguidance"]
-"""As `guided_decoding_backend` has it."""
+"""Values of `guided_decoding_backend`."""
 Policy = Literal["checked", "unchecked", "none"]
-"""What becomes of a tenant's guides: compiled here first, sent as they are, or refused."""
+"""Treatment of a tenant's guides: compiled here first, sent unchecked, or refused."""
 
 MAX_CHARS = 128 * 1024
 
@@ -17,9 +17,9 @@ MAX_CHARS = 128 * 1024
 class Verdict(NamedTuple):
     """The result of compiling a guide.
 
-    `refusal` is why an engine would fail on the guide, None if it would not; `text` is the guide as
-    the engine is to be given it. `left_out` has the JSON paths of keywords that are not enforced,
-    and `left_out_more` counts further ones.
+    `refusal` is the reason why an engine would fail on the guide, None if it would not; `text` is
+    the guide to send to the engine. `left_out` has the JSON paths of keywords that are not
+    enforced, and `left_out_more` counts further ones.
     """
 
     refusal: str | None

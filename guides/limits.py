@@ -52,7 +52,7 @@ def check(kind: Kind, text: str, backend: Backend, costs: Costs = NEWEST) -> Non
         weight = _weight_of_expression(text)
     elif kind == "json_schema":
         schema = json.loads(text)
-        # xgrammar compiles the items of an array once, however many there may be.
+        # xgrammar compiles the items of an array once, however many it may have.
         counts = () if backend == "xgrammar" else _COUNTS
         weight = _weight_of_schema(schema, counts)
     elif kind == "ebnf_grammar" and backend == "xgrammar":
@@ -119,7 +119,7 @@ def _weight_of_data(data: Any) -> int:
 
 
 def _largest(schema: dict[str, Any], names: Sequence[str]) -> int:
-    """At least 1. What is no number is for the compiler to refuse."""
+    """Return the largest of these numbers, at least 1; the compiler refuses other values."""
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])
 
@@ -129,7 +129,7 @@ def _weight_of_expression(text: str) -> int:
 
 
 def _weight_of_parts(parts: Iterator[Part]) -> int:
-    """How many parts there are once each counted repetition is written out as often as it says."""
+    """Return the number of parts after writing out each counted repetition."""
     groups = [0]
     last = 0
     for kind, text in parts:

@@ -1,4 +1,4 @@
-"""Why a guide is none, in words that a client may read."""
+"""Reasons why a guide is invalid, in words for clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOTHING_FITS = "there is no token that it allows"
 
 
 def reason(error: str) -> str:
-    """What llguidance says is wrong, in one line and without the drawing of where."""
+    """Return llguidance's error message in one line, without its drawing of the position."""
     if error.startswith("NoExtension"):
         return NOTHING_FITS
     if error.startswith("panic"):

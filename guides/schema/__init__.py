@@ -1,9 +1,9 @@
-"""JSON schemas, made of what the engines' compilers enforce.
+"""JSON schemas, rewritten to keywords that the engines' compilers enforce.
 
-A compiler passes over what it does not know, and answers then are not what the schema says.
-xgrammar, which most engines compile with (releases 0.1.8 to 0.1.33 were tried), looks at one of
-`$ref`, `const`, `enum`, `anyOf`, `allOf` and `type`, and at nothing that stands beside it. So a
-schema is written anew (`rewrite`): as alternatives of one type each (`atom`), which say the same,
-without keywords that mean nothing for what is valid. What cannot be said so is refused, with the
-keyword and its place (`keywords`).
+A compiler ignores unknown keywords, and answers then violate the schema. xgrammar, which most
+engines use (releases 0.1.8 to 0.1.33 were tried), evaluates only one of `$ref`, `const`,
+`enum`, `anyOf`, `allOf` and `type`, and ignores keywords beside it. So a schema is rewritten
+(`rewrite`) to equivalent alternatives of one type each (`atom`), without keywords that do not
+affect validity. A schema that cannot be rewritten is refused, with the keyword and its location
+(`keywords`).
 """

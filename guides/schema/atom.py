@@ -1,4 +1,4 @@
-"""A schema of one type, a list of values, or a reference."""
+"""Atoms: a schema of one type, a list of values, or a reference."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from guides.schema.keywords import ABOUT, step
 
 
 class Part(NamedTuple):
-    """A schema as it was given, and the JSON path of its place."""
+    """A schema as it was given, and its JSON path."""
 
     schema: Any
     path: str
 
 
 Parts = tuple[Part, ...]
-"""All of them hold; of none, anything is valid."""
+"""Schemas that must all hold; an empty tuple allows everything."""
 
 NOTHING: Parts = (Part(False, ""),)
 _SIMPLE = frozenset(
@@ -31,12 +31,13 @@ _SIMPLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atom:
-    """What is valid: without a type, values or a reference, anything.
+    """A set of valid values: without a type, values or a reference, everything is valid.
 
-    One that is idle is of a type that was neither named nor spoken of. `simple` has the keywords
-    whose values are no schemas; `additional` and `items` are None where nothing was said of them;
-    `names_some` says whether properties were named, be it none. `needs` is dependentRequired,
-    `names` are propertyNames. With `ref`, `required` is what is required besides.
+    `is_idle` marks a type that the schema neither names nor restricts. `simple` has the keywords
+    whose values are no schemas; `additional` and `items` are None if the schema omits them;
+    `names_some` is True if the schema lists properties, even an empty list. `needs` is
+    dependentRequired, `names` are propertyNames. With `ref`, `required` holds additional required
+    properties.
     """
 
     path: str
@@ -61,7 +62,7 @@ class Atom:
 
     @property
     def is_closed(self) -> bool:
-        """Whether an object has no properties but those that it names."""
+        """True if an object has only the properties that it names."""
         return forbids(self.additional) and not self.patterns
 
 
@@ -76,7 +77,7 @@ def joined(one: Parts | None, other: Parts | None) -> Parts | None:
 
 
 def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
-    """The atoms, of which those of objects require these, too."""
+    """Return the atoms; those of objects also require these properties."""
     return [
         replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
         if atom.type == "object"
@@ -103,12 +104,12 @@ def _one(schema: dict[str, Any], keyword: str, path: str) -> Parts | None:
 
 
 def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
-    """What a schema says of the values of one type."""
+    """Return the restrictions of a schema on values of one type."""
     about = ABOUT.get("number" if name == "integer" else name, frozenset())
     simple = {key: value for key, value in schema.items() if key in about and key in _SIMPLE}
     atom = Atom(path=path, type=name, simple=simple)
     if name == "object":
-        # Where `dependencies` lists names, it is what dependentRequired was called before 2019.
+        # A `dependencies` that lists names is what dependentRequired was called before 2019.
         needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
         return replace(
             atom,

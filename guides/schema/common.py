@@ -1,4 +1,4 @@
-"""What two atoms have in common."""
+"""Intersection of two atoms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_PARTS = {
 def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
     """Return what is valid for both, which are no references; None if nothing is.
 
-    Raises ValueError where no atom says it, unless it is best effort.
+    Raises ValueError if no atom can express it, unless it is best effort.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
@@ -61,7 +61,7 @@ def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
             if keyword == "format":
-                del found[keyword]  # it is an annotation, and which is meant cannot be known
+                del found[keyword]  # an annotation; which of the two is meant is unknown
                 continue
             why = f"{keyword} beside another {keyword} is not supported"
             enforcement.leave_out(other.path, keyword, why)
@@ -110,7 +110,7 @@ def _item(atom: Atom, index: int) -> Parts | None:
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
     """Return True if an atom that is no reference has this value, or may have it.
 
-    Raises ValueError where that takes more than to look at it, unless it is best effort.
+    Raises ValueError if that requires more than a comparison, unless it is best effort.
     """
     if atom.is_any:
         return True
@@ -160,7 +160,7 @@ def _holds(keyword: str, limit: Any, value: Any, atom: Atom, enforcement: Enforc
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """As JSON has it: 1 is 1.0 and not true."""
+    """Return True if equal in JSON: 1 equals 1.0 but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""Keywords that cannot be enforced: refused, or left out where a schema is best effort."""
+"""Keywords that cannot be enforced: refused, or left out if the schema is best effort."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from math import inf
 from guides.releases import NEWEST, Costs
 from guides.schema.keywords import refuse, step
 
-# Further ones are counted only.
+# Keywords above this number are only counted.
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
 
 
 class Enforcement:
-    """Refuses what cannot be enforced, but under the JSON paths `best_effort`.
+    """Refuses keywords that cannot be enforced, except under the JSON paths `best_effort`.
 
-    There the keyword is left out and reported. All that is valid for the schema is valid without
-    the keyword, too: a caller that leaves one out may only widen.
+    There the keyword is left out and reported. Everything valid for the schema must be valid
+    without the keyword, too: a caller that leaves one out may only widen the schema.
     """
 
     def __init__(
         self, best_effort: Sequence[str] = (), costs: Costs = NEWEST, max_bound_cost: float = inf
     ) -> None:
-        """`max_bound_cost` is the microseconds that a bound which is best effort may cost."""
+        """Create the policy; `max_bound_cost` is a best-effort bound's maximum in microseconds."""
         self._best_effort = tuple(best_effort)
         self._max_bound_cost = max_bound_cost
         self.costs = costs
@@ -57,7 +57,7 @@ class Enforcement:
 
     @property
     def left_out_more(self) -> int:
-        """How many were left out beside those."""
+        """Number of keywords left out in addition to `left_out`."""
         return max(0, len(self._left_out) - _MAX_NAMED)
 
 

@@ -1,4 +1,4 @@
-"""The keywords of JSON schema: what each holds, of which type it speaks, and which are refused."""
+"""The keywords of JSON schema: their values, the types they restrict, and the refused ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from guides.kinds import Backend
 
 TYPES = ("object", "array", "string", "number", "boolean", "null")
-"""Every value is of one of these; an integer is a number."""
+"""The types of which every value has one; an integer is a number."""
 ABOUT: Mapping[str, frozenset[str]] = {
     "object": frozenset(
         {
@@ -25,14 +25,14 @@ ABOUT: Mapping[str, frozenset[str]] = {
         {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
     ),
 }
-"""What is said of values of a type, and nothing of others."""
+"""Keywords that restrict values of one type and no others."""
 FORMATS = frozenset(
     {
         *("date", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "time", "uri", "uuid"),
     }
 )
-"""Those that both compilers enforce. JSON schema calls `format` an annotation."""
+"""Formats that both compilers enforce. JSON schema calls `format` an annotation."""
 
 _NO_COMPILER = frozenset(
     {
@@ -52,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z_$][\w$-]*", re.ASCII)
 
 
 def step(path: str, *keys: str | int) -> str:
-    """The JSON path of what stands there under `keys`."""
+    """Return the JSON path of the value at `keys` below `path`."""
     for key in keys:
         if isinstance(key, str) and _NAME.fullmatch(key):
             path += f".{key}"
@@ -67,7 +67,7 @@ def refuse(path: str, what: str) -> NoReturn:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """The schemas that stand in one, with their keys from there. What is malformed has none."""
+    """Yield the direct subschemas of a schema with their keys. Malformed parts have none."""
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if isinstance(value, list) and (keyword in _HOLDERS or keyword == "items"):
             yield from (([keyword, index], part) for index, part in enumerate(value))
@@ -78,13 +78,13 @@ def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
 
 
 def pointer(keys: list[str | int]) -> str:
-    """The reference to what stands there from the root on."""
+    """Return the reference to the value at these keys from the root."""
     parts = [str(key).replace("~", "~0").replace("/", "~1").replace("%", "%25") for key in keys]
     return "/".join(["#", *parts])
 
 
 def inspect(schema: Mapping[str, Any], path: str) -> None:
-    """Raises ValueError for a keyword whose value is none for it."""
+    """Raise ValueError for a keyword with an invalid value."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
             found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"
@@ -92,7 +92,7 @@ def inspect(schema: Mapping[str, Any], path: str) -> None:
 
 
 def unsupported(schema: Mapping[str, Any], backend: Backend) -> Iterator[tuple[str, str]]:
-    """Yield the keywords that no compiler enforces, each with why."""
+    """Yield the keywords that no compiler enforces, each with the reason."""
     for keyword, value in schema.items():
         if (
             keyword in _NO_COMPILER

@@ -1,4 +1,4 @@
-"""Objects, with propertyNames and dependentRequired said by other keywords."""
+"""Objects whose propertyNames and dependentRequired are expressed by other keywords."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from guides.schema.atom import NOTHING, Atom, forbids
 from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
-# Names that depend on others double the alternatives.
+# Each name that depends on others doubles the alternatives.
 _MAX_NEEDS = 4
 
 
 def with_names(atom: Atom, reader: Reader) -> Atom:
-    """The object with its propertyNames said by other keywords."""
+    """Return the object with its propertyNames expressed by other keywords."""
     for part in atom.names:
         allowed = reader.followed((part,))
         bare = [
@@ -51,7 +51,7 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
 
 
 def variants(atom: Atom, enforcement: Enforcement) -> Iterator[Atom]:
-    """The object, or several in place of what depends on whether properties are there."""
+    """Yield the object, or alternatives for properties that require others if present."""
     needs = dict(atom.needs)
     properties, required = dict(atom.properties), dict.fromkeys(atom.required)
     while known := [name for name in needs if name in required]:

@@ -1,4 +1,4 @@
-"""A schema as the alternatives that it allows, each of one type."""
+"""Reader of a schema as its alternatives, each of one type."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from guides.schema.common import fits, in_common
 from guides.schema.enforcement import STRICT, Enforcement
 from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
-# Alternatives multiply where several stand together, and those of oneOf are compared in pairs.
+# Combined alternatives multiply, and those of oneOf are compared in pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
-# These may name properties, or items, of the object, or array, that they stand in.
+# These may name properties, or items, of the surrounding object, or array.
 _NAMING = frozenset(
     {
         *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
@@ -29,7 +29,7 @@ _NAMING = frozenset(
 
 
 class Reader:
-    """Reads the schemas of one document; `backend` says what cannot be enforced."""
+    """Reader of one document's schemas; `backend` determines what cannot be enforced."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class Reader:
         enforcement: Enforcement = STRICT,
         why_not: Callable[[str], str | None] = lambda expression: None,
     ) -> None:
-        """`why_not` returns why the compiler refuses an expression, None if it compiles."""
+        """Create the reader.
+
+        `why_not` returns why the compiler refuses an expression, None if it compiles.
+        """
         self.backend = backend
         self.enforcement = enforcement
         self._why_not = why_not
@@ -48,17 +51,17 @@ class Reader:
         self._depth = 0
 
     def alternatives(self, parts: Parts) -> list[Atom]:
-        """What is valid for all the parts, as alternatives; none if nothing is."""
+        """Return what is valid for all the parts, as alternatives; empty if nothing is."""
         found = self._all([self._read(part, ()) for part in parts], ())
         return [atom for atom in found if not atom.is_idle] or found
 
     def followed(self, parts: Parts) -> list[Atom]:
-        """The alternatives, with what references lead to in their place."""
+        """Return the alternatives, with references replaced by their targets."""
         found = list(self._followed(self.alternatives(parts), ()))
         return [atom for atom in found if not atom.is_idle] or found
 
     def target(self, ref: str, path: str) -> Part:
-        """What `ref` leads to. Raises ValueError where nothing is there."""
+        """Return the target of `ref`. Raises ValueError if it does not exist."""
         found, place = self._document, "$"
         for escaped in unquote(ref).split("/")[1:]:
             key = escaped.replace("~1", "/").replace("~0", "~")
@@ -73,7 +76,7 @@ class Reader:
         return Part(found, place)
 
     def expression(self, text: str, path: str, keyword: str) -> str | None:
-        """Return an expression as `backend` compiles it; None if it is left out.
+        """Return an expression in the form that `backend` compiles; None if it is left out.
 
         Raises ValueError for one that cannot be compiled, unless it is best effort.
         """
@@ -94,7 +97,7 @@ class Reader:
             refuse(path, "the schema is too large, with its alternatives written out")
 
     def _read(self, part: Part, within: tuple[str, ...]) -> list[Atom]:
-        """`within` are the references that were followed to here."""
+        """Read a schema; `within` are the references that were followed to here."""
         schema, path = part
         self.spend(path)
         if isinstance(schema, bool):
@@ -126,7 +129,7 @@ class Reader:
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if schema.get(keyword) is False:
                     self.enforcement.leave_out(path, keyword)
-            # What was left out may name properties beside those that are known.
+            # The keyword left out may name further properties.
             found = [_opened(atom) for atom in self._followed(found, within)]
         elif ends:
             found = [
@@ -136,9 +139,9 @@ class Reader:
         return found
 
     def _enforced(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """Return the schema without what no compiler enforces.
+        """Return the schema without keywords that no compiler enforces.
 
-        Raises ValueError unless it is best effort.
+        Raises ValueError unless they are best effort.
         """
         found = dict(unsupported(schema, self.backend))
         if not found:
@@ -149,7 +152,7 @@ class Reader:
         return {keyword: value for keyword, value in schema.items() if keyword not in found}
 
     def _all(self, all_of: Sequence[list[Atom]], within: tuple[str, ...]) -> list[Atom]:
-        """The alternatives that all of these lists have in common."""
+        """Return the alternatives that all of these lists have in common."""
         found = [Atom(path="$")]
         for atoms in all_of:
             if len(atoms) == 1 and atoms[0].is_any:
@@ -170,7 +173,7 @@ class Reader:
         return found
 
     def _followed(self, atoms: Iterable[Atom], within: tuple[str, ...]) -> Iterator[Atom]:
-        """The atoms, with what references lead to in their place."""
+        """Yield the atoms, with references replaced by their targets."""
         for atom in atoms:
             if atom.ref is None:
                 yield atom
@@ -192,11 +195,12 @@ class Reader:
         return atom
 
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
-        """oneOf is anyOf where no value is valid for two branches."""
+        """Read oneOf as anyOf, which is correct if no value is valid for two branches."""
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
         idle = [self._idle(each, within) for each in branches]
         if any(idle):
-            # What nothing is said of is valid for each branch that does not speak of it.
+            # Values of an unrestricted type are valid for each branch that does not restrict the
+            # type.
             twice = {each for one, other in combinations(idle, 2) for each in one & other}
             branches = [
                 [a for a in self._followed(each, within) if a.type not in twice]
@@ -212,7 +216,7 @@ class Reader:
                 why = f"oneOf: a value may be valid for both [{i}] and [{k}]; write anyOf"
                 self.enforcement.leave_out(path, "oneOf", why)  # it is read as anyOf
                 break
-        # Comparing reads what is deeper than the properties of this schema.
+        # The comparison reads schemas below the properties of this one, which do not count.
         self._naming_left_out = before
         return [atom for each in branches for atom in each]
 
@@ -220,7 +224,7 @@ class Reader:
         return {atom.type for atom in self._followed(atoms, within) if atom.is_idle}
 
     def _tagged(self, atom: Atom, tag: str, within: tuple[str, ...]) -> Atom:
-        """An object of a branch names itself by its tag, so it has one."""
+        """Return an object of a branch with its tag, which it must have."""
         there = list(self._followed([atom], within))
         if all(each.type != "object" or tag in each.properties for each in there) and any(
             each.type == "object" and tag not in each.required for each in there
@@ -231,7 +235,7 @@ class Reader:
     def _are_apart(
         self, one: Sequence[Atom], other: Sequence[Atom], within: tuple[str, ...], depth: int
     ) -> bool:
-        """Whether it is certain that no value is valid for an atom of each."""
+        """Return True if it is certain that no value is valid for an atom of each."""
         others = list(self._followed(other, within))
         for a in self._followed(one, within):
             for b in others:
@@ -248,7 +252,7 @@ class Reader:
         if one.values is not None:
             try:
                 return not any(fits(value, other, STRICT) for value in one.values)
-            except ValueError:  # it takes more than to look at them
+            except ValueError:  # it requires more than a comparison
                 return False
         if one.type != other.type:
             return {one.type, other.type} != {"integer", "number"}
@@ -277,8 +281,10 @@ def _opened(atom: Atom) -> Atom:
 
 
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:
-    """What the keywords say that stand for one type. Where no type is named, the others are idle:
-    left out, unless something else speaks of them; so xgrammar reads a schema of properties alone.
+    """Return the atoms of the keywords for single types.
+
+    If no type is named, types without keywords are idle: left out, unless another schema restricts
+    them. xgrammar reads a schema that has only properties in the same way.
     """
     types = schema.get("type")
     if types is None:

@@ -1,4 +1,4 @@
-"""A schema written anew, so that compilers enforce all of it."""
+"""Rewriting of a schema so that compilers enforce all of it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
-    """What stands at `ref` in a JSON schema, written so that `backend` enforces it.
+    """Return the schema at `ref` in a JSON schema, rewritten so that `backend` enforces it.
 
-    What is valid for it is valid for the schema, too. The other way round: but for objects that
-    name properties and do not say what else they hold, which are closed, since a model that is free
-    to invent properties may do so without end; and for the types of what names none.
-
-    Raises ValueError with keyword and JSON path for what cannot be enforced.
+    Everything valid for the result is valid for the schema. The reverse holds with two exceptions.
+    Objects that name properties without mentioning others are closed, because a model that is free
+    to invent properties may do so without end. And a schema without a type is limited to the types
+    that its keywords restrict. Raises ValueError with keyword and JSON path for what cannot be
+    enforced.
     """
     return write(Reader(document, backend), ref)
 
 
 def write(reader: Reader, ref: str = "#") -> Schema:
-    """Return what stands at `ref` in the reader's schema, as `rewrite` does.
+    """Return the schema at `ref` in the reader's document, as `rewrite` does.
 
-    What the reader leaves out as best effort is not enforced: then more is valid.
+    Keywords that the reader leaves out as best effort are not enforced, so more is valid.
     """
     return _Writer(reader).write(ref)
 
@@ -75,8 +75,8 @@ class _Writer:
     def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
         """Raise ValueError for a schema that is an alternative of itself.
 
-        Releases of xgrammar up to 0.1.18 overflow the stack on it, as on a rule that begins with
-        itself (`guides.ebnf_xgrammar`).
+        Releases of xgrammar up to 0.1.18 overflow the stack on it, as on a left-recursive rule
+        (`guides.ebnf_xgrammar`).
         """
         refs = {f"#/$defs/{name}": ref for (ref, _), name in self._names.items()}
         schemas = {"#": written} | {f"#/$defs/{name}": found for name, found in defs.items()}
@@ -92,7 +92,7 @@ class _Writer:
             refuse(self._reader.target(ref, "$").path, f"$ref: {ref} leads back to itself")
 
     def _schema(self, parts: Parts) -> Schema | None:
-        """None if nothing is valid for all of the parts."""
+        """Return the schema of all parts; None if nothing is valid for all of them."""
         if not parts:
             return {}
         self._depth += 1
@@ -182,7 +182,7 @@ class _Writer:
         if low > high:
             return
         if items is None and (not prefix or low > len(prefix)):
-            items = ()  # where it is not said, releases of xgrammar throw
+            items = ()  # releases of xgrammar throw if it is absent
         written: Schema = {"type": "array", **simple}
         if prefix:
             written["prefixItems"] = prefix

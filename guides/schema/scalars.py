@@ -1,4 +1,4 @@
-"""Strings and numbers, written so that compilers enforce all that is said of them."""
+"""Strings and numbers, written so that compilers enforce all their keywords."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from guides.schema.reading import Reader
 Schema = dict[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
-# JSON readers that have doubles only, JavaScript's among them, read no larger integer exactly.
+# JSON readers that have only doubles, such as JavaScript's, read no larger integer exactly.
 _MAX_SAFE_INTEGER = 2**53 - 1
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0}.keys()
-# One character, or class of them, again and again.
+# A single character, or class of them, repeated.
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
 
@@ -36,7 +36,7 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
         said |= {"pattern": found}
         if found is None:
             del said["pattern"]
-    # xgrammar enforces one of these three; and a format is an annotation.
+    # xgrammar enforces only one of these three, and a format is an annotation.
     sized = bool(said.keys() & {"minLength", "maxLength"})
     if said.get("format") not in FORMATS or sized or "pattern" in said:
         said.pop("format", None)
@@ -60,7 +60,7 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
 
 
 def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
-    """Return what is said of a string without bounds that are best effort and cost too much."""
+    """Return the keywords of a string without bounds that are best effort and cost too much."""
     found = dict(said)
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
     if enforcement.is_too_heavy(length_cost(found, enforcement.costs), atom.path):
@@ -80,7 +80,7 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
         said = _whole(said, atom.path, enforcement)
     low, high = said.get("minimum", -math.inf), said.get("maximum", math.inf)
     above, below = said.get("exclusiveMinimum"), said.get("exclusiveMaximum")
-    # Of two bounds on one side the tighter one is meant.
+    # Of two bounds on one side the tighter one applies.
     if above is not None:
         said.pop("minimum" if above >= low else "exclusiveMinimum", None)
         low = max(low, above)
@@ -97,7 +97,7 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
 
 
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
-    """Bounds of integers as the integers that they leave."""
+    """Return bounds of integers as the nearest allowed integers."""
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
     if "minimum" in said:
