@@ -46,7 +46,7 @@ from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.errors import TooManyConnections
-from gateway.http.exchange import NO_ROOM
+from gateway.http.exchange import OVER_CONNECTION_LIMIT
 from gateway.http.workers import Worker
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service_setup import load_prompts, running_service
@@ -180,7 +180,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 preflights.note(scope)
             if chosen is api and queries.has_too_many(scope):
                 chosen = too_many_parameters
-        if NO_ROOM in scope.get("extensions", ()):
+        if OVER_CONNECTION_LIMIT in scope.get("extensions", ()):
             # Other workers, which ask for admins, come in without a port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:

@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.server import Server, bind
 from gateway.http.tls import load_server_context
-from gateway.http.workers import Worker, Workers, refuse
+from gateway.http.workers import Worker, Workers, report_bad_settings
 from gateway.memory import trim
 from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
@@ -34,14 +34,14 @@ class Gateway:
         self.api = create_api(settings, worker)
         self.asgi = compose(self.api, settings)
         self.door = make_door(self.api, settings)
-        self.answer = answer
+        self.build_error_response = answer
 
     @property
     def service(self) -> Service | None:
         """None before it has started, and when it could not."""
         return getattr(self.api.state, "service", None)
 
-    def listening(self, admin_port: int) -> None:
+    def set_admin_port(self, admin_port: int) -> None:
         self.api.state.admin_port = admin_port
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
@@ -51,7 +51,7 @@ class Gateway:
         starts.yield_to(lambda: delivery_queue().is_late)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return self.service is not None and self.service.failed.is_set()
 
     def drain(self) -> bool:
@@ -90,7 +90,7 @@ def _serve_with_workers(settings: Settings) -> int:
                 server.run()
                 return server.exit_code
             except ConfigurationError as error:
-                return refuse(error)
+                return report_bad_settings(error)
 
         if settings.redis_url is not None:
             connect.load()  # so that workers share it, too

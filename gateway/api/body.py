@@ -55,7 +55,7 @@ async def read_body(
         raise ContentTooLarge("request body", limit)
     if not packed:
         # Most are short and have come with their head.
-        whole = exchange_of(request.scope).whole_body(min(limit, LARGE_BODY))
+        whole = exchange_of(request.scope).take_complete_body(min(limit, LARGE_BODY))
         if whole is not None:
             return whole
     try:

@@ -90,7 +90,7 @@ class Frames:
         self._before_bytes = len(before)
         self._usage = b"" if usage == "none" else _NULL_USAGE
         self._closing = shape.closing
-        text_before, self._text_after, self._after, self._plain_after = _around(
+        text_before, self._text_after, self._after, self._plain_after = _split_template(
             shape.text, self._usage
         )
         self._text_before = before + text_before
@@ -100,14 +100,14 @@ class Frames:
             self._opening = before + shape.opening + _NO_LOGPROBS + self._after
         if prompt_ids is not None:
             # Where vLLM has them: in a completion's choice, but beside those of a chat.
-            told = b'"prompt_token_ids":' + orjson.dumps(prompt_ids)
+            ids_member = b'"prompt_token_ids":' + orjson.dumps(prompt_ids)
             if shape.opening is None:
-                self._opening = before + told + b"," + shape.closing
+                self._opening = before + ids_member + b"," + shape.closing
             else:
-                self._opening = b"data: " + head + b"," + told + choice + shape.opening
+                self._opening = b"data: " + head + b"," + ids_member + choice + shape.opening
             self._opening += _NO_LOGPROBS + self._after
 
-    def of(self, delta: TextDelta) -> bytes:
+    def encode(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
         frames = self._opening
         if frames:
@@ -118,14 +118,14 @@ class Frames:
                 self._ids += delta.ids
         if delta.events is not None:
             events = self._custom.rewrite(delta.events)
-            frames += b"".join([self._event(event) for event in events])
+            frames += b"".join([self._encode_event(event) for event in events])
         elif delta.text:
             after = self._plain_after
             if not self._plain:
-                after = self._text_after + self._taken() + self._after
+                after = self._text_after + self._take_token_members() + self._after
             frames += self._text_before + orjson.dumps(delta.text) + after
         if delta.finish is not None:
-            frames += self._before + self._closing + self._taken()
+            frames += self._before + self._closing + self._take_token_members()
             frames += b',"finish_reason":"' + delta.finish.encode()
             frames += b'","continued":true}]' if delta.continued else b'"}]'
             frames += self._usage + _END
@@ -136,11 +136,11 @@ class Frames:
         """What every frame begins with: not kept twice, in each stream."""
         return self._text_before[: self._before_bytes]
 
-    def _event(self, event: ChatEvent) -> bytes:
-        delta = orjson.dumps(_event_delta(event))
-        return self._before + b'"delta":' + delta + self._taken() + self._after
+    def _encode_event(self, event: ChatEvent) -> bytes:
+        delta = orjson.dumps(_build_event_delta(event))
+        return self._before + b'"delta":' + delta + self._take_token_members() + self._after
 
-    def _taken(self) -> bytes:
+    def _take_token_members(self) -> bytes:
         """What is told of the tokens since the last frame; text may lag behind them."""
         ids = b""
         if self._ids:
@@ -153,7 +153,7 @@ class Frames:
 
 
 @lru_cache(maxsize=8)
-def _around(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+def _split_template(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     """What is the same in all frames with a text: before it, behind it, and to the frame's end with
     log probabilities in between or without."""
     before, after = text.split(b"%s")
@@ -169,16 +169,16 @@ class CountingFrames(Frames):
         super().__init__(index=index, **more)
         self._prompt_tokens, self._counts, self._index = prompt_tokens, counts, index
 
-    def of(self, delta: TextDelta) -> bytes:
+    def encode(self, delta: TextDelta) -> bytes:
         self._counts[self._index] = delta.tokens
         completion = sum(self._counts)
         usage = usage_so_far(self._prompt_tokens, completion)
         # Only a frame ends so: within JSON's strings a line feed is written otherwise.
-        told = b',"usage":' + orjson.dumps(usage) + _END
-        return super().of(delta).replace(_NULL_USAGE + _END, told)
+        usage_end = b',"usage":' + orjson.dumps(usage) + _END
+        return super().encode(delta).replace(_NULL_USAGE + _END, usage_end)
 
 
-def _event_delta(event: ChatEvent) -> dict[str, Any]:
+def _build_event_delta(event: ChatEvent) -> dict[str, Any]:
     """A chunk's `delta`. Of a call, id, type and name come once: clients concatenate strings."""
     if isinstance(event, Content):
         return {"content": event.text}

@@ -27,7 +27,7 @@ from gateway.api.field_types import (
     or_unset,
 )
 from gateway.api.formats import ResponseFormat, StructuredOutputs
-from gateway.api.guides import format_guide, structured_guide
+from gateway.api.guides import build_format_guide, build_structured_guide
 from gateway.api.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
@@ -44,12 +44,12 @@ from gateway.generation import (
 from gateway.parsers.message import MessageForm
 
 # With the values that ask for nothing.
-_PLAIN: dict[PlainParameter, float] = {
+_NEUTRAL_PENALTIES: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-_PLAIN_NAMES = frozenset(_PLAIN)
+_PENALTY_NAMES = frozenset(_NEUTRAL_PENALTIES)
 _TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
@@ -98,27 +98,27 @@ class GenerationRequest(Strict):
     stream_options: StreamOptions | None = None
 
     @property
-    def alternatives(self) -> int | None:
+    def num_alternatives(self) -> int | None:
         """How many alternatives to report with each token's log probability; None for neither."""
         return None
 
     @property
-    def sequences(self) -> int:
+    def num_sequences(self) -> int:
         """How many are generated for each prompt."""
         return self.n or 1
 
     @property
-    def several(self) -> int:
+    def num_prompts(self) -> int:
         """How many prompts."""
         return 1
 
     @property
-    def keep(self) -> int | None:
+    def num_returned(self) -> int | None:
         """How many of each prompt's choices to return, the likeliest ones; None for all."""
         return None
 
     @property
-    def echoed(self) -> str:
+    def echo_text(self) -> str:
         """What the message of a chat begins with."""
         return ""
 
@@ -138,7 +138,7 @@ class GenerationRequest(Strict):
     def output_limit(self) -> int | None:
         return self.max_tokens
 
-    def options(
+    def build_options(
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
@@ -148,7 +148,7 @@ class GenerationRequest(Strict):
 
         `lora` serves it, and `message` says how the answer is read.
         """
-        guide, param = self.guide()
+        guide, param = self.build_guide()
         self._check_beams(guide)
         if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
             raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
@@ -159,8 +159,10 @@ class GenerationRequest(Strict):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
             min_tokens=self.min_tokens or 0,
-            plain=() if _PLAIN_NAMES.isdisjoint(self.model_fields_set) else self._plain(),
-            logit_bias=self._bias(),
+            plain=()
+            if _PENALTY_NAMES.isdisjoint(self.model_fields_set)
+            else self._list_penalties(),
+            logit_bias=self._parse_bias(),
         )
         stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
         params = GenerationParams(
@@ -170,7 +172,7 @@ class GenerationRequest(Strict):
             skip_special_tokens=self.skip_special_tokens is not False,
             # A bill tells of cached tokens even where the answer does not.
             usage=not self.stream or self.include_usage or caller.billed,
-            logprobs=self.alternatives,
+            logprobs=self.num_alternatives,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             lora=lora,
             message=message,
@@ -192,8 +194,8 @@ class GenerationRequest(Strict):
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
             guide_param=param,
-            guide_parts=self.guide_parts,
-            looser_guide=self.looser_guide(),
+            guide_parts=self.build_guide_parts,
+            looser_guide=self.build_looser_guide(),
             caller=caller,
         )
 
@@ -206,7 +208,7 @@ class GenerationRequest(Strict):
             return
         excluded = {
             "stream": self.stream,
-            "logprobs": self.alternatives is not None,
+            "logprobs": self.num_alternatives is not None,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "response_format": guide,
         }
@@ -214,11 +216,13 @@ class GenerationRequest(Strict):
             if given:
                 raise InvalidRequest(f"use_beam_search excludes {name}.", param=name)
 
-    def _plain(self) -> tuple[tuple[PlainParameter, float], ...]:
-        given = [(name, getattr(self, name)) for name in _PLAIN]
-        return tuple((name, v) for name, v in given if v is not None and v != _PLAIN[name])
+    def _list_penalties(self) -> tuple[tuple[PlainParameter, float], ...]:
+        given = [(name, getattr(self, name)) for name in _NEUTRAL_PENALTIES]
+        return tuple(
+            (name, v) for name, v in given if v is not None and v != _NEUTRAL_PENALTIES[name]
+        )
 
-    def _bias(self) -> tuple[tuple[int, float], ...]:
+    def _parse_bias(self) -> tuple[tuple[int, float], ...]:
         """Token ids come as the keys of a JSON object, so as strings."""
         bias = self.logit_bias or {}
         if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key)]:
@@ -228,14 +232,14 @@ class GenerationRequest(Strict):
             )
         return tuple((int(key), value) for key, value in bias.items())
 
-    def guide(self) -> tuple[Guide | None, str | None]:
+    def build_guide(self) -> tuple[Guide | None, str | None]:
         """What the answer must match, and the parameter that says so."""
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
-            guide = format_guide(self.response_format, self.name_place)
-            found += [(guide, self.name_place("response_format"))] if guide else []
+            guide = build_format_guide(self.response_format, self.describe_path)
+            found += [(guide, self.describe_path("response_format"))] if guide else []
         if self.structured_outputs is not None:
-            found.append((structured_guide(self.structured_outputs), "structured_outputs"))
+            found.append((build_structured_guide(self.structured_outputs), "structured_outputs"))
         if len(found) > 1:
             raise InvalidRequest(
                 "response_format and structured_outputs exclude each other.",
@@ -243,14 +247,14 @@ class GenerationRequest(Strict):
             )
         return found[0] if found else (None, None)
 
-    def name_place(self, place: str) -> str:
+    def describe_path(self, path: str) -> str:
         """Return what the protocol calls a schema's place in a chat's request."""
-        return place
+        return path
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+    def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
         """What the guide is made of where that is several, with their parameters."""
         return ()
 
-    def looser_guide(self) -> Guide | None:
+    def build_looser_guide(self) -> Guide | None:
         """What to be content with where no engine can enforce the guide."""
         return None

@@ -20,13 +20,13 @@ from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guid
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
-Places = tuple[tuple[str, str], ...]
+BestEffortPaths = tuple[tuple[str, str], ...]
 """JSON paths in a guide's schema, each with what the client calls the schema there."""
-NamePlace = Callable[[str], str]
+DescribePath = Callable[[str], str]
 """Names a place in a chat's request as the protocol calls it."""
 
 
-def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     """Return the JSON schema of a `response_format`; None for one that has none."""
     if wanted.type in ("json_object", "json"):
         return wanted.schema_ or _OBJECT
@@ -41,13 +41,13 @@ def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return schema
 
 
-def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
+def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> Guide | None:
     """Return the guide of a `response_format`; None where the answer may be any text."""
     if wanted.is_plain:
         return None
-    schema = format_schema(wanted)
+    schema = get_format_schema(wanted)
     if schema is not None:
-        return Guide("json_schema", _dump(schema), _format_places(wanted, "$", named))
+        return Guide("json_schema", _dump(schema), _find_format_paths(wanted, "$", describe_path))
     field = "regex" if wanted.type == "regex" else "grammar"
     text: str | None = getattr(wanted, field)
     if text is None:
@@ -58,16 +58,18 @@ def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
     return Guide("regex" if wanted.type == "regex" else "ebnf_grammar", text)
 
 
-def _format_places(wanted: ResponseFormat, path: str, named: NamePlace) -> Places:
+def _find_format_paths(
+    wanted: ResponseFormat, path: str, describe_path: DescribePath
+) -> BestEffortPaths:
     """Return where the schema of a format is best effort."""
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
         return ()
     name = "response_format.schema" if given is None else "response_format.json_schema.schema"
-    return ((path, named(name)),)
+    return ((path, describe_path(name)),)
 
 
-def structured_guide(wanted: StructuredOutputs) -> Guide:
+def build_structured_guide(wanted: StructuredOutputs) -> Guide:
     """`structured_outputs` of vLLM."""
     given = [name for name, value in wanted if value is not None and value is not False]
     if len(given) != 1:
@@ -91,12 +93,12 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
     return Guide("json_schema", _dump(_OBJECT))
 
 
-def either_guide(
+def build_either_guide(
     wanted: ResponseFormat,
     tools: list[Tool],
     *,
     parallel: bool,
-    named: NamePlace,
+    describe_path: DescribePath,
     strict_alone: bool = False,
 ) -> Guide:
     """Return what an answer must match that is calls or in the format.
@@ -104,14 +106,20 @@ def either_guide(
     `strict_alone` leaves the arguments of tools that are not strict to the model.
     """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
-    held = {tool.function.name: None for tool in tools if tool.function.strict or not strict_alone}
-    schema = format_schema(wanted) or {}
-    places = _format_places(wanted, "$.$defs.answer", named) + _tool_places(tools, held, named)
-    text = either_schema(schema, functions, held, parallel=parallel)
-    return Guide("json_schema", text, places)
+    enforced = {
+        tool.function.name: None for tool in tools if tool.function.strict or not strict_alone
+    }
+    schema = get_format_schema(wanted) or {}
+    paths = _find_format_paths(wanted, "$.$defs.answer", describe_path) + _find_tool_paths(
+        tools, enforced, describe_path
+    )
+    text = either_schema(schema, functions, enforced, parallel=parallel)
+    return Guide("json_schema", text, paths)
 
 
-def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: NamePlace) -> Guide:
+def build_tool_guide(
+    tools: list[Tool], forced: ForcedCall, *, parallel: bool, describe_path: DescribePath
+) -> Guide:
     """Return what an answer must match that is a call which must happen."""
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name
@@ -124,31 +132,33 @@ def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: 
             )
         functions, parallel = {name: functions[name]}, False
     text = calls_guide(functions, parallel=parallel)
-    return Guide("json_schema", text, _tool_places(tools, functions, named))
+    return Guide("json_schema", text, _find_tool_paths(tools, functions, describe_path))
 
 
-def _tool_places(tools: list[Tool], held: Iterable[str], named: NamePlace) -> Places:
+def _find_tool_paths(
+    tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
+) -> BestEffortPaths:
     """Return where the arguments of tools are best effort, of those in `held`."""
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
-            (f"$.$defs.arguments{place}", named(f"tools[{last[name]}].function.parameters"))
-            for place, name in enumerate(held)
+            (f"$.$defs.arguments{place}", describe_path(f"tools[{last[name]}].function.parameters"))
+            for place, name in enumerate(enforced)
             if not tools[last[name]].function.strict
         ]
     )
 
 
-def guides_of_tools(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
+def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
     """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
             # The name is of no use: a guide of one tool is compiled to find what is wrong alone.
-            places = () if tool.function.strict else (("$", ""),)
-            yield index, Guide("json_schema", arguments_guide(tool.function.parameters), places)
+            paths = () if tool.function.strict else (("$", ""),)
+            yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 
 
-def guides_of_strict_tools(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
+def build_strict_argument_guides(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
     """The same of `either_guide`."""
     for index, tool in enumerate(tools):
         if tool.function.strict:

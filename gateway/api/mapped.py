@@ -19,7 +19,7 @@ from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, as_written, rules, sort_fields
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, service_of
-from gateway.api.serving import timeout_of
+from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
@@ -97,7 +97,7 @@ async def asking(
     service = service_of(request.scope)
     tenant = tenant_of(request)
     deadline = Deadline.of(
-        timeout_of(request, service.settings.request_timeout), service.settings.request_timeout
+        parse_timeout(request, service.settings.request_timeout), service.settings.request_timeout
     )
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:

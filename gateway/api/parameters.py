@@ -253,7 +253,7 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
             raise UnsupportedParameter(
                 "tools.custom.format: no grammar of a custom tool is enforced.", param=hints[0]
             )
-    if chat.tools_beside_format:
+    if chat.format_excludes_tools:
         hints.append("tools")
         if strict:
             raise UnsupportedParameter(

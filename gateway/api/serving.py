@@ -17,7 +17,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api import ignored
-from gateway.api.answers import Body, Collector
+from gateway.api.answers import Body, DeltaCollector
 from gateway.api.auth import tenant_of
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
@@ -47,60 +47,60 @@ from gateway.tenancy.limits.reservation import Reservation
 from gateway.tokenization.chat_format import ChatFormat
 
 # To write them takes 5 ms at most, as the event loop's other work does.
-_FEW_LOG_PROBABILITIES = 100
+_MAX_INLINE_LOGPROBS = 100
 # Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet. No digit can be of two of
 # its parts: a header of 64 KiB is looked through once, not once for each of its digits.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
-_Turn = AbstractAsyncContextManager[object]
+_Permit = AbstractAsyncContextManager[object]
 
 R = TypeVar("R", bound=GenerationRequest)
 
-Prompts = tuple[Sequence[Prompt], MessageForm | None]
+PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
 """The prompts of a request, and how to read the answer; None when it is plain text."""
 
 
-class Answer(Protocol):
+class AnswerWriter(Protocol):
     """How one request's answer is written."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         """Writes frames of all choices as they come, and what ends an answer that came whole."""
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         """The whole answer, of the deltas of each choice, with the `keep` likeliest ones."""
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
 
 
-Settle = Callable[[Intake, Tenant | None, R], Awaitable[R]]
-MakeAnswer = Callable[[Service, R, Options, Batch], Answer]
+ResolveRequest = Callable[[Intake, Tenant | None, R], Awaitable[R]]
+MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 Rename = Callable[[InvalidRequest], InvalidRequest]
 """Names a chat's parameter as the protocol calls it."""
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedRequest:
     """What is left of a request that may run: of a body of megabytes, the token ids."""
 
     batch: Batch
     account: Account
     adapter_version: str | None
-    answer: Answer
-    keep: int | None
+    answer: AnswerWriter
+    num_returned: int | None
     stream: bool
     usage: UsageFrames
     hints: tuple[str, ...] = ()
 
 
-async def prepared(
+async def prepare_request(
     request: Request,
     parse: Callable[[bytes], Parsed[R]],
-    prompts: Callable[[R, ChatFormat], Prompts],
+    prompts: Callable[[R, ChatFormat], PromptsAndForm],
     answer: MakeAnswer[R],
-    settle: Settle[R] | None = None,
-    as_written: Rename | None = None,
-) -> Prepared:
+    resolve: ResolveRequest[R] | None = None,
+    rename: Rename | None = None,
+) -> PreparedRequest:
     """Reads a request and makes it ready. Raises what the table of `failures` has rows for.
 
     `settle` is for what a body alone does not say. `as_written` is for what is refused once the
@@ -116,24 +116,24 @@ async def prepared(
             if unknown:
                 service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:
-                if settle is not None:
-                    wanted = await settle(intake, tenant, wanted)
+                if resolve is not None:
+                    wanted = await resolve(intake, tenant, wanted)
                 ready = await _prepare(
                     request, tenant, intake, reservation, wanted, prompts, answer
                 )
             except InvalidRequest as error:
-                if as_written is None:
+                if rename is None:
                     raise
-                raise as_written(error) from None
+                raise rename(error) from None
             ready.hints = hints
             return ready
 
 
-def plain(wanted: CompletionRequest, _: ChatFormat) -> Prompts:
+def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
     return wanted.prompts, None
 
 
-def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
+def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
     ids = TemplateIds(chat.tool_form)
     messages = [message.for_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
@@ -142,7 +142,7 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
         if wanted.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
-    guided = wanted.guide()[0] is not None
+    guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
     # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
@@ -155,18 +155,18 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
         go_on=bool(wanted.continue_final_message),
         guided=guided,
     )
-    return [prompt], _message_form(chat, wanted, str(prompt), guided=guided)
+    return [prompt], _make_message_form(chat, wanted, str(prompt), guided=guided)
 
 
-def _message_form(
+def _make_message_form(
     chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
     """How to read the answer; None when it is plain text."""
     tools = None
-    guided_calls = wanted.forced or wanted.either
+    guided_calls = wanted.forced_call or wanted.either
     if wanted.allows_calls:
         tools = chat.tool_form
-        if tools is None and wanted.forced is None:
+        if tools is None and wanted.forced_call is None:
             raise UnsupportedParameter(
                 "This model's chat template teaches no known form of tool calls; "
                 "GATEWAY_TOOL_FORM can name one.",
@@ -201,15 +201,15 @@ async def _prepare(
     intake: Intake,
     reservation: Reservation,
     wanted: R,
-    prompts: Callable[[R, ChatFormat], Prompts],
+    prompts: Callable[[R, ChatFormat], PromptsAndForm],
     make_answer: MakeAnswer[R],
-) -> Prepared:
+) -> PreparedRequest:
     """`reservation` has the request counted, and its first place."""
     service = service_of(request.scope)
     route = service.access.route(service.router, tenant, wanted.model)
-    places, limit = _places(tenant, wanted), _output_limit(tenant, wanted)
-    timeout_s = timeout_of(request, service.settings.request_timeout)
-    await reservation.take_more(places - 1)
+    num_sequences, limit = _count_sequences(tenant, wanted), _resolve_output_limit(tenant, wanted)
+    timeout_s = parse_timeout(request, service.settings.request_timeout)
+    await reservation.take_more(num_sequences - 1)
     chat = service.prompts.chat_of(route.chat_template)
     first_token_within = tenant.first_token_within if tenant else None
     caller = Caller(
@@ -224,15 +224,15 @@ async def _prepare(
     )
     lora = route.lora
     if lora is not None:
-        turn = partial(_cold_send, service, caller, lora.nbytes)
-        lora = replace(lora, turn=turn, tenant=caller.tenant)
+        permit = partial(_permit_upload, service, caller, lora.nbytes)
+        lora = replace(lora, turn=permit, tenant=caller.tenant)
 
-    def made() -> tuple[Sequence[Prompt], Options]:
+    def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
         # Guides are made of all the tools, or of a text that is JSON.
-        return given, wanted.options(lora, message, caller)
+        return given, wanted.build_options(lora, message, caller)
 
-    given, options = await intake.work(made)
+    given, options = await intake.work(build_prompts)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
     if chat.stop_ids and not options.goes_past_ends:
@@ -254,35 +254,35 @@ async def _prepare(
         stated=stated,
         status_of=status_of,
     )
-    return Prepared(
+    return PreparedRequest(
         batch=batch,
         account=account,
         adapter_version=route.version,
         answer=answer,
-        keep=wanted.keep,
+        num_returned=wanted.num_returned,
         stream=bool(wanted.stream),
         usage=wanted.usage_frames,
     )
 
 
-def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
+def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
     sends = service.cold_sends
     cost = min(nbytes, sends.largest() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 
-class Keeper(Protocol):
+class AnswerRecorder(Protocol):
     """Whoever has something to do with an answer before its client is told that it has ended."""
 
-    async def whole(self, answer: bytes) -> None:
+    async def record_complete(self, answer: bytes) -> None:
         """Raises what the answer then fails with."""
 
-    async def streamed(self, body: Body) -> None:
+    async def record_stream(self, body: Body) -> None:
         """Writes what the answer's sink has held back. Raises as `whole`."""
 
 
-def headers_of(prepared: Prepared) -> dict[str, str]:
+def build_headers(prepared: PreparedRequest) -> dict[str, str]:
     """What the client is told beside the answer."""
     headers = rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
@@ -295,26 +295,31 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
 
 
 async def respond(
-    request: Request, prepared: Prepared, wire: WireFormat, keeper: Keeper | None = None
+    request: Request,
+    prepared: PreparedRequest,
+    wire: WireFormat,
+    recorder: AnswerRecorder | None = None,
 ) -> Response:
     service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
-    headers = headers_of(prepared)
+    headers = build_headers(prepared)
     if prepared.stream:
         # A closure would be 350 bytes more of each open stream.
-        write = partial(_write, service, context, batch, answer, prepared.usage, keeper)
+        write = partial(_write, service, context, batch, answer, prepared.usage, recorder)
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
-    collector = Collector(batch.choices)
+    collector = DeltaCollector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
         await generate(service, context, batch, collector)
-        collect = partial(answer.collected, collector.received, keep=prepared.keep)
-        if answer.log_probabilities(collector.received) <= _FEW_LOG_PROBABILITIES:
+        collect = partial(
+            answer.build_complete, collector.received, num_returned=prepared.num_returned
+        )
+        if answer.count_logprobs(collector.received) <= _MAX_INLINE_LOGPROBS:
             body = collect()
         else:
             body = await service.logits.run(batch.caller.tenant, 0, collect)
-        if keeper is not None:
-            await keeper.whole(body)
+        if recorder is not None:
+            await recorder.record_complete(body)
     return Response(body, media_type="application/json", headers=headers)
 
 
@@ -322,9 +327,9 @@ async def _write(
     service: Service,
     context: RequestContext,
     batch: Batch,
-    answer: Answer,
+    answer: AnswerWriter,
     usage: UsageFrames,
-    keeper: Keeper | None,
+    recorder: AnswerRecorder | None,
     body: EventBody,
 ) -> None:
     if service.settings.keep_alive_in_queue:
@@ -332,19 +337,19 @@ async def _write(
     sink = answer.stream(body, usage)
     # Not before it is its turn: behind a comment no refusal by the queue is a 503.
     await generate(service, context, batch, sink, on_place=body.expect)
-    if keeper is not None:
-        await keeper.streamed(body)
+    if recorder is not None:
+        await recorder.record_stream(body)
 
 
-def _places(tenant: Tenant | None, wanted: GenerationRequest) -> int:
+def _count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
     """What a request takes of `concurrent_requests`: one for each sequence that is generated.
 
     Raises InvalidRequest for more than the tenant may have at once.
     """
-    sequences, prompts = wanted.sequences, wanted.several
-    places = prompts * sequences
+    sequences, prompts = wanted.num_sequences, wanted.num_prompts
+    total = prompts * sequences
     allowed = tenant.concurrent_requests if tenant else None
-    if allowed is not None and places > allowed:
+    if allowed is not None and total > allowed:
         what = (
             f"{prompts} prompts of {sequences} choices" if prompts > 1 else f"{sequences} choices"
         )
@@ -352,10 +357,10 @@ def _places(tenant: Tenant | None, wanted: GenerationRequest) -> int:
             f"{what} asked for; this key may have {allowed} at once.",
             param="prompt" if prompts > 1 else "n",
         )
-    return places
+    return total
 
 
-def timeout_of(request: Request, most_s: float) -> float | None:
+def parse_timeout(request: Request, max_s: float) -> float | None:
     """Seconds, from the header x-request-timeout, where they are fewer than all have.
 
     Raises InvalidRequest.
@@ -369,10 +374,10 @@ def timeout_of(request: Request, most_s: float) -> float | None:
             f"x-request-timeout: found {given[:40]!r}; allowed: a number of seconds above 0.",
             param="x-request-timeout",
         )
-    return seconds if seconds < most_s else None
+    return seconds if seconds < max_s else None
 
 
-def _output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
+def _resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
     """Tokens of one choice, by the request and what its tenant may have. Raises InvalidRequest."""
     asked = wanted.output_limit
     allowed = tenant.max_output_tokens if tenant else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.api.answers import Body, continued
+from gateway.api.answers import Body, build_continued
 from gateway.api.anthropic.errors import envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import WireFormat
@@ -70,7 +70,7 @@ class MessageAnswer:
         }
         return _Stream(self, body, frame("message_start", message=start) + _PING)
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
         blocks: list[tuple[dict[str, Any], list[str]]] = []
         calls = _CallBuffer()
@@ -82,9 +82,9 @@ class MessageAnswer:
         content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
         ended = self.build_end(deltas[-1], called=calls.called)
         told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
-        return orjson.dumps(told | continued(deltas[-1]))
+        return orjson.dumps(told | build_continued(deltas[-1]))
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         return 0
 
     def block(self, event: Event | Reasoning) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class _Stream:
         if delta.finish is not None:
             ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
-            more = {"usage": self._answer.usage(delta)} | continued(delta)
+            more = {"usage": self._answer.usage(delta)} | build_continued(delta)
             frames += frame("message_delta", delta=ended, **more)
             frames += frame("message_stop")
         return not frames or self._body.write(frames)

@@ -18,7 +18,7 @@ from gateway.api.intake import Intake
 from gateway.api.parameters import rules
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
-from gateway.api.serving import prepared, respond
+from gateway.api.serving import prepare_request, respond
 from gateway.api.system_messages import prompt_of
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
@@ -56,7 +56,7 @@ def _streamed() -> Schema:
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
     read = partial(parse, MessagesRequest, **rules(service.settings))
-    ready = await prepared(request, read, prompt_of, _answer, as_written=as_written)
+    ready = await prepare_request(request, read, prompt_of, _answer, rename=as_written)
     return await respond(request, ready, ANTHROPIC)
 
 

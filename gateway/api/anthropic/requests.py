@@ -193,11 +193,11 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `blocks`, which names the block."""
 
-    def name_place(self, place: str) -> str:
-        if place == "response_format":
+    def describe_path(self, path: str) -> str:
+        if path == "response_format":
             return self.format_place
-        found = OF_TOOL.fullmatch(place)
-        return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
+        found = OF_TOOL.fullmatch(path)
+        return path if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
 
 
 def parse(

@@ -59,10 +59,10 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `check_outputs`: items that come before may not be known yet."""
 
-    def name_place(self, place: str) -> str:
-        if place == "response_format.json_schema.schema":
+    def describe_path(self, path: str) -> str:
+        if path == "response_format.json_schema.schema":
             return "text.format.schema"
-        return _place(place, self.tool_places)
+        return _place(path, self.tool_places)
 
 
 def parse(

@@ -25,7 +25,13 @@ from gateway.api.responses.prompts import count_of, truncated
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.responses.retrieval import followed
 from gateway.api.routing import BODY, Router, needs, refusals
-from gateway.api.serving import Prepared, Prompts, headers_of, prepared, respond
+from gateway.api.serving import (
+    PreparedRequest,
+    PromptsAndForm,
+    build_headers,
+    prepare_request,
+    respond,
+)
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
@@ -60,7 +66,7 @@ async def create(request: Request) -> Response:
             request.app.state.background.check_room(ask.tenant)
         return await truncated(service, intake, tenant, chat, keeping.turns.prompt_of, before)
 
-    def written(chat: Chat, form: ChatFormat) -> Prompts:
+    def written(chat: Chat, form: ChatFormat) -> PromptsAndForm:
         assert keeping is not None
         return keeping.turns.prompt_of(chat, form)
 
@@ -71,7 +77,7 @@ async def create(request: Request) -> Response:
             service.prompts, chat, batch, stored=keeping.stored, held=keeping.keeps
         )
 
-    ready = await prepared(request, read, written, answer, settle, as_written)
+    ready = await prepare_request(request, read, written, answer, settle, as_written)
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
     ready.hints += (*more_hints,)
@@ -109,14 +115,14 @@ async def input_tokens(request: Request) -> Response:
     return Response(orjson.dumps(told), media_type="application/json", headers=headers)
 
 
-async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:
+async def _in_background(request: Request, ready: PreparedRequest, keeping: Keeping) -> Response:
     background: Background = request.app.state.background
     # Nobody waits for its first token.
     ready.batch.caller = replace(
         ready.batch.caller, first_token_within=None, max_expected_wait_s=None
     )
     response_id = await background.begin(context_of(request.scope), ready, keeping)
-    headers = headers_of(ready)
+    headers = build_headers(ready)
     if ready.stream:
         return followed(request, keeping.tenant, response_id, 0, headers)
     assert isinstance(ready.answer, ResponseAnswer)

@@ -132,10 +132,10 @@ class Keeper:
         self._keeping = keeping
         self._answer = answer
 
-    async def whole(self, response: bytes) -> None:
+    async def record_complete(self, response: bytes) -> None:
         await self._keeping.put(response)
 
-    async def streamed(self, body: Body) -> None:
+    async def record_stream(self, body: Body) -> None:
         response, last = self._answer.held
         await self._keeping.put(response)
         body.write(last)

@@ -30,7 +30,7 @@ class KnownTurns:
         self._known = known
         self._prompt: str | GuardedText = ""
 
-    def prompt_of(self, chat: Chat, form: ChatFormat) -> serving.Prompts:
+    def prompt_of(self, chat: Chat, form: ChatFormat) -> serving.PromptsAndForm:
         """As the function of that name; what is known of it is not tokenized. In any thread."""
         (prompt,), message = prompt_of(chat, form)
         assert not isinstance(prompt, list)  # a template writes text

@@ -76,7 +76,7 @@ def test_it_is_refused_where_a_choice_demands_it(tool: dict[str, Any]) -> None:
 
 def test_a_schemas_place_counts_the_tools_that_are_left_out() -> None:
     wanted = chat(tools=[HOSTED[0], F], tool_choice={"type": "any"})
-    assert [param for _, param in wanted.guide_parts()] == ["tools.1.input_schema"]
+    assert [param for _, param in wanted.build_guide_parts()] == ["tools.1.input_schema"]
 
 
 def test_a_tool_with_a_schema_is_the_clients_whatever_its_type() -> None:

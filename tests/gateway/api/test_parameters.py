@@ -298,14 +298,14 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         {"type": "function", "function": {"name": "g", "strict": True}},
     ]
     chat = _chat(tools=tools, **TITLE).request
-    guide, param = chat.guide()
-    looser = chat.looser_guide()
+    guide, param = chat.build_guide()
+    looser = chat.build_looser_guide()
     assert param == "response_format"
     assert guide is not None
     assert looser is not None
     assert '"not"' in guide.text
     assert '"not"' not in looser.text
-    assert [name for _, name in chat.guide_parts()] == [
+    assert [name for _, name in chat.build_guide_parts()] == [
         "response_format",
         "tools[1].function.parameters",
     ]
@@ -314,7 +314,7 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         ("$.$defs.arguments0", "tools[0].function.parameters"),
     )
     tools[0]["function"] |= {"strict": True}
-    assert _chat(tools=tools, **TITLE).request.looser_guide() is None
+    assert _chat(tools=tools, **TITLE).request.build_looser_guide() is None
 
 
 def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:

@@ -34,17 +34,17 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_defaults_are_openais() -> None:
-    options = chat().options()
+    options = chat().build_options()
     sampling = options.params.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert not sampling.greedy
     assert chat().output_limit is None
-    assert chat().options().seed != options.seed
+    assert chat().build_options().seed != options.seed
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
 def test_what_is_greedy(fields: dict[str, Any]) -> None:
-    assert chat(**fields).options().params.sampling.greedy
+    assert chat(**fields).build_options().params.sampling.greedy
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -61,9 +61,9 @@ def test_an_echo_is_kept_and_so_is_bounded(text: str) -> None:
     with pytest.raises(InvalidRequest, match="echo: found") as refused:
         chat(messages=[said], echo=True)
     assert refused.value.param == "echo"
-    assert chat(messages=[said]).echoed == ""
+    assert chat(messages=[said]).echo_text == ""
     half = text[: len(text) // 2]
-    assert chat(messages=[said | {"content": half}], echo=True).echoed == half
+    assert chat(messages=[said | {"content": half}], echo=True).echo_text == half
 
 
 def test_schemas_are_kept_and_so_are_bounded_where_the_prompt_is_cut() -> None:
@@ -84,7 +84,7 @@ def test_schemas_are_kept_and_so_are_bounded_where_the_prompt_is_cut() -> None:
     [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", " "], ("a", " "))],
 )
 def test_stop_strings(stop: Any, meant: tuple[str, ...]) -> None:
-    assert chat(stop=stop).options().params.stop == meant
+    assert chat(stop=stop).build_options().params.stop == meant
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))

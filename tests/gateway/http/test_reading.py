@@ -115,7 +115,7 @@ class Reading:
             app=self.app,
             limits=ConnectionLimits(),
             connections=Connections(8),
-            answer=answer,
+            build_error=answer,
         )
         self.wire = Wire(protocol)
         for piece in pieces:
