@@ -144,7 +144,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     """
     # Other servers' names for an endpoint come behind its own.
     labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
-    labels[_no_room] = "no room"
+    labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
     def around(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
@@ -166,7 +166,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     api.add_middleware(around)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
-    no_room = around(_endpoint(_no_room))
+    refuse_connection = around(_endpoint(_refuse_connection))
     too_many_parameters = around(_endpoint(queries.refuse_many))
     preflights = PreflightHints(settings.cors_origins)
 
@@ -184,13 +184,13 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             # Other workers, which ask for admins, come in without a port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
-                chosen = no_room
+                chosen = refuse_connection
         return chosen(scope, receive, send)
 
     return app
 
 
-async def _no_room(_: Request) -> Response:
+async def _refuse_connection(_: Request) -> Response:
     raise TooManyConnections
 
 

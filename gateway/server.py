@@ -6,7 +6,7 @@ import gc
 import tempfile
 from pathlib import Path
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.app import compose, create_api, make_door
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
@@ -18,23 +18,23 @@ from gateway.memory import trim
 from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
-from gateway.service_setup import check_configuration, tracer_class
+from gateway.service_setup import check_configuration, load_tracer_class
 from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so
 # many; Python's own threshold is reached every few requests.
-_NEW_OBJECTS = 10_000
+_GC_THRESHOLD_OBJECTS = 10_000
 
 
-class Gateway:
+class GatewayApplication:
     """What the server serves; implements `http.server.Application`."""
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
         self.asgi = compose(self.api, settings)
         self.door = make_door(self.api, settings)
-        self.build_error_response = answer
+        self.build_error_response = build_response
 
     @property
     def service(self) -> Service | None:
@@ -65,14 +65,14 @@ def serve(settings: Settings) -> int:
     """Blocks; returns the exit code. Raises ConfigurationError, for a taken port too."""
     configure_logging(settings.log_level, settings.log_format)
     load_server_context(settings)  # reports a bad file before anything starts
-    tracer_class(settings)
+    load_tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)
     # What is wrong with it is told before anything starts.
     check_configuration(settings)
     listeners = bind(settings)
-    server = Server(Gateway(settings), settings)
-    _collect_seldom()
+    server = Server(GatewayApplication(settings), settings)
+    _relax_garbage_collection()
     server.run(listeners)
     return server.exit_code
 
@@ -85,8 +85,8 @@ def _serve_with_workers(settings: Settings) -> int:
             try:
                 # It may have changed since the parent looked.
                 check_configuration(settings, folder)
-                server = Server(Gateway(settings, worker), settings, worker)
-                _collect_seldom()
+                server = Server(GatewayApplication(settings, worker), settings, worker)
+                _relax_garbage_collection()
                 server.run()
                 return server.exit_code
             except ConfigurationError as error:
@@ -99,7 +99,7 @@ def _serve_with_workers(settings: Settings) -> int:
         return Workers(settings.workers, bind(settings), folder, work).run()
 
 
-def _collect_seldom() -> None:
+def _relax_garbage_collection() -> None:
     """Has the garbage collector look rarely, and never at the objects that are there now.
 
     Those live as long as the process, and an answered request leaves no cycles behind, so there is
@@ -109,4 +109,4 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     trim()  # of what it took to come here
-    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

@@ -54,14 +54,14 @@ class Service:
     admission: Admission
     starts: StartQueue
     """The queue of requests before the event loop of this process, which nothing was done for."""
-    bodies: Admission
+    body_budget: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
-    histories: Admission
+    history_budget: Admission
     """Likewise, a large one of what was kept. Who waits for it may keep those waiting who have a
     body here, so it is no room of theirs."""
     adapter_wait: AdapterWait
     """Where requests wait for a replica that has their adapter on its disk."""
-    cold_sends: Admission
+    upload_budget: Admission
     """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
     guides: GuideCheck
     logits: TurnThread
@@ -71,7 +71,7 @@ class Service:
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
-    vectors: Admission
+    vector_budget: Admission
     """Whose turn it is to have many numbers of an answer here; a place is a byte."""
     declared: Declared
     router: Router
@@ -126,7 +126,7 @@ class Service:
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_after_replicas())
+            tasks.create_task(self._reconcile_replicas())
             tasks.create_task(self.configuration.watch(self.troubles))
             tasks.create_task(self.monitor.follow(self.troubles))
             tasks.create_task(self.overrides.follow(self.troubles))
@@ -136,7 +136,7 @@ class Service:
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
-            self._warn_of_guess()
+            self._warn_of_guessed_settings()
             while not self.started.is_set():
                 try:
                     await self.adapters.register_configured()
@@ -149,19 +149,19 @@ class Service:
                     self.started.set()
             await self.declared.follow(self.troubles)
 
-    def _warn_of_guess(self) -> None:
+    def _warn_of_guessed_settings(self) -> None:
         with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
             for capabilities in self.replicas.capabilities:
                 if (warning := guessed(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
-    def ended(self, work: asyncio.Task[None]) -> None:
+    def on_run_end(self, work: asyncio.Task[None]) -> None:
         """To be told of the end of `run`."""
         if not work.cancelled() and (error := work.exception()) is not None:
             log.critical("the gateway cannot go on", exc_info=error)
             self.failed.set()
 
-    async def _look_after_replicas(self) -> None:
+    async def _reconcile_replicas(self) -> None:
         """Makes them what the configuration says, and hands out places that have come free."""
         while True:
             try:

@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
 
 # For requests that outlived the grace of a shutdown and were cancelled a moment ago.
-_ENDING_S = 2.0
-_LARGEST_BODIES = 4
+_CLOSE_TIMEOUT_S = 2.0
+_BUDGET_BODIES = 4
 # As many answers of 2048 vectors with 1536 numbers each, written as text.
-_VECTOR_BYTES = _LARGEST_BODIES * 64 * 2**20
-_SHARE_OF_COLD_SENDS = 0.5
+_VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
+_TENANT_UPLOAD_SHARE = 0.5
 # Of one tenant. Each keeps a connection, of which all tenants together have a limit.
-_WAITING_BODIES = 32
+_MAX_WAITING_BODIES_PER_TENANT = 32
 # To receive logits takes the event loop as long as the work on them does the thread. Resting in
 # between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
-_LOGITS_REST = 2.0
+_LOGITS_REST_RATIO = 2.0
 
 
 def load_prompts(settings: Settings) -> Prompts:
@@ -105,22 +105,22 @@ async def running_service(
     access = Access(settings, unknown_models)
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
-    make_tracer = tracer_class(settings)
+    make_tracer = load_tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
     guides = GuideCheck(strict=settings.strict_parameters, release=settings.xgrammar_release)
-    logits = TurnThread("logits", rest=_LOGITS_REST)
+    logits = TurnThread("logits", rest=_LOGITS_REST_RATIO)
     try:
         async with (
             Adapters(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
-            _keys(settings, access, metrics, workers) as keys,
+            _open_keys(settings, access, metrics, workers) as keys,
             CertificatePoller() as certificates,
-            _accounting(settings, configuration, metrics, certificates.read_now) as accounting,
-            _conversations(settings) as conversations,
+            _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
+            _make_conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
             FollowedOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
@@ -135,7 +135,7 @@ async def running_service(
             metrics.export_lora(adapters, replicas)
             metrics.export_declared(declared)
             metrics.export_conversations(conversations.stats)
-            admission = _admission(settings, configuration, replicas)
+            admission = _make_admission(settings, configuration, replicas)
             metrics.export_load(admission, starts, replicas)
             metrics.keeps_words.set(prompts.keeps_words)
             service = Service(
@@ -145,20 +145,24 @@ async def running_service(
                 overrides=overrides,
                 admission=admission,
                 starts=starts,
-                bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
-                histories=_bytes(
-                    _LARGEST_BODIES * settings.max_body_bytes, settings, configuration
+                body_budget=_make_byte_budget(
+                    _BUDGET_BODIES * settings.max_body_bytes, settings, configuration
+                ),
+                history_budget=_make_byte_budget(
+                    _BUDGET_BODIES * settings.max_body_bytes, settings, configuration
                 ),
                 adapter_wait=AdapterWait(replicas, settings.adapter_wait),
-                cold_sends=_cold_sends(settings, configuration),
+                upload_budget=_make_upload_budget(settings, configuration),
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
                 mapped=mapped,
                 embedders=MappedRouter(mapped, router, EmbeddingModel),
                 rankers=MappedRouter(mapped, router, RerankModel),
-                mapped_pool=MappedPool(replicas, partial(_calls, settings, configuration)),
-                vectors=_bytes(_VECTOR_BYTES, settings, configuration),
+                mapped_pool=MappedPool(
+                    replicas, partial(_make_call_limit, settings, configuration)
+                ),
+                vector_budget=_make_byte_budget(_VECTOR_BYTES, settings, configuration),
                 declared=declared,
                 router=router,
                 troubles=troubles,
@@ -179,7 +183,7 @@ async def running_service(
             # One look before the port opens: with Triton up, the first request is served.
             await replicas.configure(targets_of(settings, configuration.current))
             work = asyncio.create_task(service.run())
-            work.add_done_callback(service.ended)
+            work.add_done_callback(service.on_run_end)
             try:
                 yield service
             finally:
@@ -195,7 +199,7 @@ async def running_service(
 
 
 @asynccontextmanager
-async def _keys(
+async def _open_keys(
     settings: Settings, access: Access, metrics: Metrics, workers: Path | None
 ) -> AsyncIterator[IssuedKeys | None]:
     if settings.config is None:
@@ -210,7 +214,7 @@ async def _keys(
         yield keys
 
 
-def _conversations(settings: Settings) -> Conversations:
+def _make_conversations(settings: Settings) -> Conversations:
     return Conversations(
         settings.store_dir / "@conversations",
         settings.redis_url,
@@ -222,7 +226,7 @@ def _conversations(settings: Settings) -> Conversations:
 
 
 @asynccontextmanager
-async def _accounting(
+async def _open_accounting(
     settings: Settings,
     configuration: ConfigurationFile,
     metrics: Metrics,
@@ -236,7 +240,7 @@ async def _accounting(
     if settings.usage_log is not None:
         log = UsageLog(settings.usage_log, on_failure=metrics.usage_lost.inc)
 
-    def hung_up() -> None:
+    def reload() -> None:
         configuration.reload_now()
         on_hangup()
         if log is not None:
@@ -253,7 +257,7 @@ async def _accounting(
             stack.callback(log.close)
         # Signals reach the main thread alone; elsewhere the file is still looked at.
         with suppress(ValueError, RuntimeError):
-            loop.add_signal_handler(signal.SIGHUP, hung_up)
+            loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             # A worker is born with it blocked: what came since then is seen to now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
@@ -279,10 +283,10 @@ async def _accounting(
             log_problem=lambda: "" if log is None else log.problem,
         )
         yield accounting
-        await accounting.close(_ENDING_S)
+        await accounting.close(_CLOSE_TIMEOUT_S)
 
 
-def tracer_class(settings: Settings) -> type[Tracer] | None:
+def load_tracer_class(settings: Settings) -> type[Tracer] | None:
     """None where traces are off. Raises ConfigurationError when the packages are missing."""
     if settings.otlp_endpoint is None:
         return None
@@ -296,17 +300,17 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
     return Tracer
 
 
-def _admission(
+def _make_admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
-    def at_most(places: int | None) -> int:
+    def cap(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     places = replicas.places
     admission = Admission(
-        lambda: at_most(places.now()),
+        lambda: cap(places.now()),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
-        capacity=lambda lane: at_most(places.capacity(lane)),
+        capacity=lambda lane: cap(places.capacity(lane)),
         scopes=partial(places.scopes, most=settings.max_in_flight),
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
@@ -315,7 +319,7 @@ def _admission(
     return admission
 
 
-def _calls(
+def _make_call_limit(
     settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
 ) -> Admission:
     """Of one model that answers once."""
@@ -327,21 +331,21 @@ def _calls(
     )
 
 
-def _bytes(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
+def _make_byte_budget(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
     """Room for some of the largest, of which a tenant has that of one."""
     return Admission(
         lambda: room,
-        lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
+        lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
-        queue_of_tenant=_WAITING_BODIES,
+        queue_of_tenant=_MAX_WAITING_BODIES_PER_TENANT,
         wait_s=settings.queue_timeout,
     )
 
 
-def _cold_sends(settings: Settings, configuration: ConfigurationFile) -> Admission:
+def _make_upload_budget(settings: Settings, configuration: ConfigurationFile) -> Admission:
     return Admission(
         lambda: settings.cold_send_bytes,
-        lambda: _SHARE_OF_COLD_SENDS if configuration.current.tenants else 1.0,
+        lambda: _TENANT_UPLOAD_SHARE if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

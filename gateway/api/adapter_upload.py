@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from adapters import chat_template, npy_files, peft, tokenizer_config
 from adapters.errors import store_errors
-from gateway.api.body import media_type, refuse_encoding
+from gateway.api.body import get_media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
@@ -47,7 +47,7 @@ async def read_upload(request: Request, max_bytes: int) -> FormData:
     """
     received = 0
 
-    async def limited() -> Message:
+    async def receive_limited() -> Message:
         nonlocal received
         message = await request.receive()
         received += len(message.get("body", b""))
@@ -55,18 +55,18 @@ async def read_upload(request: Request, max_bytes: int) -> FormData:
             raise ContentTooLarge("upload", max_bytes)
         return message
 
-    if (given := media_type(request)) != "multipart/form-data":
+    if (given := get_media_type(request)) != "multipart/form-data":
         raise UnsupportedMediaType("content-type", given, "multipart/form-data, application/json")
     refuse_encoding(request)
     try:
-        upload = Request(request.scope, limited)
+        upload = Request(request.scope, receive_limited)
         with store_errors(_TEMPORARY):
             return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
     except ClientDisconnect:
         raise ClientDisconnected from None
 
 
-def text_field(form: FormData, name: str) -> str:
+def get_text_field(form: FormData, name: str) -> str:
     """Raises InvalidRequest where it is missing."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
@@ -74,7 +74,7 @@ def text_field(form: FormData, name: str) -> str:
     return value
 
 
-def new_folder() -> Path:
+def make_folder() -> Path:
     """For `save_files`. Raises StoreError where there is no room for it. Blocks."""
     with store_errors(_TEMPORARY):
         return Path(tempfile.mkdtemp(prefix="adapter-"))

@@ -22,7 +22,7 @@ class Described(BaseModel):
     model_config = ConfigDict(defer_build=True)
 
 
-class Answer(Described):
+class AnswerModel(Described):
     """An answer that is built as a model; the document says that members with defaults come."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)

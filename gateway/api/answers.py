@@ -23,7 +23,7 @@ from gateway.api.chunks import (
     UsageFrames,
 )
 from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
-from gateway.api.usage import final_usage
+from gateway.api.usage import build_final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
@@ -230,8 +230,8 @@ class OpenAIAnswer:
         return count
 
     def _build_usage(self, finished: list[TextDelta]) -> dict[str, Any]:
-        return final_usage(
-            finished, prompt_tokens=self._prompt_tokens, tells_cached=self._reports_cached
+        return build_final_usage(
+            finished, prompt_tokens=self._prompt_tokens, reports_cached=self._reports_cached
         )
 
     def _build_choice(self, index: int, prompt: int, deltas: list[TextDelta]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from fastapi import Depends, Request
 from starlette.types import Scope
 
 from gateway.api.request_log import context_of, header_of, service_of
-from gateway.api.websites import check_website, may_come
+from gateway.api.websites import check_website, passes_website_check
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
 
 
-def tenant_of(request: Request) -> Tenant | None:
+def authenticate_tenant(request: Request) -> Tenant | None:
     """The tenant whose key was sent; None where no key is needed.
 
     Raises InvalidKey, and ForWebsites where no key is needed.
@@ -44,7 +44,7 @@ def credentials_of(scope: Scope) -> Sequence[str]:
 
 
 async def _tenant(request: Request) -> Tenant | None:
-    return tenant_of(request)
+    return authenticate_tenant(request)
 
 
 async def _service(request: Request) -> Service:
@@ -89,14 +89,14 @@ def may_read_details(request: Request) -> bool:
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         return service.access.is_admin(credentials_of(request.scope))
-    return not service.access.open or may_come(request.scope)
+    return not service.access.open or passes_website_check(request.scope)
 
 
 Running = Annotated[Service, Depends(_service)]
 """The service, for everybody."""
 
 Caller = Annotated[Tenant | None, Depends(_tenant)]
-"""As `tenant_of`."""
+"""As `authenticate_tenant`."""
 
 Admin = Annotated[Service, Depends(_admin)]
 """The service, for admins: see `_auditor`."""

@@ -101,8 +101,8 @@ def _answer(wait_s: int, *, is_anthropic: bool) -> RefusalAnswer:
         wait_s,
         _CAUSE,
     )
-    envelope = anthropic.envelope if is_anthropic else failures.envelope
-    status, headers, body = failures.answer(error, envelope)
+    envelope = anthropic.build_envelope if is_anthropic else failures.build_envelope
+    status, headers, body = failures.build_response(error, envelope)
     headers |= {"content-type": "application/json", "content-length": str(len(body))}
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return RefusalAnswer(status, lines.encode("ascii"), body)

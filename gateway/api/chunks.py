@@ -14,7 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
-from gateway.api.usage import usage_so_far
+from gateway.api.usage import build_usage
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
@@ -172,7 +172,7 @@ class CountingFrames(Frames):
     def encode(self, delta: TextDelta) -> bytes:
         self._counts[self._index] = delta.tokens
         completion = sum(self._counts)
-        usage = usage_so_far(self._prompt_tokens, completion)
+        usage = build_usage(self._prompt_tokens, completion)
         # Only a frame ends so: within JSON's strings a line feed is written otherwise.
         usage_end = b',"usage":' + orjson.dumps(usage) + _END
         return super().encode(delta).replace(_NULL_USAGE + _END, usage_end)

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 
 from gateway.api import failures
 from gateway.api.anthropic import errors as anthropic
-from gateway.api.failures import Answer, Failure
+from gateway.api.failures import ErrorResponse, Failure
 from gateway.api.meant_paths import find_meant_path
 
 _MESSAGES, _MODELS = "/v1/messages", "/v1/models"
 _VERSION = b"anthropic-version"
 
 
-def answer_at(path: str, fields: Mapping[bytes, bytes], error: Failure) -> Answer:
+def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failure) -> ErrorResponse:
     """Return the complete response to a request for `path` with the header `fields`."""
     meant = find_meant_path(path)
     anthropics = is_anthropic(meant.path if meant else path, fields)
-    return failures.answer(error, anthropic.envelope if anthropics else failures.envelope)
+    return failures.build_response(
+        error, anthropic.build_envelope if anthropics else failures.build_envelope
+    )
 
 
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:

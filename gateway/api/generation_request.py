@@ -19,12 +19,12 @@ from gateway.api.field_types import (
     BadWords,
     Bias,
     Int64,
+    JsonInt,
     StopString,
     StopStrings,
     StopTokenIds,
     TruncatedLength,
-    Whole,
-    or_unset,
+    allow_unset,
 )
 from gateway.api.formats import ResponseFormat, StructuredOutputs
 from gateway.api.guides import build_format_guide, build_structured_guide
@@ -65,15 +65,15 @@ class GenerationRequest(Strict):
     """What both endpoints share, with the extensions that vLLM clients send (`top_k` -1 is off)."""
 
     model: str
-    max_tokens: Whole | None = Field(None, ge=1, json_schema_extra=or_unset("max_tokens"))
+    max_tokens: JsonInt | None = Field(None, ge=1, json_schema_extra=allow_unset("max_tokens"))
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     seed: Int64 | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
-    min_tokens: Whole | None = Field(None, ge=0, lt=INT32)
+    min_tokens: JsonInt | None = Field(None, ge=0, lt=INT32)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
@@ -82,8 +82,8 @@ class GenerationRequest(Strict):
     bad_words: BadWords | None = None
     truncate_prompt_tokens: TruncatedLength | None = None
     truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: Whole | None = Field(
-        None, ge=0, le=20, json_schema_extra=or_unset("prompt_logprobs")
+    prompt_logprobs: JsonInt | None = Field(
+        None, ge=0, le=20, json_schema_extra=allow_unset("prompt_logprobs")
     )
     echo: bool | None = None
     return_token_ids: bool | None = None
@@ -91,7 +91,7 @@ class GenerationRequest(Strict):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=0, le=10, allow_inf_nan=False)
     stop: StopString | StopStrings | None = None
-    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: JsonInt | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None

@@ -22,17 +22,17 @@ from gateway.api.generation_request import GenerationRequest
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.api.parameters import parse, rules
 from gateway.api.request_log import Handler, service_of
-from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
+from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.serving import get_prompts, prepare_request, render_chat, respond
 from gateway.api.sse import OPENAI
 from gateway.generation import Batch, Options
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 
-def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     """How the answers of a generation are described; of a stream, one event.
 
     After the first one there is no status left to tell of an error.
@@ -57,12 +57,12 @@ def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     "/v1/chat/completions",
     summary="Answers a conversation.",
     openapi_extra=needs("api_key", optional=True, json=ChatCompletionRequest),
-    **_answers(ChatCompletion, ChatCompletionChunk),
+    **_describe_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
     read = partial(parse, ChatCompletionRequest, **rules(service_of(request.scope).settings))
     return await respond(
-        request, await prepare_request(request, read, render_chat, _answer), OPENAI
+        request, await prepare_request(request, read, render_chat, _make_answer), OPENAI
     )
 
 
@@ -70,12 +70,12 @@ async def chat_completions(request: Request) -> Response:
     "/v1/completions",
     summary="Continues a text.",
     openapi_extra=needs("api_key", optional=True, json=CompletionRequest),
-    **_answers(Completion, CompletionChunk),
+    **_describe_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
     read = partial(parse, CompletionRequest, **rules(service_of(request.scope).settings))
     return await respond(
-        request, await prepare_request(request, read, get_prompts, _answer), OPENAI
+        request, await prepare_request(request, read, get_prompts, _make_answer), OPENAI
     )
 
 
@@ -86,7 +86,7 @@ HOT: dict[str, Handler] = {
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
 
 
-def _answer(
+def _make_answer(
     service: Service, wanted: GenerationRequest, options: Options, batch: Batch
 ) -> OpenAIAnswer:
     kind: Kind = "completion"

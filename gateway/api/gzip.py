@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import InvalidRequest
 
-PIECE = 64 * 1024
-"""Bytes that are unpacked at once: a fraction of a millisecond."""
+PIECE_BYTES = 64 * 1024
+"""Bytes that are decompress at once: a fraction of a millisecond."""
 
 _GZIP = 16 + zlib.MAX_WBITS  # a gzip stream, as RFC 1952 has it
 _WRONG = "content-encoding: the body is not one whole gzip stream."
 
 
-async def unpacked(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The body in pieces of at most `PIECE` bytes. Others have their turn between two of them.
+async def decompress(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The body in pieces of at most `PIECE_BYTES` bytes. Others have their turn between two of them.
 
     Raises InvalidRequest for what is no gzip stream, is cut, or goes on behind its end.
     """
@@ -25,10 +25,10 @@ async def unpacked(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         left = chunk
         try:
             while True:
-                piece = inflater.decompress(left, PIECE)
+                piece = inflater.decompress(left, PIECE_BYTES)
                 yield piece
                 left = inflater.unconsumed_tail
-                if not left and len(piece) < PIECE:
+                if not left and len(piece) < PIECE_BYTES:
                     break
                 await asyncio.sleep(0)
         except zlib.error:

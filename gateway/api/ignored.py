@@ -17,7 +17,7 @@ _MORE_CHARS = len(", and 200000 more")
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
-def headers_of(names: Iterable[str], more: int = 0) -> dict[str, str]:
+def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
     """Return the header, or nothing where there are no names; `more` counts further ones."""
     value = format_names(names, more)
     return {HEADER: value} if value else {}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from gateway.api.body import LARGE_BODY, read_body
+from gateway.api.body import LARGE_BODY_BYTES, read_body
 from gateway.api.request_log import service_of
 from gateway.api.sse import cancel_on_disconnect
 from gateway.config.tenants import Tenant
@@ -25,8 +25,8 @@ T = TypeVar("T")
 # The parts of a body decide, not its bytes alone: a tool or a message costs up to 40 us, any other
 # value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
-_PARTS_AN_OBJECT = 32
-_MAX_INLINE_HISTORY_BYTES = LARGE_BODY // 8
+_PARTS_PER_OBJECT = 32
+_MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 
 
 class Intake:
@@ -45,7 +45,7 @@ class Intake:
         self._history: AbstractAsyncContextManager[object] | None = None
         self._size = 0
         self._offloads = False
-        self._room = 0
+        self._history_bytes = 0
 
     async def __aenter__(self) -> Intake:
         await self._client.__aenter__()
@@ -64,7 +64,11 @@ class Intake:
 
     async def read(self, parse: Callable[[bytes], T]) -> T:
         """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
-        body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
+        body = [
+            await read_body(
+                self._request, self._service.settings.max_body_bytes, self._reserve_body
+            )
+        ]
         self._size = len(body[0])
         if _count_parts(body[0]) > _MAX_INLINE_PARTS:
             self.offload()
@@ -73,17 +77,17 @@ class Intake:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time by the size of the body, in a thread if that may be long."""
-        if not self._offloads and self._size <= LARGE_BODY:
+        if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
         # Less is done here, and more goes to a thread where a page would wait for a book.
-        chars = max(self._size, LARGE_BODY)
+        chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.turns.run(self._tenant, chars, work)
 
     def offload(self) -> None:
         """Run all further work in a thread, such as work that is repeated many times."""
         self._offloads = True
 
-    async def make_room(self, size: int) -> None:
+    async def reserve_history(self, size: int) -> None:
         """For a turn to have `size` bytes here that did not come with the request.
 
         A smaller turn of that kind is given up for it: nobody waits for a second one while holding
@@ -97,17 +101,17 @@ class Intake:
         self._size = max(self._size, size)
         if size > _MAX_INLINE_HISTORY_BYTES:
             self.offload()
-        if size > max(LARGE_BODY, self._room):
+        if size > max(LARGE_BODY_BYTES, self._history_bytes):
             if self._history is not None:
                 permit, self._history = self._history, None
                 await permit.__aexit__(None, None, None)
-            turn = self._service.histories.permit(self._tenant, self._priority, cost=size)
+            turn = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
             await turn.__aenter__()
-            self._history, self._room = turn, size
+            self._history, self._history_bytes = turn, size
 
-    async def _wait(self, size: int) -> None:
+    async def _reserve_body(self, size: int) -> None:
         """For a turn to have a body of `size` bytes here."""
-        turn = self._service.bodies.permit(self._tenant, self._priority, cost=size)
+        turn = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
         await turn.__aenter__()
         self._body = turn
 
@@ -119,4 +123,4 @@ def _count_parts(body: bytes) -> int:
     0.5 us.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
-    return _PARTS_AN_OBJECT * body.count(b"{") + others
+    return _PARTS_PER_OBJECT * body.count(b"{") + others

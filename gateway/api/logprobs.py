@@ -12,16 +12,16 @@ from gateway.tokenization.prompts import Prompts
 def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool) -> dict[str, Any]:
     """`logprobs` of a chat choice or chunk; `as_ids` shows tokens by their ids."""
 
-    def shown(token_id: int, logprob: float) -> dict[str, Any]:
+    def describe(token_id: int, logprob: float) -> dict[str, Any]:
         raw = prompts.vocabulary.token_bytes(token_id)
-        token = _by_id(token_id) if as_ids else _text(raw)
+        token = _format_id(token_id) if as_ids else _decode(raw)
         return {"token": token, "logprob": logprob, "bytes": list(raw)}
 
     content = []
     for entry in entries:
         assert entry.logprob is not None, "a chat does not echo its prompt"
-        token = shown(entry.token_id, entry.logprob)
-        token["top_logprobs"] = [shown(i, value) for i, value in entry.top]
+        token = describe(entry.token_id, entry.logprob)
+        token["top_logprobs"] = [describe(i, value) for i, value in entry.top]
         content.append(token)
     return {"content": content, "refusal": None}
 
@@ -34,12 +34,12 @@ def completion_logprobs(
     The token itself is always among the likeliest, so that 0 alternatives tell of it alone. Of the
     first token of an echoed prompt nothing is known.
     """
-    shown = _by_id if as_ids else partial(_token, prompts)
+    describe = _format_id if as_ids else partial(_token_text, prompts)
     tokens, top = [], []
     for entry in entries:
-        token = shown(entry.token_id)
+        token = describe(entry.token_id)
         tokens.append(token)
-        likeliest = {shown(token_id): value for token_id, value in entry.top}
+        likeliest = {describe(token_id): value for token_id, value in entry.top}
         top.append(None if entry.logprob is None else likeliest | {token: entry.logprob})
     return {
         "tokens": tokens,
@@ -65,23 +65,23 @@ def prompt_logprobs(
         ranked |= {i: (value, rank) for rank, (i, value) in enumerate(entry.top[:count], 1)}
         found.append(
             {
-                str(i): {"logprob": value, "rank": rank, "decoded_token": _token(prompts, i)}
+                str(i): {"logprob": value, "rank": rank, "decoded_token": _token_text(prompts, i)}
                 for i, (value, rank) in ranked.items()
             }
         )
     return found
 
 
-def _by_id(token_id: int) -> str:
+def _format_id(token_id: int) -> str:
     """As vLLM writes a token where ids are asked for."""
     return f"token_id:{token_id}"
 
 
-def _token(prompts: Prompts, token_id: int) -> str:
-    return _text(prompts.vocabulary.token_bytes(token_id))
+def _token_text(prompts: Prompts, token_id: int) -> str:
+    return _decode(prompts.vocabulary.token_bytes(token_id))
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     """A token as text; part of a character is written as OpenAI does, `bytes:` and hex."""
     try:
         return raw.decode()

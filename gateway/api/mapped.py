@@ -12,7 +12,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from gateway.api import ignored
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
@@ -45,7 +45,7 @@ W = TypeVar("W", bound=MappedRequest)
 
 
 @dataclass(slots=True)
-class Asking(Generic[W, C]):
+class MappedCall(Generic[W, C]):
     """A request whose inputs are ready. Within `account` its model may be asked."""
 
     service: Service
@@ -67,13 +67,13 @@ class Asking(Generic[W, C]):
     def priority(self) -> int:
         return self.tenant.priority if self.tenant else 0
 
-    async def found(self, param: str) -> Found:
+    async def find_model(self, param: str) -> Found:
         """The model as Triton has it, which all inputs fit."""
         found = await mapped_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
 
-    async def rows(self, found: Found) -> list[Vectors]:
+    async def run(self, found: Found) -> list[Vectors]:
         return await ask(
             self.service,
             context_of(self.request.scope),
@@ -87,15 +87,15 @@ class Asking(Generic[W, C]):
         )
 
 
-async def asking(
+async def prepare_call(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
     inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
-) -> Asking[W, C]:
+) -> MappedCall[W, C]:
     """Raises what the table of `failures` has rows for."""
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     deadline = Deadline.of(
         parse_timeout(request, service.settings.request_timeout), service.settings.request_timeout
     )
@@ -125,7 +125,7 @@ async def asking(
                 model=model.name,
                 status_of=status_of,
             )
-            return Asking(
+            return MappedCall(
                 service=service,
                 request=request,
                 tenant=tenant,
@@ -134,7 +134,7 @@ async def asking(
                 inputs=ready,
                 account=account,
                 deadline=deadline,
-                headers=rate_headers(reservation.quotas) | ignored.headers_of(hints),
+                headers=rate_headers(reservation.quotas) | ignored.build_headers(hints),
                 id=request_id,
             )
 

@@ -20,7 +20,7 @@ from gateway.api.chat_tools import (
     ToolChoice,
     Tools,
 )
-from gateway.api.field_types import TokenIds, Whole, or_unset
+from gateway.api.field_types import JsonInt, TokenIds, allow_unset
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.guides import (
     build_argument_guides,
@@ -46,7 +46,7 @@ from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
-OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 """A place in one of the tools that can be called, by its number among these."""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
 """Bytes."""
@@ -56,11 +56,11 @@ class ChatCompletionRequest(GenerationRequest):
     successors = OF_CHATS
 
     messages: Messages
-    max_completion_tokens: Whole | None = Field(
-        None, ge=1, json_schema_extra=or_unset("max_completion_tokens")
+    max_completion_tokens: JsonInt | None = Field(
+        None, ge=1, json_schema_extra=allow_unset("max_completion_tokens")
     )
     logprobs: bool | None = None
-    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    top_logprobs: JsonInt | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -70,7 +70,7 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> ChatCompletionRequest:
+    def _check_fields(self) -> ChatCompletionRequest:
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message excludes add_generation_prompt.",
@@ -177,7 +177,7 @@ class ChatCompletionRequest(GenerationRequest):
         return guide, "tool_choice"
 
     def describe_path(self, path: str) -> str:
-        found = OF_TOOL.fullmatch(path)
+        found = TOOL_PATH.fullmatch(path)
         if found is None:
             return path
         return f"tools[{self._callable_indexes[int(found[1])]}].function.{found[2]}"
@@ -341,12 +341,12 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
 
-    max_tokens: Whole | None = Field(None, ge=0, json_schema_extra=or_unset("max_tokens"))
-    logprobs: Whole | None = Field(None, ge=0, le=20)
-    best_of: Whole | None = Field(None, ge=1, le=20)
+    max_tokens: JsonInt | None = Field(None, ge=0, json_schema_extra=allow_unset("max_tokens"))
+    logprobs: JsonInt | None = Field(None, ge=0, le=20)
+    best_of: JsonInt | None = Field(None, ge=1, le=20)
 
     @model_validator(mode="after")
-    def _fits(self) -> CompletionRequest:
+    def _check_fields(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise InvalidRequest(
                 "max_tokens: 0 is of use with echo or prompt_logprobs only.", param="max_tokens"

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gateway.api import ignored
 from gateway.api.answers import Body, DeltaCollector
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
 from gateway.api.generation_request import GenerationRequest
@@ -107,7 +107,7 @@ async def prepare_request(
     body was read: until then, a parameter is what the client called it.
     """
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
@@ -135,7 +135,7 @@ def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
 
 def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
     ids = TemplateIds(chat.tool_form)
-    messages = [message.for_template(ids) for message in wanted.messages]
+    messages = [message.to_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
     if wanted.reasoning_effort is not None:
         extra["reasoning_effort"] = wanted.reasoning_effort
@@ -267,7 +267,7 @@ async def _prepare(
 
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
-    sends = service.cold_sends
+    sends = service.upload_budget
     cost = min(nbytes, sends.largest() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
@@ -290,7 +290,7 @@ def build_headers(prepared: PreparedRequest) -> dict[str, str]:
     unenforced = prepared.batch.unenforced
     if prepared.hints or unenforced.names:
         names = (*prepared.hints, *unenforced.names)
-        headers |= ignored.headers_of(names, unenforced.more)
+        headers |= ignored.build_headers(names, unenforced.more)
     return headers
 
 
@@ -333,10 +333,10 @@ async def _write(
     body: EventBody,
 ) -> None:
     if service.settings.keep_alive_in_queue:
-        body.expect()
+        body.start_keep_alive()
     sink = answer.stream(body, usage)
     # Not before it is its turn: behind a comment no refusal by the queue is a 503.
-    await generate(service, context, batch, sink, on_place=body.expect)
+    await generate(service, context, batch, sink, on_place=body.start_keep_alive)
     if recorder is not None:
         await recorder.record_stream(body)
 

@@ -16,7 +16,7 @@ from gateway.errors import InvalidRequest
 from gateway.tokenization.chat_format import ChatFormat
 
 
-def prompt_of(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndForm:
+def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndForm:
     """As `rendered`, with system messages in their place where the template takes them there.
 
     Raises InvalidRequest.

@@ -28,16 +28,16 @@ class WebFile(NamedTuple):
 
 
 @cache
-def web_files() -> Mapping[str, WebFile]:
+def load_web_files() -> Mapping[str, WebFile]:
     """By their paths below this folder, such as `playground/main.js`: there are no others."""
     return {
-        path.relative_to(_FOLDER).as_posix(): _read(path)
+        path.relative_to(_FOLDER).as_posix(): _load_file(path)
         for path in sorted(_FOLDER.rglob("*"))
         if path.suffix in _TYPES
     }
 
 
-def _read(path: Path) -> WebFile:
+def _load_file(path: Path) -> WebFile:
     body = path.read_bytes()
     digest = hashlib.sha256(body).hexdigest()[:20]
     packed = gzip.compress(body, mtime=0)

@@ -98,7 +98,7 @@ class ResponseAnswer:
 
     def wire(self) -> WireFormat:
         """What its stream has besides the events of an answer."""
-        return WireFormat(done=b"", patience=OPENAI.patience, failure=self._failed)
+        return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._failed)
 
     def finished(self, last: TextDelta, output: Output) -> bytes:
         """The response object, which has come to its end."""
@@ -144,8 +144,8 @@ class ResponseAnswer:
         code = "server_error" if status >= 500 else "invalid_prompt"
         if status == 429:
             code = "rate_limit_exceeded"
-        told = {"code": code, "message": failures.message(error)}
-        return stream.failed(told, failures.envelope(error))
+        told = {"code": code, "message": failures.build_message(error)}
+        return stream.failed(told, failures.build_envelope(error))
 
 
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from gateway.api.responses.progress import (
 )
 from gateway.api.responses.stored import FINISHED
 from gateway.api.serving import PreparedRequest
-from gateway.api.sse import told
+from gateway.api.sse import to_failure
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
@@ -192,7 +192,7 @@ class Background:
             log.error("events of %s may be left of it: %s", run.id, error.message)
 
     async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
-        run.events.write(answer.wire().failure(told(error)))
+        run.events.write(answer.wire().failure(to_failure(error)))
         try:
             await self._put(run, answer.held[0], "failed", FINISHED)
         except GatewayError as worse:  # then it is told as lost, once its lease is over

@@ -29,7 +29,7 @@ from gateway.tokenization.chat_format import ChatFormat
 _ROOM = 8
 
 Write = Callable[[Chat, ChatFormat], PromptsAndForm]
-"""`system_messages.prompt_of`, with or without more to it."""
+"""`system_messages.render_prompt`, with or without more to it."""
 
 
 async def count_of(

@@ -31,7 +31,7 @@ def _written(kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: b
                 sink.accept(index, TextDelta(own[turn], turn + 1))
     for index, own in enumerate(texts):
         sink.accept(index, TextDelta("", len(own), "stop"))
-    between = OPENAI.patience if comments else b""
+    between = OPENAI.keep_alive if comments else b""
     return between + between.join(body.frames) + OPENAI.done
 
 

@@ -430,5 +430,5 @@ async def test_any_failure_of_these_paths_is_in_the_envelope(folder: Path) -> No
 
 
 def test_a_ping_is_what_goes_out_while_nothing_else_does() -> None:
-    [ping] = SSEDecoder().iter_bytes(iter([ANTHROPIC.patience]))
+    [ping] = SSEDecoder().iter_bytes(iter([ANTHROPIC.keep_alive]))
     assert (ping.event, ping.json()) == ("ping", {"type": "ping"})

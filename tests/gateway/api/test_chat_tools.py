@@ -164,7 +164,7 @@ def test_a_call_goes_back_with_its_result(call: dict[str, Any]) -> None:
     said = {"role": "assistant", "tool_calls": [call]}
     results = [{"role": "tool", "tool_call_id": "c1", "content": n} for n in "12"]
     assistant, *_ = chat(messages=[said, *results]).messages
-    [told] = assistant.for_template(TemplateIds(None))["tool_calls"]
+    [told] = assistant.to_template(TemplateIds(None))["tool_calls"]
     assert (told["id"], told["type"]) == ("c1", "function")
     wanted = ("f", {}) if call is CALL else ("patch", {"input": "x\n🦉"})
     assert (told["function"]["name"], told["function"]["arguments"]) == wanted

@@ -365,7 +365,7 @@ def test_what_clients_leave_in_a_conversation_is_passed_over() -> None:
             }
         ],
     ).request
-    user, assistant = [message.for_template(TemplateIds(None)) for message in request.messages]
+    user, assistant = [message.to_template(TemplateIds(None)) for message in request.messages]
     assert user == {"role": "user", "content": "Well. "}
     assert assistant["content"] == "Well. No."
     assert [c["function"]["arguments"] for c in assistant["tool_calls"]] == [{"x": [1]}, {}]
@@ -401,11 +401,11 @@ def test_a_part_that_is_not_text_alone_is_refused(kind: str) -> None:
 def test_of_a_key_that_a_model_wrote_twice_the_last_counts() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": '{"x": 1, "y": {"x": 2}, "x": 3}'}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    message = _chat(messages=[USER, said]).request.messages[1].for_template(TemplateIds(None))
+    message = _chat(messages=[USER, said]).request.messages[1].to_template(TemplateIds(None))
     assert message["tool_calls"][0]["function"]["arguments"] == {"x": 3, "y": {"x": 2}}
 
 
 def test_what_an_assistant_declined_with_is_what_it_said() -> None:
     declined = {"role": "assistant", "content": None, "refusal": "No."}
     message = _chat(messages=[USER, declined]).request.messages[1]
-    assert message.for_template(TemplateIds(None)) == {"role": "assistant", "content": "No."}
+    assert message.to_template(TemplateIds(None)) == {"role": "assistant", "content": "No."}

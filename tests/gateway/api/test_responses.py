@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from gateway.api.responses.chats import parse
 from gateway.api.responses.items import decoded, encoded
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.system_messages import prompt_of
+from gateway.api.system_messages import render_prompt
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent
@@ -523,7 +523,7 @@ def test_system_messages_that_become_the_users_are_joined_once() -> None:
     said = [{"role": r, "content": "x" * 4000} for _ in range(1000) for r in ("system", "user")]
     whole = chat(input=said)
     with costs_less_than(0.4):
-        (prompt,), _ = prompt_of(whole, cast(ChatFormat, OneSystemMessage()))
+        (prompt,), _ = render_prompt(whole, cast(ChatFormat, OneSystemMessage()))
     assert prompt == "x" * 4000 + "\n".join(["x" * 4000] * 1999)
 
 

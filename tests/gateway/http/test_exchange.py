@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.http.connections import Connections
 from gateway.http.exchange import EXCHANGE, MAX_UNREAD_BYTES, App
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
@@ -37,7 +37,7 @@ async def connected(
             app=app,
             limits=ConnectionLimits(idle=2),
             connections=Connections(8),
-            build_error=answer,
+            build_error=build_response,
         )
 
     async with await loop.create_server(protocol, "127.0.0.1", 0) as server:
