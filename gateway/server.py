@@ -1,4 +1,4 @@
-"""Runs the application until SIGTERM or SIGINT, in one process or in several."""
+"""Entry point that serves the application until SIGTERM or SIGINT, in one or more processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gateway.service_setup import check_configuration, load_tracer_class
 from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
-# New objects after which the garbage collector looks for cycles. About a hundred requests leave so
-# many; Python's own threshold is reached every few requests.
+# New objects after which the garbage collector looks for cycles: about a hundred requests.
+# Python's default is reached every few requests.
 _GC_THRESHOLD_OBJECTS = 10_000
 
 
 class GatewayApplication:
-    """What the server serves; implements `http.server.Application`."""
+    """The served application; implements `gateway.http.server.Application`."""
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
@@ -38,7 +38,7 @@ class GatewayApplication:
 
     @property
     def service(self) -> Service | None:
-        """None before it has started, and when it could not."""
+        """The service; None before it has started or if it could not start."""
         return getattr(self.api.state, "service", None)
 
     def set_admin_port(self, admin_port: int) -> None:
@@ -47,7 +47,7 @@ class GatewayApplication:
     def watch(self, connections: Connections, starts: StartQueue) -> None:
         self.api.state.connections = connections
         self.api.state.starts = starts
-        # Requests that began first: else each new one would make all tokens later.
+        # When tokens are late, serve running streams first: new requests would delay all of them.
         starts.yield_to(lambda: delivery_queue().is_late)
 
     @property
@@ -62,13 +62,16 @@ class GatewayApplication:
 
 
 def serve(settings: Settings) -> int:
-    """Blocks; returns the exit code. Raises ConfigurationError, for a taken port too."""
+    """Serve until stopped; return the exit code.
+
+    Raise ConfigurationError for wrong settings or a port in use.
+    """
     configure_logging(settings.log_level, settings.log_format)
     load_server_context(settings)  # reports a bad file before anything starts
     load_tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)
-    # What is wrong with it is told before anything starts.
+    # Report a bad configuration file before anything starts.
     check_configuration(settings)
     listeners = bind(settings)
     server = Server(GatewayApplication(settings), settings)
@@ -83,7 +86,7 @@ def _serve_with_workers(settings: Settings) -> int:
 
         def work(worker: Worker) -> int:
             try:
-                # It may have changed since the parent looked.
+                # The file may have changed since the parent checked it.
                 check_configuration(settings, folder)
                 server = Server(GatewayApplication(settings, worker), settings, worker)
                 _relax_garbage_collection()
@@ -94,19 +97,19 @@ def _serve_with_workers(settings: Settings) -> int:
 
         if settings.redis_url is not None:
             connect.load()  # so that workers share it, too
-        # Before any worker has read it, so that all of them know whether keys were on.
+        # Before workers start, so that all of them agree on whether keys were required.
         check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()
 
 
 def _relax_garbage_collection() -> None:
-    """Has the garbage collector look rarely, and never at the objects that are there now.
+    """Make the garbage collector run rarely and skip the objects that exist now.
 
-    Those live as long as the process, and an answered request leaves no cycles behind, so there is
-    hardly anything to find. To look through all objects again and again took a tenth of the CPU,
-    and held every request up for 90 ms at a time.
+    Those objects live as long as the process, and an answered request leaves no cycles behind, so
+    there is hardly anything to collect. Scanning all objects repeatedly took a tenth of the CPU and
+    delayed every request by 90 ms at a time.
     """
     gc.collect()
     gc.freeze()
-    trim()  # of what it took to come here
+    trim()  # release memory that only the start needed
     gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""Makes a process's service from its settings, and ends in the right order what it began."""
+"""Creation of a process's service from its settings, and its shutdown in the right order."""
 
 from __future__ import annotations
 
@@ -50,21 +50,22 @@ from gateway.troubles import Troubles
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
 
-# For requests that outlived the grace of a shutdown and were cancelled a moment ago.
+# Time for the accounting of requests that were cancelled at the end of the shutdown grace.
 _CLOSE_TIMEOUT_S = 2.0
 _BUDGET_BODIES = 4
-# As many answers of 2048 vectors with 1536 numbers each, written as text.
+# Four answers of 2048 vectors with 1536 numbers each, as text.
 _VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
 _TENANT_UPLOAD_SHARE = 0.5
-# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
+# Each waiting request holds a connection, and connections are limited for all tenants together.
 _MAX_WAITING_BODIES_PER_TENANT = 32
-# To receive logits takes the event loop as long as the work on them does the thread. Resting in
-# between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
+# Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
+# loop as much time as the thread's work, so the rest keeps both at a third of a core. The remaining
+# time is for the tokens of all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
 def load_prompts(settings: Settings) -> Prompts:
-    """The tokenizer of the settings. Raises ConfigurationError where its folder is none."""
+    """Load the configured tokenizer. Raise ConfigurationError if its folder is not one."""
     try:
         return Prompts.load(
             settings.tokenizer_dir,
@@ -78,7 +79,7 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
-    """Raises ConfigurationError where `running_service` would for the file of these settings."""
+    """Raise ConfigurationError if `running_service` would refuse the configuration file."""
     configuration_file(settings, workers, MappedModels().check)
 
 
@@ -89,10 +90,16 @@ async def running_service(
     workers: Path | None = None,
     starts: StartQueue | None = None,
 ) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open. Raises ConfigurationError.
+    """Yield a service that runs while the context is open.
 
-    `prompts`, of `load_prompts`, are closed at its end. `workers` is the folder that all workers of
-    a gateway share. `starts` is where requests wait for the event loop.
+    Args:
+        settings: the settings of the gateway.
+        prompts: from `load_prompts`; closed at the end.
+        workers: the folder that all workers of a gateway share; None for a single process.
+        starts: the queue of requests while the event loop is busy.
+
+    Raises:
+        ConfigurationError: The configuration file or a setting is wrong.
     """
     starts = starts or StartQueue()
     metrics = Metrics()
@@ -121,7 +128,7 @@ async def running_service(
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
-            # No model's folder has such a name, as theirs are quoted.
+            # Folders of models have quoted names, so none is called `@replicas`.
             FollowedOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
@@ -180,7 +187,7 @@ async def running_service(
                 created=int(os.stat(settings.tokenizer_dir).st_mtime),
                 tracer=tracer,
             )
-            # One look before the port opens: with Triton up, the first request is served.
+            # Poll replicas once before the port opens, so that the first request finds them ready.
             await replicas.configure(targets_of(settings, configuration.current))
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.on_run_end)
@@ -208,7 +215,7 @@ async def _open_keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # No model's folder has such a name, as theirs are quoted.
+    # Folders of models have quoted names, so none is called `@keys`.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys
@@ -232,9 +239,10 @@ async def _open_accounting(
     metrics: Metrics,
     on_hangup: Callable[[], None],
 ) -> AsyncIterator[Accounting]:
-    """Limits and usage; on SIGHUP the configuration is read and the usage log's file looked at.
+    """Yield the accounting of limits and usage.
 
-    `on_hangup` is called on SIGHUP, too.
+    SIGHUP reloads the configuration, reopens the usage log if its file was moved, and calls
+    `on_hangup`.
     """
     log = None
     if settings.usage_log is not None:
@@ -255,11 +263,11 @@ async def _open_accounting(
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
-        # Signals reach the main thread alone; elsewhere the file is still looked at.
+        # Only the main thread can handle signals; elsewhere the file is polled only.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            # A worker is born with it blocked: what came since then is seen to now.
+            # A worker starts with SIGHUP blocked; a signal since then is delivered now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         standings = Standings()
         metrics.export_budgets(configuration, standings)
@@ -287,7 +295,10 @@ async def _open_accounting(
 
 
 def load_tracer_class(settings: Settings) -> type[Tracer] | None:
-    """None where traces are off. Raises ConfigurationError when the packages are missing."""
+    """Return the tracer class; None if traces are off.
+
+    Raise ConfigurationError if traces are on and their packages are missing.
+    """
     if settings.otlp_endpoint is None:
         return None
     try:
@@ -322,7 +333,7 @@ def _make_admission(
 def _make_call_limit(
     settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
 ) -> Admission:
-    """Of one model that answers once."""
+    """Return the admission of one embedding or rerank model, with `limit` concurrent calls."""
     return Admission(
         limit,
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
@@ -332,7 +343,7 @@ def _make_call_limit(
 
 
 def _make_byte_budget(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
-    """Room for some of the largest, of which a tenant has that of one."""
+    """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
     return Admission(
         lambda: room,
         lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
-from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, parse
 from gateway.api.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
@@ -37,7 +37,7 @@ REDACTED = {"role": "assistant", "content": [{"type": "redacted_thinking"}]}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "1"}
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> MessagesChat:
     body = {"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields
     return parse(MessagesRequest, orjson.dumps(body)).request
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, parse
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -34,11 +34,11 @@ HOSTED: list[dict[str, Any]] = [
 FACTS = "x-anthropic-billing-header: cc_version=2.1.332.a1b; cc_entrypoint=cli; cch="
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> MessagesChat:
     return parse(MessagesRequest, orjson.dumps(BODY | fields)).request
 
 
-def names(wanted: Chat) -> list[str]:
+def names(wanted: MessagesChat) -> list[str]:
     return [tool.function.name for tool in wanted.tools or []]
 
 
