@@ -1,4 +1,4 @@
-"""Adapters for operators: /v1/adapters.
+"""Management of adapters by operators: /v1/adapters.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -29,7 +29,7 @@ from gateway.sources.source import parse
 
 _JSON = frozenset({"application/json", "text/json"})
 MAX_JSON_BYTES = 64 * 1024
-"""Bytes of a JSON body about an adapter."""
+"""Maximum bytes of a JSON body about an adapter."""
 
 router = ApiRouter()
 
@@ -74,7 +74,10 @@ class Adapter(AnswerModel):
 
 
 class DeclaredAdapter(AnswerModel):
-    """`state`: waiting, loaded or failed; `error` then says why. It is tried again."""
+    """An adapter of the configuration file. `state` is waiting, loaded or failed.
+
+    `error` is the reason of a failure. Failed adapters are retried.
+    """
 
     name: str
     source: str
@@ -113,7 +116,10 @@ class AdapterDeleted(AnswerModel):
 
 
 class AdapterOfSource(Strict):
-    """`source`: an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows."""
+    """An adapter to fetch from `source`.
+
+    `source` is an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows.
+    """
 
     name: str
     base: str
@@ -128,9 +134,10 @@ class AdapterOfSource(Strict):
     openapi_extra=needs("admin_key", form=UPLOAD, json=AdapterOfSource),
 )
 async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
-    """Multipart upload: fields `name` and `base`, and the adapter's files under their own names.
+    """Add an adapter by upload or from a source.
 
-    Or JSON that names a source, from which this gateway fetches it.
+    Upload a multipart form with the fields `name` and `base` and the adapter's files under their
+    own names. Or send JSON with a `source` from which this gateway fetches the files.
     """
     names_source = get_media_type(request) in _JSON
     record, notes = await (_add_from_source if names_source else _add_upload)(
@@ -153,7 +160,7 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapters.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # What is begun here after that is ended, whoever waits for it.
+            # Only fetching is cancelled if the client leaves; adding then runs to its end.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapters.sources.fetched(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -208,7 +215,7 @@ async def list_all(service: Admin) -> Adapters:
 
 
 class Rollback(Strict):
-    """`version`: 12 to 64 hex digits of a digest; without it, the one that was served before."""
+    """The version to serve: 12 to 64 hex digits of its digest; by default the previous one."""
 
     version: str | None = None
 
@@ -243,7 +250,7 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     return AdapterVerified(**dict(_build_adapter(service, record)))
 
 
-# A name may have slashes: these come after the paths that end in a word of their own.
+# A name may have slashes, so these routes come after those with a suffix such as /rollback.
 @router.get(
     "/v1/adapters/{name:path}",
     summary="One adapter with its versions.",
@@ -270,9 +277,9 @@ async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
 def audit_change(
     audit: Audit, service: Service, action: str, name: str
 ) -> AbstractContextManager[Action]:
-    """The audit log's line for what happens to `name`.
+    """Return the audit log entry of an action on the adapter `name`, as a context manager.
 
-    What cannot be an adapter's name is not written: it may be anything that somebody pasted.
+    A string that is not a valid name is not logged: it may be a secret pasted by mistake.
     """
     try:
         target = check_name(name)
@@ -283,7 +290,7 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """What the audit log says of an adapter."""
+    """Return the state of an adapter for the audit log."""
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

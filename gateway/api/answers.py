@@ -1,6 +1,6 @@
-"""The text deltas of a request's choices to OpenAI's objects: SSE frames or one JSON body.
+"""Conversion of text deltas to OpenAI's objects: SSE frames, or one JSON body.
 
-Streamed or not differs only here.
+Only this step differs between streaming and non-streaming requests.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reas
 def _select_likeliest(
     choices: list[list[TextDelta]], of: int, num_returned: int
 ) -> list[list[TextDelta]]:
-    """Of each `of` choices the `keep` with the highest log probability per token."""
+    """Return, of each group of `of` choices, those with the highest log probability per token."""
 
     def mean(deltas: list[TextDelta]) -> float:
-        # An echoed prompt is the same for all; its delta has counted no token yet.
+        # Skip an echoed prompt, whose delta has 0 tokens: it is the same for all choices.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
@@ -47,7 +47,7 @@ def _select_likeliest(
 
 
 def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
-    """Return the message of the same events; one without calls has no `tool_calls`."""
+    """Build a chat message from its events, without `tool_calls` if there are no calls."""
     content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
@@ -73,25 +73,24 @@ def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
 
 
 def build_continued(last: TextDelta) -> dict[str, bool]:
-    """What marks an answer, or a choice, that two replicas have sampled; nothing of others."""
+    """Return the member that marks a choice sampled by two replicas; empty for other choices."""
     return {"continued": True} if last.continued else {}
 
 
 class Body(Protocol):
-    """A response's body as it is written."""
+    """A writable response body."""
 
     def write(self, data: bytes) -> bool:
-        """False when `drain` should be awaited before the next."""
+        """Write data; return False if `drain` should be awaited before the next write."""
 
     async def drain(self, by: float | None = None) -> None:
-        """Returns once more can be written. Raises TimeoutError as `Sink.drain`."""
+        """Wait until more can be written. Raise TimeoutError like `Sink.drain`."""
 
 
 class _FrameSink:
-    """A `Sink` that writes frames.
+    """A `Sink` that writes SSE frames.
 
-    `answer` is asked for the frames of a choice with its first delta: by then it is known which
-    model answers.
+    The frames of a choice are created at its first delta, when the answering model is known.
     """
 
     def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
@@ -118,7 +117,7 @@ class _FrameSink:
 
 
 class DeltaCollector:
-    """A `Sink` that keeps the deltas of each choice."""
+    """A `Sink` that collects the deltas of each choice."""
 
     def __init__(self, choices: int) -> None:
         self.received: list[list[TextDelta]] = [[] for _ in range(choices)]
@@ -132,10 +131,10 @@ class DeltaCollector:
 
 
 class OpenAIAnswer:
-    """Frames the answer to one request; `model` is the name the client asked for.
+    """Writer of the answer to a chat or completion request; `model` is the name in the request.
 
-    `choices` are numbered in the order of `generations`, prompt by prompt; a prompt's tokens are
-    counted once however many choices it has.
+    Choices are numbered in the order of `generations`, prompt by prompt. The tokens of a prompt
+    count once, whatever its number of choices.
     """
 
     def __init__(
@@ -150,7 +149,18 @@ class OpenAIAnswer:
         echo: str = "",
         custom: Collection[str] = (),
     ) -> None:
-        """`echo` is what the message of a chat begins with, `custom` are names of custom tools."""
+        """Create the writer.
+
+        Args:
+            kind: chat or completion.
+            model: the model name in the request.
+            batch: the generations of the request.
+            logprobs: formats log probabilities; None if they were not asked for.
+            prompt_logprobs: formats those of a prompt; None if they were not asked for.
+            token_ids: include the token ids of prompts and choices.
+            echo: text at the beginning of a chat's message.
+            custom: names of custom tools.
+        """
         self._custom = custom
         self._kind = kind
         self._logprobs = logprobs
@@ -168,7 +178,7 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # Who is kept apart is not told what others' prompts have left in the cache.
+        # An isolated tenant must not learn which prompts of others are cached.
         self._reports_cached = not batch.caller.apart
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -176,12 +186,12 @@ class OpenAIAnswer:
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Writes SSE frames of all choices as they come, then usage when asked for."""
+        """Return a sink that writes SSE frames of all choices, then usage if asked for."""
         self._counts = [0] * self._choices if usage == "each" else []
         return _FrameSink(self, body, self._choices, usage)
 
     def make_frames(self, index: int, usage: UsageFrames) -> Frames:
-        """Those of one choice."""
+        """Create the frame encoder of one choice."""
         ids = self._prompt_ids
         kind: Callable[..., Frames] = Frames
         if usage == "each":
@@ -197,7 +207,7 @@ class OpenAIAnswer:
         )
 
     def build_usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
-        """What comes behind the last choice, if anything does."""
+        """Build the final usage frame; empty if the client did not ask for usage."""
         if usage == "none":
             return b""
         total = orjson.dumps(self._build_usage(finished))
@@ -205,10 +215,10 @@ class OpenAIAnswer:
         return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
 
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
-        """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
+        """Build the complete answer as JSON, with the likeliest `num_returned` choices per prompt.
 
-        `received` are the deltas of each choice. Usage counts what was generated, kept or not, as
-        at OpenAI.
+        `received` are the deltas of each choice. Usage counts all generated choices, also those
+        left out, as OpenAI does.
         """
         usage = self._build_usage([own[-1] for own in received])
         if num_returned is not None:
@@ -221,7 +231,7 @@ class OpenAIAnswer:
         return self._build_head(self._shape.object) + b"," + orjson.dumps(answer)[1:]
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
-        """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
+        """Return the number of tokens whose log probabilities `build_complete` would write."""
         count = 0
         if self._logprobs is not None:
             count += sum(len(delta.logprobs) for deltas in received for delta in deltas)
@@ -256,7 +266,10 @@ class OpenAIAnswer:
         return choice | build_continued(deltas[-1])
 
     def _build_prompt_fields(self, prompt: int) -> dict[str, Any]:
-        """What is wanted of a prompt; vLLM has it beside the choices of a chat, else in them."""
+        """Build vLLM's members about a prompt: token ids and log probabilities.
+
+        They stand beside the choices of a chat, and within those of a completion.
+        """
         fields: dict[str, Any] = {}
         if self._prompt_ids is not None:
             fields["prompt_token_ids"] = self._prompt_ids[prompt]
@@ -265,7 +278,10 @@ class OpenAIAnswer:
         return fields
 
     def _build_head(self, object_name: str, choice: int = 0) -> bytes:
-        """The object's first members, without its closing brace; of several choices, `choice`'s."""
+        """Encode the first members of the object, without the closing brace.
+
+        `choice` is the choice whose model gives the fingerprint.
+        """
         head = {
             "id": self._id,
             "object": object_name,

@@ -1,7 +1,7 @@
-"""Request bodies: their media type, their size, and JSON into a model.
+"""Request bodies: checks of media type and size, and JSON parsing.
 
-FastAPI would read a body before it asks who sends it, whole, whatever its size, and would take NaN,
-a key twice in one object and any depth. So endpoints declare `json_body`, which reads it here.
+FastAPI would read a complete body of any size before it authenticates the caller. It would also
+accept NaN, duplicate keys and any nesting depth. So endpoints declare `json_body` instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Bytes. As many are read of any body; of larger ones the rest is read when there is room."""
+"""Bytes above which a body needs a share of the body budget before more of it is read."""
 
-# What curl and browsers' fetch send for a body of text when nobody names a type is JSON here too.
+# Includes the default types of curl and of `fetch` in browsers.
 _JSON_MEDIA_TYPES = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
@@ -37,12 +37,18 @@ _GZIP = frozenset({"gzip", "x-gzip"})
 async def read_body(
     request: Request, limit: int, on_large: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
-    """The whole body, declared to be JSON or nothing else, as it is or in gzip.
+    """Read a complete JSON body, plain or in gzip.
 
-    `on_large` is awaited once before more than LARGE_BODY_BYTES bytes are read, with how many may come.
+    Args:
+        request: the request.
+        limit: maximum bytes of the body, compressed or not.
+        on_large: awaited once before more than LARGE_BODY_BYTES are read, with the bytes to expect.
 
-    Raises UnsupportedMediaType, InvalidRequest for what is no gzip, and ContentTooLarge past
-    `limit` bytes, compressed or not, before all is in memory.
+    Raises:
+        UnsupportedMediaType: The body is not JSON, or has an unknown encoding.
+        InvalidRequest: The body is not valid gzip.
+        ContentTooLarge: The body exceeds `limit`. It is raised before the body is in memory.
+        ClientDisconnected: The client left.
     """
     given = get_media_type(request)
     if given not in _JSON_MEDIA_TYPES and not given.endswith("+json"):
@@ -54,7 +60,7 @@ async def read_body(
     if declared > limit:
         raise ContentTooLarge("request body", limit)
     if not compressed:
-        # Most are short and have come with their head.
+        # Most bodies are short and arrive together with the headers.
         whole = exchange_of(request.scope).take_complete_body(min(limit, LARGE_BODY_BYTES))
         if whole is not None:
             return whole
@@ -62,13 +68,13 @@ async def read_body(
         if on_large is not None and declared > LARGE_BODY_BYTES and not compressed:
             await on_large(declared)
             on_large = None
-        # Of a compressed one, what has come is counted too: gzip may go on for ever and give nothing.
+        # For gzip, also limit compressed bytes: a stream can be endless and inflate to nothing.
         stream = decompress(_stream_limited(request, limit)) if compressed else request.stream()
         async for chunk in stream:
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
-            if on_large is not None and size > LARGE_BODY_BYTES:  # it did not say
+            if on_large is not None and size > LARGE_BODY_BYTES:  # no content-length
                 await on_large(limit)
                 on_large = None
             chunks.append(chunk)
@@ -78,7 +84,7 @@ async def read_body(
 
 
 async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises ContentTooLarge past `limit` bytes, and ClientDisconnect."""
+    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes."""
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -88,11 +94,10 @@ async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
-    """A dependency of FastAPI: the JSON body as `model`.
+    """Return a FastAPI dependency that reads the JSON body as `model`.
 
-    Dependencies are called in the order of the endpoint's parameters, so that one that comes after
-    the caller's key reads nothing from strangers. `limit`, in bytes, is that of the settings if
-    None.
+    Dependencies run in the order of the endpoint's parameters. Put this one after the caller's key,
+    so that no body is read from strangers. `limit` is in bytes; None for the limit of the settings.
     """
 
     async def read(request: Request) -> BaseModel:
@@ -107,7 +112,7 @@ async def _read_json(request: Request, model: type[M], limit: int) -> M:
 
 
 def parse_json(model: type[M], body: bytes) -> M:
-    """An empty body is an empty object. Raises InvalidRequest."""
+    """Parse a body as `model`; an empty body is an empty object. Raise InvalidRequest."""
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
@@ -117,13 +122,13 @@ def parse_json(model: type[M], body: bytes) -> M:
 
 
 def get_media_type(request: Request) -> str:
-    """The content-type without its parameters, in lower case; empty when there is none."""
+    """Return the content-type in lower case without parameters; empty if there is none."""
     given = header_of(request.scope, b"content-type") or ""
     return given.partition(";")[0].strip().lower()
 
 
 def refuse_encoding(request: Request) -> None:
-    """Raises UnsupportedMediaType for a compressed body, as RFC 9110 says (8.4.1)."""
+    """Raise UnsupportedMediaType for a compressed body (RFC 9110, 8.4.1)."""
     encoding = _get_encoding(request)
     if encoding not in _PLAIN:
         raise UnsupportedMediaType("content-encoding", encoding, "identity")

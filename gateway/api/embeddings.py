@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it (API reference, "Create embeddings", 2026)."""
+"""POST /v1/embeddings in OpenAI's form (API reference, "Create embeddings", 2026)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gateway.service import Service
 router = ApiRouter()
 
 MAX_INPUTS = 2048
-"""As at OpenAI."""
+"""Maximum number of inputs, the same as OpenAI's."""
 _DEFAULT_WIDTH = 1536
-# What fits below it is in memory anyway, as long as the request is.
+# Smaller answers need no share of the budget: the request takes about as much memory.
 _MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -55,7 +55,7 @@ class EmbeddingsRequest(MappedRequest):
 
     @property
     def texts(self) -> list[str] | None:
-        """None where they are token ids."""
+        """The input texts; None if the inputs are token ids."""
         if isinstance(self.input, str):
             return [self.input]
         return [each for each in self.input if isinstance(each, str)] or None
@@ -68,7 +68,7 @@ class EmbeddingsRequest(MappedRequest):
 
 
 class InputUsage(Described):
-    """0 for a model whose tokens nobody counts: one of texts, without a tokenizer."""
+    """Token counts; 0 for a model that takes texts and has no tokenizer here."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -148,12 +148,12 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
 async def _write_pieces(
     asked: MappedCall[EmbeddingsRequest, EmbeddingModel], answers: list[Vectors], *, as_base64: bool
 ) -> list[bytes]:
-    """The body."""
+    """Encode the response body in pieces."""
     entry, wanted = asked.model.entry, asked.wanted
     pieces, first = [b'{"object":"list","data":['], 0
     answers.reverse()
     while answers:
-        # Nothing else keeps them.
+        # `pop` frees each array once it is encoded.
         rows = shaped(answers.pop(), wanted.dimensions, normalize=entry.normalize)
         write = partial(write_embeddings, rows, first, as_base64=as_base64)
         if rows.size <= MAX_INLINE_NUMBERS:

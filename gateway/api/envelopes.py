@@ -1,4 +1,4 @@
-"""A failure as the answer that who asked for this path understands."""
+"""Error responses in the protocol of the requested path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION = b"anthropic-version"
 
 
 def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failure) -> ErrorResponse:
-    """Return the complete response to a request for `path` with the header `fields`."""
+    """Build the error response to a request for `path` with the headers `fields`."""
     meant = find_meant_path(path)
     anthropics = is_anthropic(meant.path if meant else path, fields)
     return failures.build_response(
@@ -23,9 +23,9 @@ def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failur
 
 
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
-    """Return True if a request is one of Anthropic's protocol.
+    """Return True if a request uses Anthropic's protocol.
 
-    Models have the same paths in both protocols: the header tells them apart.
+    The paths for models are the same in both protocols, so the header decides there.
     """
     return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))
 

@@ -1,4 +1,4 @@
-"""Exceptions to answers, for the web framework and for what is put in front of it."""
+"""Exception handlers that build error responses, for FastAPI and the endpoints in front of it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _convert_framework_error(request: Request, error: HTTPException) -> GatewayE
         if "POST" in methods and _offers_websocket(request):
             return WebSocketNotOffered(path)
         return MethodNotAllowed(method, path, methods)
-    # Otherwise it is a form that cannot be read.
+    # Any other status comes from a malformed form.
     kind = InvalidRequest if error.status_code < 500 else InternalError
     return kind(str(error.detail))
 
 
 def _list_methods(request: Request) -> list[str]:
-    """All methods of this path; Starlette names only those of the first route that fits."""
+    """Return all methods of this path; Starlette reports only those of the first matching route."""
     fitting = [
         route.methods or ()
         for route in request.app.routes
@@ -58,7 +58,7 @@ def _list_methods(request: Request) -> list[str]:
 
 
 def _offers_websocket(request: Request) -> bool:
-    """Return True if this is a handshake for WebSocket, which HTTP/1.0 has none of."""
+    """Return True if the request is a WebSocket handshake, which needs HTTP/1.1."""
     if request.method != "GET" or request.scope["http_version"] == "1.0":
         return False
     protocols = request.headers.get("upgrade", "").lower().split(",")
@@ -72,4 +72,4 @@ HANDLERS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Res
     StoreError: _handle_failure,
     HTTPException: _handle_framework_error,
 }
-"""By base class."""
+"""The handler of each base class of errors."""

@@ -1,6 +1,6 @@
-"""What every failure is over HTTP: one row for each class, and OpenAI's envelope made of it.
+"""HTTP status and code of every error class, and OpenAI's error envelope.
 
-The rooms below raise failures with facts (which parameter, which limit) and know nothing of this.
+Lower layers raise errors with facts (which parameter, which limit) and do not know about HTTP.
 The envelope is ``{"error": {"message", "type", "param", "code"}}``.
 """
 
@@ -20,9 +20,9 @@ from gateway.config.limits import LIMITS
 from gateway.http import errors as http_errors
 
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
-"""All that the table has rows for, subclasses included."""
+"""Base classes of all errors in `TABLE`."""
 
-# A message names what was found; what was found may be megabytes.
+# A message quotes the value found, which may be megabytes.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
 
@@ -32,12 +32,13 @@ _CLIENT, _SERVER = "invalid_request_error", "server_error"
 
 
 class ErrorRow(NamedTuple):
-    """What a class of failures is to the client.
+    """The HTTP form of an error class.
 
     Attributes:
-        type: in OpenAI's words, whose fault it is.
+        status: the HTTP status.
+        type: OpenAI's `type`, which says whose fault it is.
         code: a stable word for programs.
-        retry_after_s: seconds after which the same request may succeed; None says that it will not.
+        retry_after_s: seconds after which the same request may succeed; None if it will not.
     """
 
     status: int
@@ -66,16 +67,16 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.KeyNotFound: ErrorRow(404, _CLIENT, "key_not_found"),
     # Nothing says when to try again: a wrong key stays wrong.
     errors.TooManyWrongKeys: ErrorRow(429, _CLIENT, "too_many_wrong_keys"),
-    # Its type and the time to retry are of the limit: see `_get_type` and `_build_headers`.
+    # `_get_type` and `_build_headers` use the limit's own type and time to retry.
     errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
-    # OpenAI's word for what no SDK should try again: the wait may be weeks.
+    # OpenAI's word for an error that SDKs must not retry: the wait may be weeks.
     errors.InsufficientQuota: ErrorRow(429, "insufficient_quota", "insufficient_quota"),
-    errors.ClientDisconnected: ErrorRow(499, _CLIENT),  # nginx's; for logs and metrics alone
+    errors.ClientDisconnected: ErrorRow(499, _CLIENT),  # nginx's status; only for logs and metrics
     errors.InternalError: ErrorRow(500, _SERVER),
     errors.EngineError: ErrorRow(500, _SERVER),
     errors.EngineBroken: ErrorRow(500, _SERVER),
     errors.AdapterDoesNotFit: ErrorRow(500, _SERVER, "adapter_does_not_fit"),
-    # No 503, which asks to be tried again: whoever ended it had a reason.
+    # Not 503, which invites a retry: the operator ended the request on purpose.
     errors.EndedByAdmin: ErrorRow(500, _SERVER, "ended_by_operator"),
     errors.BadModelOutput: ErrorRow(502, _SERVER, "bad_model_output"),
     errors.Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
@@ -141,23 +142,22 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
 
 
 class ErrorResponse(NamedTuple):
+    """The status, headers and body of an error response."""
+
     status: int
     headers: dict[str, str]
     body: bytes
 
 
 def build_response(error: Failure, body: Callable[[Failure], bytes] | None = None) -> ErrorResponse:
-    """The whole answer, for a client that has been fields nothing yet.
-
-    `body` makes its envelope where that is not OpenAI's.
-    """
+    """Build the complete error response; `body` builds the envelope if it is not OpenAI's."""
     return ErrorResponse(
         TABLE[type(error)].status, _build_headers(error), (body or build_envelope)(error)
     )
 
 
 def build_envelope(error: Failure) -> bytes:
-    """OpenAI's error object, as JSON."""
+    """Build OpenAI's error object as JSON."""
     param = None
     if isinstance(error, errors.InvalidRequest):
         param = error.param
@@ -173,14 +173,17 @@ def build_envelope(error: Failure) -> bytes:
 
 
 def status_of(error: BaseException | None) -> int:
-    """The status of what an answer ended with, whether or not it was still to be fields."""
+    """Return the HTTP status for an error, 200 for None.
+
+    It is also used if the response had begun with another status.
+    """
     if error is None:
         return 200
     return TABLE[type(error) if isinstance(error, Failure) else errors.InternalError].status
 
 
 def get_refusal_reason(error: Failure) -> str | None:
-    """In a word, for operators, why a request was not served; None for what is no get_refusal_reason."""
+    """Return a word for operators why a request was refused; None if the error is not a refusal."""
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:
@@ -192,7 +195,10 @@ def get_refusal_reason(error: Failure) -> str | None:
 
 
 def _build_headers(error: Failure) -> dict[str, str]:
-    """Whether to try again: openai-python does, twice, for every 429 and 5xx, if not fields."""
+    """Build the response headers, which say whether to retry.
+
+    Without `x-should-retry`, openai-python retries every 429 and 5xx twice.
+    """
     if isinstance(error, http_errors.MethodNotAllowed):
         return {"allow": ", ".join(error.allowed)}
     if isinstance(error, http_errors.WebSocketNotOffered):
@@ -223,7 +229,7 @@ def _get_type(error: Failure) -> str:
 
 
 def build_message(error: Failure) -> str:
-    """What a client is fields, fit for JSON."""
+    """Return the message for the client, valid in JSON."""
     if isinstance(error, StoreUnavailable):
         return "The adapter store does not answer; try again."  # the error's own has addresses
     text = str(error)
@@ -233,6 +239,6 @@ def build_message(error: Failure) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    """At most `limit` characters, fit for JSON: form fields may hold lone surrogates."""
+    """Cut a text to `limit` characters and replace lone surrogates, which form fields may hold."""
     text = text if len(text) <= limit else text[:limit] + "..."
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What requests for a generation share, and what they ask for.
+"""The common fields of chat and completion requests, and their conversion to options.
 
 Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). Types are strict: a
 number in quotes is an error, as at OpenAI.
@@ -43,7 +43,7 @@ from gateway.generation import (
 )
 from gateway.parsers.message import MessageForm
 
-# With the values that ask for nothing.
+# Penalties, with the values that have no effect.
 _NEUTRAL_PENALTIES: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
@@ -57,12 +57,12 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    # What Volcengine calls `continuous_usage_stats`, of use without `include_usage`.
+    # Volcengine's name for `continuous_usage_stats`; it needs no `include_usage`.
     chunk_include_usage: bool | None = None
 
 
 class GenerationRequest(Strict):
-    """What both endpoints share, with the extensions that vLLM clients send (`top_k` -1 is off)."""
+    """Fields of both endpoints, with the extensions of vLLM clients (`top_k` -1 is off)."""
 
     model: str
     max_tokens: JsonInt | None = Field(None, ge=1, json_schema_extra=allow_unset("max_tokens"))
@@ -99,27 +99,27 @@ class GenerationRequest(Strict):
 
     @property
     def num_alternatives(self) -> int | None:
-        """How many alternatives to report with each token's log probability; None for neither."""
+        """Number of alternatives to report with each token; None for no log probabilities."""
         return None
 
     @property
     def num_sequences(self) -> int:
-        """How many are generated for each prompt."""
+        """Number of sequences to generate for each prompt."""
         return self.n or 1
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts."""
+        """Number of prompts."""
         return 1
 
     @property
     def num_returned(self) -> int | None:
-        """How many of each prompt's choices to return, the likeliest ones; None for all."""
+        """Number of each prompt's likeliest choices to return; None for all."""
         return None
 
     @property
     def echo_text(self) -> str:
-        """What the message of a chat begins with."""
+        """Text at the beginning of a chat's message."""
         return ""
 
     @property
@@ -144,9 +144,15 @@ class GenerationRequest(Strict):
         message: MessageForm | None = None,
         caller: Caller = ANYBODY,
     ) -> Options:
-        """What is asked for, with OpenAI's defaults: temperature 1, top_p 1, a fresh seed.
+        """Build the options, with OpenAI's defaults: temperature 1, top_p 1, a random seed.
 
-        `lora` serves it, and `message` says how the answer is read.
+        Args:
+            lora: the adapter that serves the request.
+            message: the form for parsing the answer; None for plain text.
+            caller: facts about the tenant and the request.
+
+        Raises:
+            InvalidRequest: Parameters contradict each other, or a format is malformed.
         """
         guide, param = self.build_guide()
         self._check_beams(guide)
@@ -170,7 +176,7 @@ class GenerationRequest(Strict):
             stop=tuple(stop),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            # A bill tells of cached tokens even where the answer does not.
+            # Bills include cached tokens even if the answer does not.
             usage=not self.stream or self.include_usage or caller.billed,
             logprobs=self.num_alternatives,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
@@ -189,7 +195,7 @@ class GenerationRequest(Strict):
             bad_words=tuple(self.bad_words or ()),
             truncate_prompt=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            # As at vLLM, a stream may say 0, and is told of none.
+            # As at vLLM, a stream may send 0, and gets no log probabilities.
             prompt_logprobs=None if self.stream else self.prompt_logprobs,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
@@ -223,7 +229,7 @@ class GenerationRequest(Strict):
         )
 
     def _parse_bias(self) -> tuple[tuple[int, float], ...]:
-        """Token ids come as the keys of a JSON object, so as strings."""
+        """Return the token ids and biases; ids are strings, as they are keys of a JSON object."""
         bias = self.logit_bias or {}
         if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key)]:
             raise InvalidRequest(
@@ -233,7 +239,7 @@ class GenerationRequest(Strict):
         return tuple((int(key), value) for key, value in bias.items())
 
     def build_guide(self) -> tuple[Guide | None, str | None]:
-        """What the answer must match, and the parameter that says so."""
+        """Build the guide that the answer must match, with the name of its parameter."""
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
             guide = build_format_guide(self.response_format, self.describe_path)
@@ -248,13 +254,13 @@ class GenerationRequest(Strict):
         return found[0] if found else (None, None)
 
     def describe_path(self, path: str) -> str:
-        """Return what the protocol calls a schema's place in a chat's request."""
+        """Return the protocol's name for the path of a schema in a chat's request."""
         return path
 
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """What the guide is made of where that is several, with their parameters."""
+        """Build the parts of a guide that combines several, with their parameters."""
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """What to be content with where no engine can enforce the guide."""
+        """Build a looser guide for engines that cannot enforce the guide; None if there is none."""
         return None

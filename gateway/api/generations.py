@@ -33,9 +33,9 @@ router = ApiRouter()
 
 
 def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
-    """How the answers of a generation are described; of a stream, one event.
+    """Describe the answers of a generation endpoint for OpenAPI; for a stream, describe one event.
 
-    After the first one there is no status left to tell of an error.
+    An error after the first event comes as an event, as the status was sent already.
     """
     data: Schema = {
         "type": "string",

@@ -1,4 +1,4 @@
-"""What a request says its answer must match, as one guide for the engine."""
+"""Guides for the engine, built from response formats and tools."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 BestEffortPaths = tuple[tuple[str, str], ...]
-"""JSON paths in a guide's schema, each with what the client calls the schema there."""
+"""JSON paths of best-effort schemas in a guide, each with the client's name for the schema."""
 DescribePath = Callable[[str], str]
-"""Names a place in a chat's request as the protocol calls it."""
+"""Converts a path in a chat's request to the protocol's name."""
 
 
 def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    """Return the JSON schema of a `response_format`; None for one that has none."""
+    """Return the JSON schema of a `response_format`; None if it has none.
+
+    Raise InvalidRequest if type json_schema has no schema, or two.
+    """
     if wanted.type in ("json_object", "json"):
         return wanted.schema_ or _OBJECT
     if wanted.type != "json_schema":
@@ -42,7 +45,7 @@ def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
 
 
 def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> Guide | None:
-    """Return the guide of a `response_format`; None where the answer may be any text."""
+    """Build the guide of a `response_format`; None if the answer may be any text."""
     if wanted.is_plain:
         return None
     schema = get_format_schema(wanted)
@@ -61,7 +64,7 @@ def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> G
 def _find_format_paths(
     wanted: ResponseFormat, path: str, describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return where the schema of a format is best effort."""
+    """Return the path of a format's schema if it is best effort; empty if it is strict."""
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
         return ()
@@ -70,7 +73,7 @@ def _find_format_paths(
 
 
 def build_structured_guide(wanted: StructuredOutputs) -> Guide:
-    """`structured_outputs` of vLLM."""
+    """Build the guide of vLLM's `structured_outputs`. Raise InvalidRequest."""
     given = [name for name, value in wanted if value is not None and value is not False]
     if len(given) != 1:
         raise InvalidRequest(
@@ -82,7 +85,7 @@ def build_structured_guide(wanted: StructuredOutputs) -> Guide:
     if wanted.grammar is not None:
         return Guide("ebnf_grammar", wanted.grammar)
     if wanted.choice is not None:
-        # A JSON string is a string of the grammar's as well.
+        # A JSON string is also a valid string in the grammar.
         branches = " | ".join(_dump(choice) for choice in wanted.choice)
         return Guide("ebnf_grammar", f"root ::= {branches}")
     if wanted.json_ is not None:
@@ -101,9 +104,14 @@ def build_either_guide(
     describe_path: DescribePath,
     strict_alone: bool = False,
 ) -> Guide:
-    """Return what an answer must match that is calls or in the format.
+    """Build a guide for an answer that is either tool calls or in the format.
 
-    `strict_alone` leaves the arguments of tools that are not strict to the model.
+    Args:
+        wanted: the format.
+        tools: the tools that may be called.
+        parallel: allow several calls.
+        describe_path: converts paths for errors.
+        strict_alone: enforce the arguments of strict tools only.
     """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     enforced = {
@@ -120,7 +128,7 @@ def build_either_guide(
 def build_tool_guide(
     tools: list[Tool], forced: ForcedCall, *, parallel: bool, describe_path: DescribePath
 ) -> Guide:
-    """Return what an answer must match that is a call which must happen."""
+    """Build a guide for an answer that must be a tool call. Raise InvalidRequest."""
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name
     if name is not None:
@@ -138,7 +146,7 @@ def build_tool_guide(
 def _find_tool_paths(
     tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return where the arguments of tools are best effort, of those in `held`."""
+    """Return the paths of best-effort arguments, for the tools named in `enforced`."""
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
@@ -150,16 +158,16 @@ def _find_tool_paths(
 
 
 def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
-    """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
+    """Yield the guide of each tool's arguments, with the tool's index: parts of a tool guide."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # The name is of no use: a guide of one tool is compiled to find what is wrong alone.
+            # The path needs no name: these guides are compiled only to find the faulty tool.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 
 
 def build_strict_argument_guides(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
-    """The same of `either_guide`."""
+    """Yield the guide of each strict tool's arguments, with the tool's index."""
     for index, tool in enumerate(tools):
         if tool.function.strict:
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters))

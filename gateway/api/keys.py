@@ -1,4 +1,4 @@
-"""Keys of tenants for operators: /v1/keys. The configuration file has keys, too; these are others.
+"""Management of tenants' keys by operators: /v1/keys, in addition to the configuration file.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -20,7 +20,7 @@ from gateway.observability.audit import State
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.record import MAX_NOTE, NOTE, KeyRecord, draw_key, is_key_id
 
-_MAX_JSON_BYTES = 64 * 1024  # bytes of a JSON body here
+_MAX_JSON_BYTES = 64 * 1024
 _MAX_LIFETIME_S = 100 * 366 * 24 * 3600
 
 router = ApiRouter()
@@ -53,7 +53,7 @@ class KeyDeleted(AnswerModel):
 
 
 class NewKey(Strict):
-    """`expires_in` is in seconds; without it the key is valid until it is deleted."""
+    """A key to create. `expires_in` is in seconds; without it the key never expires."""
 
     tenant: str
     note: Annotated[str, Field(max_length=MAX_NOTE, pattern=NOTE)] = ""
@@ -118,12 +118,12 @@ async def list_all(keys: Issued) -> Keys:
     openapi_extra=needs("admin_key"),
 )
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
-    # What cannot be an id is not written: somebody may have pasted the key.
+    # A string that is not an id is not logged: it may be the key itself.
     target = key_id if is_key_id(key_id) else "(not an id)"
     with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
         try:
             await keys.revoke(key_id)
-        finally:  # it may have ended here alone
+        finally:  # after an error, the key may be revoked on this gateway only
             action.after = _to_audit_state(keys, key_id)
     return KeyDeleted(id=key_id)
 

@@ -10,7 +10,7 @@ from gateway.tokenization.prompts import Prompts
 
 
 def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool) -> dict[str, Any]:
-    """`logprobs` of a chat choice or chunk; `as_ids` shows tokens by their ids."""
+    """Build `logprobs` of a chat choice or chunk; `as_ids` writes tokens as `token_id:N`."""
 
     def describe(token_id: int, logprob: float) -> dict[str, Any]:
         raw = prompts.vocabulary.token_bytes(token_id)
@@ -29,10 +29,10 @@ def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 def completion_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 ) -> dict[str, Any]:
-    """`logprobs` of a completion choice or chunk; `text_offset` counts characters of the text.
+    """Build `logprobs` of a completion choice or chunk; `text_offset` counts characters.
 
-    The token itself is always among the likeliest, so that 0 alternatives tell of it alone. Of the
-    first token of an echoed prompt nothing is known.
+    `top_logprobs` always includes the token itself, also with 0 alternatives. The first token of an
+    echoed prompt has null.
     """
     describe = _format_id if as_ids else partial(_token_text, prompts)
     tokens, top = [], []
@@ -52,9 +52,9 @@ def completion_logprobs(
 def prompt_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, count: int
 ) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs` in vLLM's form: by token id, the token that is there and the likeliest.
+    """Build `prompt_logprobs` in vLLM's form: the prompt's token and the likeliest, by token id.
 
-    Nothing is known of the first token, which has no place before it.
+    The first token has null, as nothing comes before it.
     """
     found: list[dict[str, Any] | None] = []
     for entry in entries:
@@ -73,7 +73,7 @@ def prompt_logprobs(
 
 
 def _format_id(token_id: int) -> str:
-    """As vLLM writes a token where ids are asked for."""
+    """Return a token as vLLM writes it if ids are asked for."""
     return f"token_id:{token_id}"
 
 
@@ -82,7 +82,7 @@ def _token_text(prompts: Prompts, token_id: int) -> str:
 
 
 def _decode(raw: bytes) -> str:
-    """A token as text; part of a character is written as OpenAI does, `bytes:` and hex."""
+    """Return a token as text; a part of a character is written as `bytes:` and hex, as by OpenAI."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

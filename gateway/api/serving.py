@@ -1,6 +1,7 @@
-"""A request for a generation, in whatever protocol: prepared, then answered, streamed or whole.
+"""Processing of a generation request in any protocol: prepare it, then stream or send the answer.
 
-A protocol brings how its body is read, as one of OpenAI's requests, and how its answer is written.
+A protocol provides functions that parse its body into one of OpenAI's requests and a writer for its
+answer.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from gateway.tenancy.accounting import Account
 from gateway.tenancy.limits.reservation import Reservation
 from gateway.tokenization.chat_format import ChatFormat
 
-# To write them takes 5 ms at most, as the event loop's other work does.
+# Writing so many takes at most 5 ms, like other work on the event loop.
 _MAX_INLINE_LOGPROBS = 100
-# Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet. No digit can be of two of
-# its parts: a header of 64 KiB is looked through once, not once for each of its digits.
+# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two parts
+# of the pattern, so a header of 64 KiB is scanned in linear time.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _Permit = AbstractAsyncContextManager[object]
@@ -57,31 +58,37 @@ _Permit = AbstractAsyncContextManager[object]
 R = TypeVar("R", bound=GenerationRequest)
 
 PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
-"""The prompts of a request, and how to read the answer; None when it is plain text."""
+"""The prompts of a request, and the form for parsing the answer; None for plain text."""
 
 
 class AnswerWriter(Protocol):
-    """How one request's answer is written."""
+    """A writer of one request's answer."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Writes frames of all choices as they come, and what ends an answer that came whole."""
+        """Return a sink that writes the frames of all choices, and the end of a complete answer."""
 
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
-        """The whole answer, of the deltas of each choice, with the `keep` likeliest ones."""
+        """Build the complete answer from the deltas of each choice.
+
+        Only the `num_returned` likeliest choices of each prompt are included; None for all.
+        """
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
-        """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
+        """Return the number of tokens whose log probabilities `build_complete` would write.
+
+        Each takes 50 us with 20 alternatives.
+        """
 
 
 ResolveRequest = Callable[[Intake, Tenant | None, R], Awaitable[R]]
 MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 Rename = Callable[[InvalidRequest], InvalidRequest]
-"""Names a chat's parameter as the protocol calls it."""
+"""Names a chat's parameter in an error as the protocol calls it."""
 
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """What is left of a request that may run: of a body of megabytes, the token ids."""
+    """A request that is ready to run, without its body, which may have been megabytes."""
 
     batch: Batch
     account: Account
@@ -101,15 +108,21 @@ async def prepare_request(
     resolve: ResolveRequest[R] | None = None,
     rename: Rename | None = None,
 ) -> PreparedRequest:
-    """Reads a request and makes it ready. Raises what the table of `failures` has rows for.
+    """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
 
-    `settle` is for what a body alone does not say. `as_written` is for what is refused once the
-    body was read: until then, a parameter is what the client called it.
+    Args:
+        request: the HTTP request.
+        parse: parses the body.
+        prompts: renders the prompts.
+        answer: creates the writer of the answer.
+        resolve: adds data that is not in the body, such as stored conversations.
+        rename: renames parameters in errors raised after parsing. Before, errors use the client's
+            names already.
     """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
     async with Intake(request, tenant) as intake:
-        # One too many is refused before anything is read or worked out for it.
+        # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, places=1) as reservation:
             await service.replicas.wait_until_back()
             wanted, hints, unknown = await intake.read(parse)
@@ -141,10 +154,10 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
         extra["reasoning_effort"] = wanted.reasoning_effort
         if wanted.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
-    # A guide holds from the first token on: there is no room for thoughts before the answer.
+    # A guide applies from the first token on, so the answer cannot begin with reasoning.
     guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
-    # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
+    # Keep the tools with `tool_choice: none`: the prompt then shares the cached prefix of `auto`.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
         tools = None
     prompt = chat.render(
@@ -161,7 +174,7 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
 def _make_message_form(
     chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
-    """How to read the answer; None when it is plain text."""
+    """Return the form for parsing the answer; None for plain text."""
     tools = None
     guided_calls = wanted.forced_call or wanted.either
     if wanted.allows_calls:
@@ -173,15 +186,16 @@ def _make_message_form(
                 param="tools",
             )
         if guided and guided_calls is None:
-            tools = None  # what matches a format is an answer, even one that looks like a call
+            tools = None  # text in a required format is an answer, even if it looks like a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
-    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    # The form is held in memory during the generation, so store only the schemas that are needed.
+    # Tools that are not offered are not bounded by the prompt limit. Guided calls are JSON and need
+    # no schemas for the types of their arguments.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
@@ -204,7 +218,7 @@ async def _prepare(
     prompts: Callable[[R, ChatFormat], PromptsAndForm],
     make_answer: MakeAnswer[R],
 ) -> PreparedRequest:
-    """`reservation` has the request counted, and its first place."""
+    """Prepare a parsed request; `reservation` already counts it with one sequence."""
     service = service_of(request.scope)
     route = service.access.route(service.router, tenant, wanted.model)
     num_sequences, limit = _count_sequences(tenant, wanted), _resolve_output_limit(tenant, wanted)
@@ -229,7 +243,7 @@ async def _prepare(
 
     def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
-        # Guides are made of all the tools, or of a text that is JSON.
+        # Building guides may take long: it serializes all tools or parses JSON text.
         return given, wanted.build_options(lora, message, caller)
 
     given, options = await intake.work(build_prompts)
@@ -243,7 +257,7 @@ async def _prepare(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # The last thing that may fail or wait: from here on the account is sure to be closed.
+    # Last step that may fail or wait: the caller closes the account after this.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -266,24 +280,30 @@ async def _prepare(
 
 
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
-    """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
+    """Return a permit to load and upload `nbytes` of weights.
+
+    An adapter above the tenant's share of the budget needs the whole share.
+    """
     sends = service.upload_budget
     cost = min(nbytes, sends.largest() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 
 class AnswerRecorder(Protocol):
-    """Whoever has something to do with an answer before its client is told that it has ended."""
+    """A hook that stores an answer before the client learns that it is complete."""
 
     async def record_complete(self, answer: bytes) -> None:
-        """Raises what the answer then fails with."""
+        """Store the complete JSON answer. An exception becomes the error of the request."""
 
     async def record_stream(self, body: Body) -> None:
-        """Writes what the answer's sink has held back. Raises as `whole`."""
+        """Store a streamed answer, then write the last events, which its sink has held back.
+
+        Raise like `record_complete`.
+        """
 
 
 def build_headers(prepared: PreparedRequest) -> dict[str, str]:
-    """What the client is told beside the answer."""
+    """Build the response headers: rate limits, adapter version and ignored parameters."""
     headers = rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
@@ -305,7 +325,7 @@ async def respond(
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = build_headers(prepared)
     if prepared.stream:
-        # A closure would be 350 bytes more of each open stream.
+        # A closure would take 350 bytes more for each open stream.
         write = partial(_write, service, context, batch, answer, prepared.usage, recorder)
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
     collector = DeltaCollector(batch.choices)
@@ -335,16 +355,16 @@ async def _write(
     if service.settings.keep_alive_in_queue:
         body.start_keep_alive()
     sink = answer.stream(body, usage)
-    # Not before it is its turn: behind a comment no refusal by the queue is a 503.
+    # Start keep-alive comments only after admission: after a comment the queue could not answer 503.
     await generate(service, context, batch, sink, on_place=body.start_keep_alive)
     if recorder is not None:
         await recorder.record_stream(body)
 
 
 def _count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
-    """What a request takes of `concurrent_requests`: one for each sequence that is generated.
+    """Return the number of generated sequences, each of which counts for `concurrent_requests`.
 
-    Raises InvalidRequest for more than the tenant may have at once.
+    Raise InvalidRequest if it exceeds the tenant's limit.
     """
     sequences, prompts = wanted.num_sequences, wanted.num_prompts
     total = prompts * sequences
@@ -361,9 +381,9 @@ def _count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
 
 
 def parse_timeout(request: Request, max_s: float) -> float | None:
-    """Seconds, from the header x-request-timeout, where they are fewer than all have.
+    """Return the seconds in the header x-request-timeout if they are below `max_s`; else None.
 
-    Raises InvalidRequest.
+    Raise InvalidRequest for a malformed header.
     """
     given = header_of(request.scope, b"x-request-timeout")
     if given is None:
@@ -378,7 +398,10 @@ def parse_timeout(request: Request, max_s: float) -> float | None:
 
 
 def _resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
-    """Tokens of one choice, by the request and what its tenant may have. Raises InvalidRequest."""
+    """Return the output token limit of a choice, from the request and the tenant's limit.
+
+    Raise InvalidRequest if the request asks for more than the tenant may have.
+    """
     asked = wanted.output_limit
     allowed = tenant.max_output_tokens if tenant else None
     if asked is None or allowed is None:
