@@ -6,7 +6,7 @@ import signal
 
 from gateway.config.environment import settings_from_environment
 from gateway.config.file import ConfigurationError
-from gateway.http.workers import refuse
+from gateway.http.workers import report_bad_settings
 from gateway.server import serve
 
 
@@ -15,7 +15,7 @@ def main() -> int:
     try:
         return serve(settings_from_environment())
     except ConfigurationError as error:
-        return refuse(error)
+        return report_bad_settings(error)
     except KeyboardInterrupt:  # uvicorn raises it again when all has ended
         return 128 + signal.SIGINT
 

@@ -1,4 +1,4 @@
-"""The application: all endpoints in FastAPI, and those that generate also in front of it."""
+"""The application: all endpoints in FastAPI, with a shortcut for those that generate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.errors import TooManyConnections
-from gateway.http.exchange import NO_ROOM
+from gateway.http.exchange import OVER_CONNECTION_LIMIT
 from gateway.http.workers import Worker
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service_setup import load_prompts, running_service
@@ -76,19 +76,20 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
-"""The ways in which work on prompts takes its turn."""
+"""Modules whose POST endpoints process prompts; these requests queue while the loop is busy."""
 
 
 @cache
 def _document() -> bytes:
-    """The OpenAPI document. To make it takes a tenth of a start, and few ask for it."""
+    """Build the OpenAPI document on demand: it takes a tenth of the start, and few ask for it."""
     return openapi.build(ROUTES)
 
 
 def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
-    """Every endpoint, with what runs while the server does; connects to Triton when it starts.
+    """Return the FastAPI application with all endpoints and the service's lifespan.
 
-    Raises ConfigurationError where there is no tokenizer.
+    The service connects to Triton when the application starts. Raise ConfigurationError if the
+    tokenizer cannot be loaded.
     """
     prompts = load_prompts(settings)
 
@@ -109,14 +110,16 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         openapi_url=None,  # `openapi` serves it
         exception_handlers={kind: handler for kind, handler in HANDLERS.items()},  # noqa: C416
         redirect_slashes=False,
-        # Ours is `gateway.observability.tracing`; this one asks the environment at each request.
+        # `gateway.observability.tracing` is used instead; FastAPI's reads the environment for each
+        # request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     api.state.looks = Looks()
     api.state.unkept = Unkept()
-    api.state.admin_port = None  # the server says which, once it listens there
-    api.state.connections = Connections(settings.max_connections)  # the server says which
-    api.state.starts = StartQueue()  # likewise
+    # The server replaces these three when it starts.
+    api.state.admin_port = None
+    api.state.connections = Connections(settings.max_connections)
+    api.state.starts = StartQueue()
     api.state.worker = worker
     api.state.openapi = _document
     api.routes.extend(ROUTES)
@@ -124,7 +127,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
 
 
 def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
-    """Return the part that decides which requests wait while the event loop is busy."""
+    """Return the object that decides which requests queue while the event loop is busy."""
     paths = [
         route.path
         for module in _BUSY_MODULES
@@ -136,37 +139,37 @@ def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
 
 
 def compose(api: FastAPI, settings: Settings) -> ASGIApp:
-    """What the server calls: generations go to their endpoints, everything else to FastAPI.
+    """Return the ASGI application: generations go straight to their endpoints, others to FastAPI.
 
-    FastAPI finds a route, keeps stacks for files and dependencies that a generation has none of,
-    and wraps `send` several times. It knows these endpoints too: for its document, and to answer
-    methods other than POST.
+    FastAPI's routing, its exit stacks for files and dependencies, and its wrappers of `send` cost
+    time that a generation need not pay. FastAPI also has these endpoints, for its OpenAPI document
+    and to answer methods other than POST.
     """
-    # Other servers' names for an endpoint come behind its own.
+    # An endpoint's first path wins as its label; later ones are other servers' names for it.
     labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
-    labels[_no_room] = "no room"
+    labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
     def around(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
-        """The layers that every request passes."""
+        """Wrap an application in the middleware of every request."""
         if settings.cors_origins:
             app = CORSMiddleware(
                 app,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
-                # The SDKs send X-Stainless-* headers; any that a preflight names is fine.
+                # The SDKs send X-Stainless-* headers, so any header is allowed.
                 allow_headers=["*"],
-                # An origin that may call may do so from a public page to a private address.
+                # Allowed origins may call a private address from a public page.
                 allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,
             )
         return RequestLog(app, labels, generates=generates)
 
-    # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
+    # Inside FastAPI's handler of last resort, whose answer would not have the error envelope.
     api.add_middleware(around)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
-    no_room = around(_endpoint(_no_room))
+    refuse_connection = around(_endpoint(_refuse_connection))
     too_many_parameters = around(_endpoint(queries.refuse_many))
     preflights = PreflightHints(settings.cors_origins)
 
@@ -180,27 +183,27 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 preflights.note(scope)
             if chosen is api and queries.has_too_many(scope):
                 chosen = too_many_parameters
-        if NO_ROOM in scope.get("extensions", ()):
-            # Other workers, which ask for admins, come in without a port.
+        if OVER_CONNECTION_LIMIT in scope.get("extensions", ()):
+            # Requests of other workers, on behalf of admins, have no port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
-                chosen = no_room
+                chosen = refuse_connection
         return chosen(scope, receive, send)
 
     return app
 
 
-async def _no_room(_: Request) -> Response:
+async def _refuse_connection(_: Request) -> Response:
     raise TooManyConnections
 
 
 def _endpoint(handler: Handler) -> ASGIApp:
-    """A handler as an application, whose failures are answered as FastAPI answers them."""
+    """Return a handler as an ASGI application that answers errors like FastAPI does."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint"] = handler
         try:
-            # Nothing keeps the request while its answer is sent.
+            # Do not store the request in a variable: it would stay in memory during the answer.
             response = await handler(Request(scope, receive))
             await response(scope, receive, send)
         except tuple(HANDLERS) as error:

@@ -1,8 +1,9 @@
-"""An answer as it comes back up from the engine to the API: deltas, and where they go.
+"""Deltas of an answer, from the engine up to the API, and their receiver.
 
-One of each is made for every token. They have slots and are not frozen: a named tuple takes half as
-long again to make, and four times as long for each field that is read (0.32 against 0.21 us, 16
-against 4 ns); a frozen dataclass sets each field through `object.__setattr__`.
+One object of each class is created for each token, so they are dataclasses with slots and not
+frozen. A named tuple takes half as long again to create (0.32 against 0.21 us) and four times as
+long for each field read (16 against 4 ns). A frozen dataclass sets each field through
+`object.__setattr__`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class TokenLogprob:
     """A token, its log probability, and likely alternatives as (token id, value).
 
     The first token of a prompt has no log probability. `text_offset` is where its text begins, in
-    characters of the choice's text. `rank` says of a prompt's token how many of the vocabulary are
-    as likely as it, or likelier.
+    characters of the choice's text. `rank` is set for tokens of a prompt: the number of tokens in
+    the vocabulary that are at least as likely.
     """
 
     token_id: int
@@ -33,10 +34,10 @@ class TokenLogprob:
 
 
 class EngineStats(NamedTuple):
-    """What the engine tells of its work on a request, where it was asked.
+    """Statistics that the engine reports for a request if asked.
 
-    `reused_tokens` are those of the prompt that its KV cache had already. What is added here is
-    read by `triton/tensors` and told by `api/usage`; nothing between them knows.
+    `reused_tokens` counts prompt tokens found in its KV cache. `triton/tensors` reads the fields
+    and `api/usage` reports them; the code in between passes them on unchanged.
     """
 
     reused_tokens: int = 0
@@ -46,9 +47,9 @@ class EngineStats(NamedTuple):
 class TokenDelta:
     """New token ids from the engine; `final` marks the last delta of the request.
 
-    `stats` is None where none were told; `logprobs` are those of `ids`. A model that gives text
-    gives `text` and no ids, and perhaps the number of its tokens. Where the engine says why it
-    ended, the last delta has `finish`; `unshown` are its tokens that the text does not show.
+    `stats` is None if the engine reported none; `logprobs` belong to `ids`. A model that returns
+    text sets `text` instead of ids, and perhaps `tokens`, the number of tokens. The last delta has
+    `finish` if the engine reports why it ended, and `unshown`, the number of tokens without text.
     """
 
     ids: list[int]
@@ -65,13 +66,13 @@ class TokenDelta:
 class TextDelta:
     """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
 
-    `ids` are those of this delta. `finish` is set on the last delta and only there, with the `stop`
-    string that was reached where it was one. Where a message is read for tool calls or reasoning,
-    `events` say what the text is, and lag behind it while that is undecided. `continued` is set on
-    the last delta of what was sampled by two replicas.
+    `ids` are those of this delta. Only the last delta has `finish`, and `stop` if a stop string was
+    reached. If the message is parsed for tool calls or reasoning, `events` are the parsed text;
+    they come later than the text while the parser is undecided. `continued` is set on the last
+    delta of an answer that two replicas have sampled.
     """
 
-    # None is keyword-only: two by keyword take 1,350 instructions more, 3 % of a paced token.
+    # No field is keyword-only: two keyword arguments cost 1,350 instructions, 3 % of a paced token.
     text: str
     tokens: int
     finish: FinishReason | None = None
@@ -84,14 +85,16 @@ class TextDelta:
 
 
 class Sink(Protocol):
-    """Where the deltas of a request's choices go."""
+    """A receiver of the deltas of a request's choices."""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
-        """Takes what is new in a choice. False when `drain` should be awaited before the next.
+        """Take the delta of a choice; return False if `drain` should be awaited before the next.
 
-        It is called from wherever the engine's bytes are received, and must not wait.
+        It is called where the engine's bytes are received, so it must not block.
         """
 
     async def drain(self, by: float | None = None) -> None:
-        """Returns once more can be taken. Raises TimeoutError if it still waits for that at `by`, a
-        time of the event loop."""
+        """Wait until more deltas can be taken.
+
+        Raise TimeoutError if it still waits at `by`, a time of the event loop.
+        """

@@ -1,7 +1,7 @@
-"""The domain's failures: what went wrong, as facts and in words that a client may read.
+"""The domain's errors, with messages that clients may read.
 
-What each of them is over HTTP is said in `gateway.api.failures` alone. Texts of the engine are in
-none of them: they hold backtraces, paths and addresses.
+`gateway.api.failures` maps each class to an HTTP status. Messages never contain the engine's error
+texts, which hold backtraces, paths and addresses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 
 class GatewayError(Exception):
-    """Base of all failures that are told to the client. `message` is a sentence for people."""
+    """Base of all errors that are reported to clients. `message` is a sentence for people."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -27,18 +27,18 @@ class InvalidRequest(GatewayError):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A known parameter that changes meaning and is not served; never silently dropped."""
+    """A known parameter that would change the answer and is not served."""
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt leaves no room for one generated token."""
+    """The prompt is so long that no token can be generated."""
 
 
 _MODELS_ARE_LISTED = "GET /v1/models lists the models that your key may use."
 
 
 class ModelNotFound(InvalidRequest):
-    """In the same words whether `model` does not exist or must not be known of."""
+    """The model does not exist, or this tenant may not know of it; the message is the same."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model}` does not exist. {_MODELS_ARE_LISTED}", param="model")
@@ -46,11 +46,11 @@ class ModelNotFound(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """In the same words whether there is no such thing or it is another tenant's."""
+    """The object does not exist or is another tenant's; the message is the same."""
 
 
 class PreviousResponseNotFound(NotFound):
-    """The response to go on from, or one before it, is not kept: deleted, expired or unknown."""
+    """The response to continue from, or an earlier one, was deleted, has expired or is unknown."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class PreviousResponseNotFound(NotFound):
 
 
 class ModelNotAllowed(InvalidRequest):
-    """A model that everybody may know of, but that is not for this tenant."""
+    """The model is public, but this tenant may not use it."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -69,15 +69,15 @@ class ModelNotAllowed(InvalidRequest):
 
 
 class InvalidKey(GatewayError):
-    """No key, or a wrong one."""
+    """The key is missing or wrong."""
 
 
 class TooManyWrongKeys(GatewayError):
-    """One more wrong admin key from an address that has sent many. A right one is still taken."""
+    """The client's address has sent many wrong admin keys. A right key is still accepted."""
 
 
 class KeyNotFound(GatewayError):
-    """No key that was made over the API has this id."""
+    """No key created over the API has this id."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(f"The key `{key_id}` does not exist.")
@@ -85,23 +85,23 @@ class KeyNotFound(GatewayError):
 
 
 class KeysUnavailable(GatewayError):
-    """Keys made over the API cannot be looked at, or changed, now."""
+    """Keys created over the API cannot be read or changed now."""
 
 
 class OverridesUnavailable(GatewayError):
-    """What admins say of replicas cannot be changed now."""
+    """Weights and drains that admins set for replicas cannot be changed now."""
 
 
 class ConversationsUnavailable(GatewayError):
-    """What is kept of conversations cannot be read or written now."""
+    """Stored conversations cannot be read or written now."""
 
 
 class ConversationTooLarge(InvalidRequest):
-    """More than can be kept of one conversation, or read at once."""
+    """The conversation is larger than can be stored, or read at once."""
 
 
 class ConversationsOff(UnsupportedParameter):
-    """This gateway keeps no conversations."""
+    """Storing conversations is disabled on this gateway."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -112,7 +112,7 @@ class ConversationsOff(UnsupportedParameter):
 
 
 class SwitchedOff(GatewayError):
-    """Nobody may do this here until the operator sets `setting`."""
+    """The feature is disabled until the operator sets `setting`."""
 
     def __init__(self, message: str, *, setting: str) -> None:
         super().__init__(message)
@@ -120,14 +120,17 @@ class SwitchedOff(GatewayError):
 
 
 NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
-"""Too many waited, or it waited for as long as any may; its turn could not have come in time for
-its first token, or did not; the gateway's own core had too much to do."""
+"""Reason why a request got no slot.
+
+The queue was full; the maximum time in the queue passed; the predicted wait for the first token was
+too long, or the first token became late while waiting; or the gateway's own core was busy.
+"""
 
 
 class Quota(NamedTuple):
-    """What a limit allows, what is used of it, and when it is whole again.
+    """The state of a limit: its size, its use, and the milliseconds until nothing of it is used.
 
-    `held` is what running requests have reserved of a budget besides.
+    `held` is the part of a budget that running requests have reserved, beside `used`.
     """
 
     limit: int
@@ -144,8 +147,8 @@ class RateLimited(GatewayError):
     """A limit of the tenant is reached.
 
     Attributes:
-        limit: which one, by its name in the configuration.
-        wait_ms: when the same request could pass; None says never.
+        limit: the limit's name in the configuration.
+        wait_ms: milliseconds until the same request could pass; None for never.
         quotas: the state of the tenant's limits, by name.
     """
 
@@ -159,11 +162,11 @@ class RateLimited(GatewayError):
 
 
 class InsufficientQuota(RateLimited):
-    """A budget is used up until its day or month ends."""
+    """A budget is used up until the end of its day or month."""
 
 
 class LimitsUnavailable(GatewayError):
-    """`limit` cannot be counted now, and the configuration wants it counted."""
+    """`limit` cannot be counted now, and the configuration refuses requests in that case."""
 
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
@@ -171,17 +174,18 @@ class LimitsUnavailable(GatewayError):
 
 
 class EngineError(GatewayError):
-    """The engine failed on this request for a reason that a retry does not mend."""
+    """The engine failed on this request, and a retry would not help."""
 
 
 class BadModelOutput(EngineError):
-    """A model that answers once gave what is no answer: its shape is wrong, or its numbers."""
+    """An embedding or rerank model returned a wrong shape, or numbers that are not finite."""
 
 
 class AdapterDoesNotFit(EngineError):
-    """The adapter is larger than the whole adapter cache of this replica. Another's may be larger.
+    """The adapter exceeds the adapter cache of this replica; another replica's may be larger.
 
-    `name` is the client's, `nbytes` those of its weights, `most` those of the cache.
+    `name` is the model name from the request, `nbytes` the size of the weights, and `most` the size
+    of the cache, both in bytes.
     """
 
     def __init__(self, name: str, nbytes: int, most: int) -> None:
@@ -193,13 +197,13 @@ class AdapterDoesNotFit(EngineError):
 
 
 class EngineBroken(EngineError):
-    """Not this request failed but what it was given to: the next ones will fail there too."""
+    """The engine itself is broken, so further requests will fail there too."""
 
 
 class EngineStepFailed(GatewayError):
-    """The engine ended all requests that it had, most likely for one of them; it works on.
+    """The engine aborted all its requests, most likely because of one of them, and keeps running.
 
-    Which one it was is not said, so the same request may be what ended the others.
+    It does not report which request it was, so this one may have caused the failure.
     """
 
 
@@ -208,7 +212,7 @@ class EngineUnavailable(GatewayError):
 
 
 class EngineUnreachable(EngineUnavailable):
-    """There is no connection to Triton. `why` is for operators: it may hold addresses."""
+    """There is no connection to Triton. `why` is for operators only, as it may hold addresses."""
 
     def __init__(self, message: str, *, why: str) -> None:
         super().__init__(message)
@@ -216,22 +220,22 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class EngineSilent(TimeoutError):
-    """A deadline came while the engine had the request, and had told nobody anything for long."""
+    """A deadline passed while the engine had sent nothing to any request for a long time."""
 
 
 class NotTakenInTime(TimeoutError):
-    """A deadline came while the answer waited for its client, who pays for what waited."""
+    """A deadline passed while the client did not read the answer; unread tokens are billed."""
 
 
 class AnswerLost(GatewayError):
-    """The replica of an answer that had begun is gone, and another one could not go on with it."""
+    """The replica failed during an answer, and no other replica could resume it."""
 
 
 class Overloaded(GatewayError):
-    """There is no place for the request, here or in the engine.
+    """There is no free slot for the request, in the gateway or in the engine.
 
-    `wait_s` is how long it would have to wait for one, or how long others who wanted one have
-    waited by now, as far as is known. `cause` says why a request did not get its turn.
+    `wait_s` is the estimated wait in seconds, or the time that queued requests have waited so far;
+    0 if unknown. `cause` is set if the request got no slot.
     """
 
     def __init__(self, message: str, wait_s: float = 0.0, cause: NoTurn | None = None) -> None:
@@ -241,20 +245,19 @@ class Overloaded(GatewayError):
 
 
 class ClientDeadlineTooNear(Overloaded):
-    """It is known by now that there is no place for it before the deadline that its client chose,
-    though there would be one for a request without."""
+    """No slot is free before the client's own deadline; without it the request could be queued."""
 
 
 class AdapterNotReady(Overloaded):
-    """No replica has the adapter on its disk yet. Another one may, or this one in a moment."""
+    """No usable replica has the adapter on its disk yet; a retry may succeed."""
 
 
 class ShuttingDown(GatewayError):
-    """This gateway is ending and the request outlived the grace; another one may serve it."""
+    """The gateway shuts down and the request exceeded the grace; another gateway may serve it."""
 
 
 class RequestTimeout(GatewayError):
-    """The request outlived its deadline, `limit_s` seconds; generation was stopped."""
+    """The request exceeded its deadline of `limit_s` seconds and was aborted."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"The request took longer than {limit_s:g} seconds.")
@@ -262,8 +265,10 @@ class RequestTimeout(GatewayError):
 
 
 class ClientDeadline(RequestTimeout):
-    """The client had asked for an end before the gateway's own, or did not read what there was by
-    then; no failure of ours."""
+    """The client's own deadline passed, or the client did not read the answer in time.
+
+    It does not count as a failure of the gateway.
+    """
 
 
 class EndedByAdmin(GatewayError):
@@ -274,12 +279,12 @@ class EndedByAdmin(GatewayError):
 
 
 class InternalError(GatewayError):
-    """A mistake of ours. What it was is in the log alone."""
+    """A bug in the gateway. Details are only logged."""
 
 
 class ReplicaLeft(Exception):
-    """A stream leaves a replica that is to have none, and goes on at another one."""
+    """A stream leaves a drained replica and resumes on another one."""
 
 
 class ClientDisconnected(Exception):
-    """The client left. Nobody is there to be told."""
+    """The client left, so no answer can be sent."""

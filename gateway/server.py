@@ -1,4 +1,4 @@
-"""Runs the application until SIGTERM or SIGINT, in one process or in several."""
+"""Entry point that serves the application until SIGTERM or SIGINT, in one or more processes."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ import gc
 import tempfile
 from pathlib import Path
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.app import compose, create_api, make_door
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.server import Server, bind
 from gateway.http.tls import load_server_context
-from gateway.http.workers import Worker, Workers, refuse
+from gateway.http.workers import Worker, Workers, report_bad_settings
 from gateway.memory import trim
 from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
-from gateway.service_setup import check_configuration, tracer_class
+from gateway.service_setup import check_configuration, load_tracer_class
 from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
-# New objects after which the garbage collector looks for cycles. About a hundred requests leave so
-# many; Python's own threshold is reached every few requests.
-_NEW_OBJECTS = 10_000
+# New objects after which the garbage collector looks for cycles: about a hundred requests.
+# Python's default is reached every few requests.
+_GC_THRESHOLD_OBJECTS = 10_000
 
 
-class Gateway:
-    """What the server serves; implements `http.server.Application`."""
+class GatewayApplication:
+    """The served application; implements `gateway.http.server.Application`."""
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
         self.asgi = compose(self.api, settings)
         self.door = make_door(self.api, settings)
-        self.answer = answer
+        self.build_error_response = build_response
 
     @property
     def service(self) -> Service | None:
-        """None before it has started, and when it could not."""
+        """The service; None before it has started or if it could not start."""
         return getattr(self.api.state, "service", None)
 
-    def listening(self, admin_port: int) -> None:
+    def set_admin_port(self, admin_port: int) -> None:
         self.api.state.admin_port = admin_port
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
         self.api.state.connections = connections
         self.api.state.starts = starts
-        # Requests that began first: else each new one would make all tokens later.
+        # When tokens are late, serve running streams first: new requests would delay all of them.
         starts.yield_to(lambda: delivery_queue().is_late)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return self.service is not None and self.service.failed.is_set()
 
     def drain(self) -> bool:
@@ -62,17 +62,20 @@ class Gateway:
 
 
 def serve(settings: Settings) -> int:
-    """Blocks; returns the exit code. Raises ConfigurationError, for a taken port too."""
+    """Serve until stopped; return the exit code.
+
+    Raise ConfigurationError for wrong settings or a port in use.
+    """
     configure_logging(settings.log_level, settings.log_format)
     load_server_context(settings)  # reports a bad file before anything starts
-    tracer_class(settings)
+    load_tracer_class(settings)
     if settings.workers > 1:
         return _serve_with_workers(settings)
-    # What is wrong with it is told before anything starts.
+    # Report a bad configuration file before anything starts.
     check_configuration(settings)
     listeners = bind(settings)
-    server = Server(Gateway(settings), settings)
-    _collect_seldom()
+    server = Server(GatewayApplication(settings), settings)
+    _relax_garbage_collection()
     server.run(listeners)
     return server.exit_code
 
@@ -83,30 +86,30 @@ def _serve_with_workers(settings: Settings) -> int:
 
         def work(worker: Worker) -> int:
             try:
-                # It may have changed since the parent looked.
+                # The file may have changed since the parent checked it.
                 check_configuration(settings, folder)
-                server = Server(Gateway(settings, worker), settings, worker)
-                _collect_seldom()
+                server = Server(GatewayApplication(settings, worker), settings, worker)
+                _relax_garbage_collection()
                 server.run()
                 return server.exit_code
             except ConfigurationError as error:
-                return refuse(error)
+                return report_bad_settings(error)
 
         if settings.redis_url is not None:
             connect.load()  # so that workers share it, too
-        # Before any worker has read it, so that all of them know whether keys were on.
+        # Before workers start, so that all of them agree on whether keys were required.
         check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()
 
 
-def _collect_seldom() -> None:
-    """Has the garbage collector look rarely, and never at the objects that are there now.
+def _relax_garbage_collection() -> None:
+    """Make the garbage collector run rarely and skip the objects that exist now.
 
-    Those live as long as the process, and an answered request leaves no cycles behind, so there is
-    hardly anything to find. To look through all objects again and again took a tenth of the CPU,
-    and held every request up for 90 ms at a time.
+    Those objects live as long as the process, and an answered request leaves no cycles behind, so
+    there is hardly anything to collect. Scanning all objects repeatedly took a tenth of the CPU and
+    delayed every request by 90 ms at a time.
     """
     gc.collect()
     gc.freeze()
-    trim()  # of what it took to come here
-    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+    trim()  # release memory that only the start needed
+    gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

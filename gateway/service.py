@@ -1,4 +1,4 @@
-"""What lives as long as a gateway process, passed to whoever needs it; `service_setup` makes it."""
+"""The objects that live as long as a gateway process; `service_setup` creates them."""
 
 from __future__ import annotations
 
@@ -46,57 +46,65 @@ _TICK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
+    """The shared objects of a gateway process, passed to the code that needs them."""
+
     settings: Settings
     prompts: Prompts
     replicas: Replicas
     overrides: FollowedOverrides
-    """What admins say of replicas, beside the configuration."""
+    """Weights and drains of replicas that admins set over the API, beside the configuration."""
     admission: Admission
     starts: StartQueue
-    """The queue of requests before the event loop of this process, which nothing was done for."""
-    bodies: Admission
-    """Whose turn it is to have a large body here; a place is a byte."""
-    histories: Admission
-    """Likewise, a large one of what was kept. Who waits for it may keep those waiting who have a
-    body here, so it is no room of theirs."""
+    """Queue of requests that have not started because the event loop is busy."""
+    body_budget: Admission
+    """Byte budget for buffered request bodies (fair by tenant; cost = bytes)."""
+    history_budget: Admission
+    """Byte budget for stored conversations read into memory.
+
+    It is separate from `body_budget`: if both shared one, requests that hold a body could block
+    each other while they wait for their conversation.
+    """
     adapter_wait: AdapterWait
-    """Where requests wait for a replica that has their adapter on its disk."""
-    cold_sends: Admission
-    """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
+    """Waiting list of requests whose adapter is not on any replica's disk yet."""
+    upload_budget: Admission
+    """Byte budget for adapter weights that are read and uploaded to Triton (fair by tenant)."""
     guides: GuideCheck
     logits: TurnThread
-    """Where the likeliest tokens are found and many numbers written, in turn by tenant."""
+    """Thread that computes log probabilities and writes large answers (fair by tenant)."""
     adapters: Adapters
     mapped: MappedModels
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
-    vectors: Admission
-    """Whose turn it is to have many numbers of an answer here; a place is a byte."""
+    vector_budget: Admission
+    """Byte budget for large answers of embeddings (fair by tenant)."""
     declared: Declared
     router: Router
     troubles: Troubles
-    """Conditions that hold now; `conditions` finds most of them."""
+    """Current problems, for logs and health checks; `gateway.conditions` detects most of them."""
     unknown_models: UnknownModels
     metrics: Metrics
     monitor: Monitor
     configuration: ConfigurationFile
     access: Access
     keys: IssuedKeys | None
-    """Those made over the API; None where there can be no tenants."""
+    """Keys created over the API; None without a configuration file, as keys belong to tenants."""
     accounting: Accounting
     conversations: Conversations
     created: int
-    """Unix time for `/v1/models`: when the tokenizer was written, equal on every replica."""
+    """Unix time for `/v1/models`: when the tokenizer folder was written."""
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `run` has ended by a mistake of ours: what is known is not kept true any more."""
+    """Set when `run` failed because of a bug, so state is no longer refreshed."""
 
     @property
     def warning(self) -> str | None:
-        """What is amiss with what is driven. Raises EngineUnavailable while nothing is ready."""
+        """Problems with the models of ready replicas and with guessed settings; None without any.
+
+        Raise EngineUnavailable if no replica is ready.
+        """
         selections = self.replicas.selections
         ready = [replica.engine for replica in self.replicas if replica.ready]
         of_models = [engine.selection.warning for engine in ready]
@@ -105,11 +113,14 @@ class Service:
 
     @property
     def shortfalls(self) -> list[str]:
-        """What disks of replicas lack, in words for operators."""
+        """Messages for operators about adapter versions missing on replicas' disks."""
         return shortfalls(self.adapters.placement, self.disks())
 
     def placement(self, weights: str) -> dict[str, str]:
-        """By endpoint of what reads adapters from its disk, what is known of these weights."""
+        """Return the state of an adapter's weights on each replica that reads them from disk.
+
+        The keys are the replicas' endpoints. `weights` is the name of the weights.
+        """
         return {
             endpoint: self.adapters.placement.state(weights, endpoint)
             for endpoint, reads in self.disks().items()
@@ -117,16 +128,16 @@ class Service:
         }
 
     def disks(self) -> dict[str, bool]:
-        """By the endpoint of each replica, whether it reads adapters from its own disk now."""
+        """Return, by endpoint, whether each replica reads adapters from its own disk now."""
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
             for replica in self.replicas
         }
 
     async def run(self) -> None:
-        """Keeps the engine's state true and registers the configured adapters; until cancelled."""
+        """Run the background tasks and register the configured adapters, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_after_replicas())
+            tasks.create_task(self._reconcile_replicas())
             tasks.create_task(self.configuration.watch(self.troubles))
             tasks.create_task(self.monitor.follow(self.troubles))
             tasks.create_task(self.overrides.follow(self.troubles))
@@ -136,11 +147,11 @@ class Service:
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
-            self._warn_of_guess()
+            self._warn_of_guessed_settings()
             while not self.started.is_set():
                 try:
                     await self.adapters.register_configured()
-                except GatewayError as error:  # Triton went away in between
+                except GatewayError as error:  # Triton became unavailable in between
                     text = f"adapters are not registered yet: {error.message}"
                     self.troubles.hold("registration", logging.WARNING, text)
                     await asyncio.sleep(_TICK_S)
@@ -149,26 +160,27 @@ class Service:
                     self.started.set()
             await self.declared.follow(self.troubles)
 
-    def _warn_of_guess(self) -> None:
-        with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
+    def _warn_of_guessed_settings(self) -> None:
+        # If Triton became unavailable in between, /health/ready still reports the guess later.
+        with suppress(EngineUnavailable):
             for capabilities in self.replicas.capabilities:
                 if (warning := guessed(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
-    def ended(self, work: asyncio.Task[None]) -> None:
-        """To be told of the end of `run`."""
+    def on_run_end(self, work: asyncio.Task[None]) -> None:
+        """Log a failure of `run` and set `failed`; the done callback of its task."""
         if not work.cancelled() and (error := work.exception()) is not None:
             log.critical("the gateway cannot go on", exc_info=error)
             self.failed.set()
 
-    async def _look_after_replicas(self) -> None:
-        """Makes them what the configuration says, and hands out places that have come free."""
+    async def _reconcile_replicas(self) -> None:
+        """Apply configuration changes to the replicas and grant free slots, until cancelled."""
         while True:
             try:
                 targets = targets_of(self.settings, self.configuration.current)
                 if targets != self.replicas.configured:
                     await self.replicas.configure(targets)
-            except Exception as error:  # whatever is wrong with one, this must go on looking
+            except Exception as error:  # one bad replica must not stop this loop
                 text = f"the replicas could not be changed: {error!r}"
                 self.troubles.hold("replicas", logging.ERROR, text, exc_info=True)
             else:

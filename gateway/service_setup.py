@@ -1,4 +1,4 @@
-"""Makes a process's service from its settings, and ends in the right order what it began."""
+"""Creation of a process's service from its settings, and its shutdown in the right order."""
 
 from __future__ import annotations
 
@@ -50,21 +50,22 @@ from gateway.troubles import Troubles
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
 
-# For requests that outlived the grace of a shutdown and were cancelled a moment ago.
-_ENDING_S = 2.0
-_LARGEST_BODIES = 4
-# As many answers of 2048 vectors with 1536 numbers each, written as text.
-_VECTOR_BYTES = _LARGEST_BODIES * 64 * 2**20
-_SHARE_OF_COLD_SENDS = 0.5
-# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
-_WAITING_BODIES = 32
-# To receive logits takes the event loop as long as the work on them does the thread. Resting in
-# between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
-_LOGITS_REST = 2.0
+# Time for the accounting of requests that were cancelled at the end of the shutdown grace.
+_CLOSE_TIMEOUT_S = 2.0
+_BUDGET_BODIES = 4
+# Four answers of 2048 vectors with 1536 numbers each, as text.
+_VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
+_TENANT_UPLOAD_SHARE = 0.5
+# Each waiting request holds a connection, and connections are limited for all tenants together.
+_MAX_WAITING_BODIES_PER_TENANT = 32
+# Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
+# loop as much time as the thread's work, so the rest keeps both at a third of a core. The remaining
+# time is for the tokens of all other requests.
+_LOGITS_REST_RATIO = 2.0
 
 
 def load_prompts(settings: Settings) -> Prompts:
-    """The tokenizer of the settings. Raises ConfigurationError where its folder is none."""
+    """Load the configured tokenizer. Raise ConfigurationError if its folder is not one."""
     try:
         return Prompts.load(
             settings.tokenizer_dir,
@@ -78,7 +79,7 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
-    """Raises ConfigurationError where `running_service` would for the file of these settings."""
+    """Raise ConfigurationError if `running_service` would refuse the configuration file."""
     configuration_file(settings, workers, MappedModels().check)
 
 
@@ -89,10 +90,16 @@ async def running_service(
     workers: Path | None = None,
     starts: StartQueue | None = None,
 ) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open. Raises ConfigurationError.
+    """Yield a service that runs while the context is open.
 
-    `prompts`, of `load_prompts`, are closed at its end. `workers` is the folder that all workers of
-    a gateway share. `starts` is where requests wait for the event loop.
+    Args:
+        settings: the settings of the gateway.
+        prompts: from `load_prompts`; closed at the end.
+        workers: the folder that all workers of a gateway share; None for a single process.
+        starts: the queue of requests while the event loop is busy.
+
+    Raises:
+        ConfigurationError: The configuration file or a setting is wrong.
     """
     starts = starts or StartQueue()
     metrics = Metrics()
@@ -105,23 +112,23 @@ async def running_service(
     access = Access(settings, unknown_models)
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
-    make_tracer = tracer_class(settings)
+    make_tracer = load_tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
     guides = GuideCheck(strict=settings.strict_parameters, release=settings.xgrammar_release)
-    logits = TurnThread("logits", rest=_LOGITS_REST)
+    logits = TurnThread("logits", rest=_LOGITS_REST_RATIO)
     try:
         async with (
             Adapters(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
-            _keys(settings, access, metrics, workers) as keys,
+            _open_keys(settings, access, metrics, workers) as keys,
             CertificatePoller() as certificates,
-            _accounting(settings, configuration, metrics, certificates.read_now) as accounting,
-            _conversations(settings) as conversations,
-            # No model's folder has such a name, as theirs are quoted.
+            _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
+            _make_conversations(settings) as conversations,
+            # Folders of models have quoted names, so none is called `@replicas`.
             FollowedOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
@@ -135,7 +142,7 @@ async def running_service(
             metrics.export_lora(adapters, replicas)
             metrics.export_declared(declared)
             metrics.export_conversations(conversations.stats)
-            admission = _admission(settings, configuration, replicas)
+            admission = _make_admission(settings, configuration, replicas)
             metrics.export_load(admission, starts, replicas)
             metrics.keeps_words.set(prompts.keeps_words)
             service = Service(
@@ -145,20 +152,24 @@ async def running_service(
                 overrides=overrides,
                 admission=admission,
                 starts=starts,
-                bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
-                histories=_bytes(
-                    _LARGEST_BODIES * settings.max_body_bytes, settings, configuration
+                body_budget=_make_byte_budget(
+                    _BUDGET_BODIES * settings.max_body_bytes, settings, configuration
+                ),
+                history_budget=_make_byte_budget(
+                    _BUDGET_BODIES * settings.max_body_bytes, settings, configuration
                 ),
                 adapter_wait=AdapterWait(replicas, settings.adapter_wait),
-                cold_sends=_cold_sends(settings, configuration),
+                upload_budget=_make_upload_budget(settings, configuration),
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
                 mapped=mapped,
                 embedders=MappedRouter(mapped, router, EmbeddingModel),
                 rankers=MappedRouter(mapped, router, RerankModel),
-                mapped_pool=MappedPool(replicas, partial(_calls, settings, configuration)),
-                vectors=_bytes(_VECTOR_BYTES, settings, configuration),
+                mapped_pool=MappedPool(
+                    replicas, partial(_make_call_limit, settings, configuration)
+                ),
+                vector_budget=_make_byte_budget(_VECTOR_BYTES, settings, configuration),
                 declared=declared,
                 router=router,
                 troubles=troubles,
@@ -176,10 +187,10 @@ async def running_service(
                 created=int(os.stat(settings.tokenizer_dir).st_mtime),
                 tracer=tracer,
             )
-            # One look before the port opens: with Triton up, the first request is served.
+            # Poll replicas once before the port opens, so that the first request finds them ready.
             await replicas.configure(targets_of(settings, configuration.current))
             work = asyncio.create_task(service.run())
-            work.add_done_callback(service.ended)
+            work.add_done_callback(service.on_run_end)
             try:
                 yield service
             finally:
@@ -195,7 +206,7 @@ async def running_service(
 
 
 @asynccontextmanager
-async def _keys(
+async def _open_keys(
     settings: Settings, access: Access, metrics: Metrics, workers: Path | None
 ) -> AsyncIterator[IssuedKeys | None]:
     if settings.config is None:
@@ -204,13 +215,13 @@ async def _keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # No model's folder has such a name, as theirs are quoted.
+    # Folders of models have quoted names, so none is called `@keys`.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys
 
 
-def _conversations(settings: Settings) -> Conversations:
+def _make_conversations(settings: Settings) -> Conversations:
     return Conversations(
         settings.store_dir / "@conversations",
         settings.redis_url,
@@ -222,21 +233,22 @@ def _conversations(settings: Settings) -> Conversations:
 
 
 @asynccontextmanager
-async def _accounting(
+async def _open_accounting(
     settings: Settings,
     configuration: ConfigurationFile,
     metrics: Metrics,
     on_hangup: Callable[[], None],
 ) -> AsyncIterator[Accounting]:
-    """Limits and usage; on SIGHUP the configuration is read and the usage log's file looked at.
+    """Yield the accounting of limits and usage.
 
-    `on_hangup` is called on SIGHUP, too.
+    SIGHUP reloads the configuration, reopens the usage log if its file was moved, and calls
+    `on_hangup`.
     """
     log = None
     if settings.usage_log is not None:
         log = UsageLog(settings.usage_log, on_failure=metrics.usage_lost.inc)
 
-    def hung_up() -> None:
+    def reload() -> None:
         configuration.reload_now()
         on_hangup()
         if log is not None:
@@ -251,11 +263,11 @@ async def _accounting(
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
-        # Signals reach the main thread alone; elsewhere the file is still looked at.
+        # Only the main thread can handle signals; elsewhere the file is polled only.
         with suppress(ValueError, RuntimeError):
-            loop.add_signal_handler(signal.SIGHUP, hung_up)
+            loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            # A worker is born with it blocked: what came since then is seen to now.
+            # A worker starts with SIGHUP blocked; a signal since then is delivered now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         standings = Standings()
         metrics.export_budgets(configuration, standings)
@@ -279,11 +291,14 @@ async def _accounting(
             log_problem=lambda: "" if log is None else log.problem,
         )
         yield accounting
-        await accounting.close(_ENDING_S)
+        await accounting.close(_CLOSE_TIMEOUT_S)
 
 
-def tracer_class(settings: Settings) -> type[Tracer] | None:
-    """None where traces are off. Raises ConfigurationError when the packages are missing."""
+def load_tracer_class(settings: Settings) -> type[Tracer] | None:
+    """Return the tracer class; None if traces are off.
+
+    Raise ConfigurationError if traces are on and their packages are missing.
+    """
     if settings.otlp_endpoint is None:
         return None
     try:
@@ -296,17 +311,17 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
     return Tracer
 
 
-def _admission(
+def _make_admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
-    def at_most(places: int | None) -> int:
+    def cap(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     places = replicas.places
     admission = Admission(
-        lambda: at_most(places.now()),
+        lambda: cap(places.now()),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
-        capacity=lambda lane: at_most(places.capacity(lane)),
+        capacity=lambda lane: cap(places.capacity(lane)),
         scopes=partial(places.scopes, most=settings.max_in_flight),
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
@@ -315,10 +330,10 @@ def _admission(
     return admission
 
 
-def _calls(
+def _make_call_limit(
     settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
 ) -> Admission:
-    """Of one model that answers once."""
+    """Return the admission of one embedding or rerank model, with `limit` concurrent calls."""
     return Admission(
         limit,
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
@@ -327,21 +342,21 @@ def _calls(
     )
 
 
-def _bytes(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
-    """Room for some of the largest, of which a tenant has that of one."""
+def _make_byte_budget(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
+    """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
     return Admission(
         lambda: room,
-        lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
+        lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
-        queue_of_tenant=_WAITING_BODIES,
+        queue_of_tenant=_MAX_WAITING_BODIES_PER_TENANT,
         wait_s=settings.queue_timeout,
     )
 
 
-def _cold_sends(settings: Settings, configuration: ConfigurationFile) -> Admission:
+def _make_upload_budget(settings: Settings, configuration: ConfigurationFile) -> Admission:
     return Admission(
         lambda: settings.cold_send_bytes,
-        lambda: _SHARE_OF_COLD_SENDS if configuration.current.tenants else 1.0,
+        lambda: _TENANT_UPLOAD_SHARE if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

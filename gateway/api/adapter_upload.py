@@ -1,4 +1,4 @@
-"""An adapter's files as a form: what /v1/adapters takes from who has them."""
+"""Multipart upload of an adapter's files to /v1/adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from adapters import chat_template, npy_files, peft, tokenizer_config
 from adapters.errors import store_errors
-from gateway.api.body import media_type, refuse_encoding
+from gateway.api.body import get_media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
@@ -41,13 +41,17 @@ UPLOAD: Schema = {
 
 
 async def read_upload(request: Request, max_bytes: int) -> FormData:
-    """The form, its files spooled to disk as they arrive.
+    """Read the form and write its files to temporary files as they arrive.
 
-    Raises ContentTooLarge past the limit, and StoreError where there is no room for it.
+    Raises:
+        ContentTooLarge: The files exceed `max_bytes`.
+        StoreError: The temporary files cannot be written, for example on a full disk.
+        UnsupportedMediaType: The body is not a form, or is compressed.
+        ClientDisconnected: The client left during the upload.
     """
     received = 0
 
-    async def limited() -> Message:
+    async def receive_limited() -> Message:
         nonlocal received
         message = await request.receive()
         received += len(message.get("body", b""))
@@ -55,36 +59,35 @@ async def read_upload(request: Request, max_bytes: int) -> FormData:
             raise ContentTooLarge("upload", max_bytes)
         return message
 
-    if (given := media_type(request)) != "multipart/form-data":
+    if (given := get_media_type(request)) != "multipart/form-data":
         raise UnsupportedMediaType("content-type", given, "multipart/form-data, application/json")
     refuse_encoding(request)
     try:
-        upload = Request(request.scope, limited)
+        upload = Request(request.scope, receive_limited)
         with store_errors(_TEMPORARY):
             return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
     except ClientDisconnect:
         raise ClientDisconnected from None
 
 
-def text_field(form: FormData, name: str) -> str:
-    """Raises InvalidRequest where it is missing."""
+def get_text_field(form: FormData, name: str) -> str:
+    """Return a text field of the form. Raise InvalidRequest if it is missing."""
     value = form.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"You must provide the form field {name}.", param=name)
     return value
 
 
-def new_folder() -> Path:
-    """For `save_files`. Raises StoreError where there is no room for it. Blocks."""
+def make_folder() -> Path:
+    """Create a temporary folder for `save_files`; blocks. Raise StoreError if it fails."""
     with store_errors(_TEMPORARY):
         return Path(tempfile.mkdtemp(prefix="adapter-"))
 
 
 def save_files(form: FormData, folder: Path) -> None:
-    """Writes its files into `folder`.
+    """Copy the form's files into `folder`. It blocks, so call it in a thread.
 
-    Raises InvalidRequest for one that is no adapter's, and StoreError where there is no room for
-    it. Blocks; for a thread.
+    Raise InvalidRequest for a file that an adapter does not have, and StoreError if writing fails.
     """
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}

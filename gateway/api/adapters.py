@@ -1,4 +1,4 @@
-"""Adapters for operators: /v1/adapters.
+"""Management of adapters by operators: /v1/adapters.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -15,12 +15,12 @@ from starlette.concurrency import run_in_threadpool
 
 from adapters.errors import InvalidName
 from adapters.record import SHORT_DIGEST, Record, Version, check_name
-from gateway.api.adapter_upload import UPLOAD, new_folder, read_upload, save_files, text_field
-from gateway.api.answer_schemas import Answer, Count
+from gateway.api.adapter_upload import UPLOAD, get_text_field, make_folder, read_upload, save_files
+from gateway.api.answer_schemas import AnswerModel, Count
 from gateway.api.auth import Admin, Auditor
-from gateway.api.body import json_body, media_type, parse_json, read_body
+from gateway.api.body import get_media_type, json_body, parse_json, read_body
 from gateway.api.messages import Strict
-from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
+from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.adapters import Added
 from gateway.observability.audit import Action, Audit, State
@@ -28,13 +28,13 @@ from gateway.service import Service
 from gateway.sources.source import parse
 
 _JSON = frozenset({"application/json", "text/json"})
-SMALL = 64 * 1024
-"""Bytes of a JSON body about an adapter."""
+MAX_JSON_BYTES = 64 * 1024
+"""Maximum bytes of a JSON body about an adapter."""
 
-router = Router()
+router = ApiRouter()
 
 
-class AdapterVersion(Answer):
+class AdapterVersion(AnswerModel):
     version: str
     digest: str
     task_id: Annotated[str, Field(description="A string: JavaScript would round the number.")]
@@ -64,7 +64,7 @@ class AdapterVersion(Answer):
     ]
 
 
-class Adapter(Answer):
+class Adapter(AnswerModel):
     object: Literal["adapter"] = "adapter"
     name: str
     base: str
@@ -73,8 +73,11 @@ class Adapter(Answer):
     versions: list[AdapterVersion]
 
 
-class DeclaredAdapter(Answer):
-    """`state`: waiting, loaded or failed; `error` then says why. It is tried again."""
+class DeclaredAdapter(AnswerModel):
+    """An adapter of the configuration file. `state` is waiting, loaded or failed.
+
+    `error` is the reason of a failure. Failed adapters are retried.
+    """
 
     name: str
     source: str
@@ -83,7 +86,7 @@ class DeclaredAdapter(Answer):
     error: str | None
 
 
-class Adapters(Answer):
+class Adapters(AnswerModel):
     object: Literal["list"] = "list"
     data: list[Adapter]
     declared: Annotated[
@@ -106,14 +109,17 @@ class AdapterVerified(Adapter):
     verified: Literal[True] = True
 
 
-class AdapterDeleted(Answer):
+class AdapterDeleted(AnswerModel):
     name: str
     object: Literal["adapter"] = "adapter"
     deleted: Literal[True] = True
 
 
 class AdapterOfSource(Strict):
-    """`source`: an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows."""
+    """An adapter to fetch from `source`.
+
+    `source` is an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows.
+    """
 
     name: str
     base: str
@@ -128,12 +134,15 @@ class AdapterOfSource(Strict):
     openapi_extra=needs("admin_key", form=UPLOAD, json=AdapterOfSource),
 )
 async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
-    """Multipart upload: fields `name` and `base`, and the adapter's files under their own names.
+    """Add an adapter by upload or from a source.
 
-    Or JSON that names a source, from which this gateway fetches it.
+    Upload a multipart form with the fields `name` and `base` and the adapter's files under their
+    own names. Or send JSON with a `source` from which this gateway fetches the files.
     """
-    names_source = media_type(request) in _JSON
-    record, notes = await (_add_of_source if names_source else _add_upload)(request, service, audit)
+    names_source = get_media_type(request) in _JSON
+    record, notes = await (_add_from_source if names_source else _add_upload)(
+        request, service, audit
+    )
     shared = service.adapters.store.is_shared(record)
     warnings = [*notes, *service.adapters.warnings().values()]
     if shared is False:
@@ -142,16 +151,16 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
             f"{record.name} is not shared yet: it is served here, and other gateways get it once "
             "Redis can be used again",
         )
-    return AdapterAdded(**dict(_adapter(service, record)), shared=shared, warnings=warnings)
+    return AdapterAdded(**dict(_build_adapter(service, record)), shared=shared, warnings=warnings)
 
 
-async def _add_of_source(request: Request, service: Service, audit: Audit) -> Added:
-    wanted = parse_json(AdapterOfSource, await read_body(request, SMALL))
-    with audited(audit, service, "adapters.add", wanted.name) as action:
+async def _add_from_source(request: Request, service: Service, audit: Audit) -> Added:
+    wanted = parse_json(AdapterOfSource, await read_body(request, MAX_JSON_BYTES))
+    with audit_change(audit, service, "adapters.add", wanted.name) as action:
         source = parse(wanted.source)
         service.adapters.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # What is begun here after that is ended, whoever waits for it.
+            # Only fetching is cancelled if the client leaves; adding then runs to its end.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapters.sources.fetched(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -163,21 +172,21 @@ async def _add_of_source(request: Request, service: Service, audit: Audit) -> Ad
                 within=found.within,
                 added_by=audit.admin,
             )
-        action.after = told(added.record)
+        action.after = to_audit_state(added.record)
     return added
 
 
 async def _add_upload(request: Request, service: Service, audit: Audit) -> Added:
     form = await read_upload(request, service.settings.max_adapter_bytes)
-    folder = await run_in_threadpool(new_folder)
+    folder = await run_in_threadpool(make_folder)
     try:
-        name, base = text_field(form, "name"), text_field(form, "base")
-        with audited(audit, service, "adapters.add", name) as action:
+        name, base = get_text_field(form, "name"), get_text_field(form, "base")
+        with audit_change(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(save_files, form, folder)
             added = await service.adapters.add(
                 name, base, folder, source="upload", within=folder, added_by=audit.admin
             )
-            action.after = told(added.record)
+            action.after = to_audit_state(added.record)
     finally:
         await run_in_threadpool(shutil.rmtree, folder)
         await form.close()
@@ -201,12 +210,12 @@ async def list_all(service: Admin) -> Adapters:
         )
         for one in await run_in_threadpool(service.declared.told)
     ]
-    data = [_adapter(service, record) for record in service.adapters.records]
+    data = [_build_adapter(service, record) for record in service.adapters.records]
     return Adapters(data=data, declared=declared)
 
 
 class Rollback(Strict):
-    """`version`: 12 to 64 hex digits of a digest; without it, the one that was served before."""
+    """The version to serve: 12 to 64 hex digits of its digest; by default the previous one."""
 
     version: str | None = None
 
@@ -221,12 +230,12 @@ async def rollback(
     service: Admin,
     audit: Auditor,
     name: Name,
-    wanted: Annotated[Rollback, json_body(Rollback, SMALL)],
+    wanted: Annotated[Rollback, json_body(Rollback, MAX_JSON_BYTES)],
 ) -> Adapter:
-    with audited(audit, service, "adapters.rollback", name) as action:
+    with audit_change(audit, service, "adapters.rollback", name) as action:
         record = await service.adapters.rollback(name, wanted.version)
-        action.after = told(record)
-    return _adapter(service, record)
+        action.after = to_audit_state(record)
+    return _build_adapter(service, record)
 
 
 @router.post(
@@ -236,12 +245,12 @@ async def rollback(
     openapi_extra=needs("admin_key"),
 )
 async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
-    with audited(audit, service, "adapters.verify", name):
+    with audit_change(audit, service, "adapters.verify", name):
         record = await service.adapters.verify(name)
-    return AdapterVerified(**dict(_adapter(service, record)))
+    return AdapterVerified(**dict(_build_adapter(service, record)))
 
 
-# A name may have slashes: these come after the paths that end in a word of their own.
+# A name may have slashes, so these routes come after those with a suffix such as /rollback.
 @router.get(
     "/v1/adapters/{name:path}",
     summary="One adapter with its versions.",
@@ -249,7 +258,7 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     openapi_extra=needs("admin_key"),
 )
 async def show(service: Admin, name: Name) -> Adapter:
-    return _adapter(service, service.adapters.record(name))
+    return _build_adapter(service, service.adapters.record(name))
 
 
 @router.delete(
@@ -259,29 +268,29 @@ async def show(service: Admin, name: Name) -> Adapter:
     openapi_extra=needs("admin_key"),
 )
 async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
-    with audited(audit, service, "adapters.remove", name) as action:
+    with audit_change(audit, service, "adapters.remove", name) as action:
         record = await service.adapters.remove(name)
         action.after = None
     return AdapterDeleted(name=record.name)
 
 
-def audited(
+def audit_change(
     audit: Audit, service: Service, action: str, name: str
 ) -> AbstractContextManager[Action]:
-    """The audit log's line for what happens to `name`.
+    """Return the audit log entry of an action on the adapter `name`, as a context manager.
 
-    What cannot be an adapter's name is not written: it may be anything that somebody pasted.
+    A string that is not a valid name is not logged: it may be a secret pasted by mistake.
     """
     try:
         target = check_name(name)
     except InvalidName:
         target = "(not a name)"
     found = (record for record in service.adapters.records if record.name == name)
-    return audit.action(action, target, next(map(told, found), None))
+    return audit.action(action, target, next(map(to_audit_state, found), None))
 
 
-def told(record: Record) -> State:
-    """What the audit log says of an adapter."""
+def to_audit_state(record: Record) -> State:
+    """Return the state of an adapter for the audit log."""
     return {
         "served": record.version.short_digest,
         "revision": record.revision,
@@ -289,17 +298,17 @@ def told(record: Record) -> State:
     }
 
 
-def _adapter(service: Service, record: Record) -> Adapter:
+def _build_adapter(service: Service, record: Record) -> Adapter:
     return Adapter(
         name=record.name,
         base=record.version.base,
         served=record.version.short_digest,
         revision=record.revision,
-        versions=[_version(service, version) for version in record.versions],
+        versions=[_build_version(service, version) for version in record.versions],
     )
 
 
-def _version(service: Service, version: Version) -> AdapterVersion:
+def _build_version(service: Service, version: Version) -> AdapterVersion:
     return AdapterVersion(
         version=version.short_digest,
         digest=version.digest,

@@ -1,7 +1,7 @@
-"""Models of the answers that we write ourselves, for the OpenAPI document.
+"""Models of answers that are not built as models, for the OpenAPI document.
 
-Those of generations are written as bytes (`answers`), errors by the error handlers. They hold what
-a client may rely on; members that come only sometimes have defaults here.
+Generations are written as bytes (`answers`), errors by the error handlers. The models declare the
+members that a client may rely on; optional members have defaults.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Described(BaseModel):
-    """What we write otherwise, or seldom: the document alone may need it, so it is built late."""
+    """Base of models that are rarely needed except by the OpenAPI document, so built on demand."""
 
     model_config = ConfigDict(defer_build=True)
 
 
-class Answer(Described):
-    """An answer that is built as a model; the document says that members with defaults come."""
+class AnswerModel(Described):
+    """Base of answers that are built as models; members with defaults are always present."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
@@ -40,7 +40,7 @@ class Error(Described):
 
 
 class TroubleState(Described):
-    """A condition that holds: what is wrong, since when, and how often it was met."""
+    """A current problem: its text, start time and number of occurrences."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,6 +1,6 @@
-"""The text deltas of a request's choices to OpenAI's objects: SSE frames or one JSON body.
+"""Conversion of text deltas to OpenAI's objects: SSE frames, or one JSON body.
 
-Streamed or not differs only here.
+Only this step differs between streaming and non-streaming requests.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from gateway.api.chunks import (
     UsageFrames,
 )
 from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
-from gateway.api.usage import final_usage
+from gateway.api.usage import build_final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 
-def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[TextDelta]]:
-    """Of each `of` choices the `keep` with the highest log probability per token."""
+def _select_likeliest(
+    choices: list[list[TextDelta]], of: int, num_returned: int
+) -> list[list[TextDelta]]:
+    """Return, of each group of `of` choices, those with the highest log probability per token."""
 
     def mean(deltas: list[TextDelta]) -> float:
-        # An echoed prompt is the same for all; its delta has counted no token yet.
+        # Skip an echoed prompt, whose delta has 0 tokens: it is the same for all choices.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
 
-    kept: list[list[TextDelta]] = []
+    selected: list[list[TextDelta]] = []
     for start in range(0, len(choices), of):
-        kept += sorted(choices[start : start + of], key=mean, reverse=True)[:keep]
-    return kept
+        selected += sorted(choices[start : start + of], key=mean, reverse=True)[:num_returned]
+    return selected
 
 
-def _message(events: Sequence[ChatEvent]) -> dict[str, Any]:
-    """Return the message of the same events; one without calls has no `tool_calls`."""
+def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
+    """Build a chat message from its events, without `tool_calls` if there are no calls."""
     content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
@@ -70,29 +72,28 @@ def _message(events: Sequence[ChatEvent]) -> dict[str, Any]:
     return message
 
 
-def continued(last: TextDelta) -> dict[str, bool]:
-    """What marks an answer, or a choice, that two replicas have sampled; nothing of others."""
+def build_continued(last: TextDelta) -> dict[str, bool]:
+    """Return the member that marks a choice sampled by two replicas; empty for other choices."""
     return {"continued": True} if last.continued else {}
 
 
 class Body(Protocol):
-    """A response's body as it is written."""
+    """A writable response body."""
 
     def write(self, data: bytes) -> bool:
-        """False when `drain` should be awaited before the next."""
+        """Write data; return False if `drain` should be awaited before the next write."""
 
     async def drain(self, by: float | None = None) -> None:
-        """Returns once more can be written. Raises TimeoutError as `Sink.drain`."""
+        """Wait until more can be written. Raise TimeoutError like `Sink.drain`."""
 
 
-class _Stream:
-    """A `Sink` that writes frames.
+class _FrameSink:
+    """A `Sink` that writes SSE frames.
 
-    `answer` is asked for the frames of a choice with its first delta: by then it is known which
-    model answers.
+    The frames of a choice are created at its first delta, when the answering model is known.
     """
 
-    def __init__(self, answer: Answer, body: Body, choices: int, usage: UsageFrames) -> None:
+    def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
         self._answer = answer
         self._body = body
         self._count = choices
@@ -103,20 +104,20 @@ class _Stream:
     def accept(self, index: int, delta: TextDelta) -> bool:
         choice = self._choices[index]
         if choice is None:
-            choice = self._choices[index] = self._answer.frames(index, self._usage)
-        frames = choice.of(delta)
+            choice = self._choices[index] = self._answer.make_frames(index, self._usage)
+        frames = choice.encode(delta)
         if delta.finish is not None:
             self._finished.append(delta)
             if len(self._finished) == self._count:
-                frames += self._answer.usage_frame(self._finished, self._usage)
+                frames += self._answer.build_usage_frame(self._finished, self._usage)
         return not frames or self._body.write(frames)
 
     async def drain(self, by: float | None = None) -> None:
         await self._body.drain(by)
 
 
-class Collector:
-    """A `Sink` that keeps the deltas of each choice."""
+class DeltaCollector:
+    """A `Sink` that collects the deltas of each choice."""
 
     def __init__(self, choices: int) -> None:
         self.received: list[list[TextDelta]] = [[] for _ in range(choices)]
@@ -129,11 +130,11 @@ class Collector:
         pass
 
 
-class Answer:
-    """Frames the answer to one request; `model` is the name the client asked for.
+class OpenAIAnswer:
+    """Writer of the answer to a chat or completion request; `model` is the name in the request.
 
-    `choices` are numbered in the order of `generations`, prompt by prompt; a prompt's tokens are
-    counted once however many choices it has.
+    Choices are numbered in the order of `generations`, prompt by prompt. The tokens of a prompt
+    count once, whatever its number of choices.
     """
 
     def __init__(
@@ -148,7 +149,18 @@ class Answer:
         echo: str = "",
         custom: Collection[str] = (),
     ) -> None:
-        """`echo` is what the message of a chat begins with, `custom` are names of custom tools."""
+        """Create the writer.
+
+        Args:
+            kind: chat or completion.
+            model: the model name in the request.
+            batch: the generations of the request.
+            logprobs: formats log probabilities; None if they were not asked for.
+            prompt_logprobs: formats those of a prompt; None if they were not asked for.
+            token_ids: include the token ids of prompts and choices.
+            echo: text at the beginning of a chat's message.
+            custom: names of custom tools.
+        """
         self._custom = custom
         self._kind = kind
         self._logprobs = logprobs
@@ -166,27 +178,27 @@ class Answer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # Who is kept apart is not told what others' prompts have left in the cache.
-        self._tells_cached = not batch.caller.apart
+        # An isolated tenant must not learn which prompts of others are cached.
+        self._reports_cached = not batch.caller.apart
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Writes SSE frames of all choices as they come, then usage when asked for."""
+        """Return a sink that writes SSE frames of all choices, then usage if asked for."""
         self._counts = [0] * self._choices if usage == "each" else []
-        return _Stream(self, body, self._choices, usage)
+        return _FrameSink(self, body, self._choices, usage)
 
-    def frames(self, index: int, usage: UsageFrames) -> Frames:
-        """Those of one choice."""
+    def make_frames(self, index: int, usage: UsageFrames) -> Frames:
+        """Create the frame encoder of one choice."""
         ids = self._prompt_ids
         kind: Callable[..., Frames] = Frames
         if usage == "each":
             kind = partial(CountingFrames, prompt_tokens=self._prompt_tokens, counts=self._counts)
         return kind(
             shape=self._shape,
-            head=self._head(self._shape.chunk_object, index),
+            head=self._build_head(self._shape.chunk_object, index),
             index=index,
             usage=usage,
             logprobs=self._logprobs,
@@ -194,74 +206,82 @@ class Answer:
             custom=self._custom,
         )
 
-    def usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
-        """What comes behind the last choice, if anything does."""
+    def build_usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
+        """Build the final usage frame; empty if the client did not ask for usage."""
         if usage == "none":
             return b""
-        total = orjson.dumps(self._usage(finished))
-        head = self._head(self._shape.chunk_object)
+        total = orjson.dumps(self._build_usage(finished))
+        head = self._build_head(self._shape.chunk_object)
         return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
-        """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
+        """Build the complete answer as JSON, with the likeliest `num_returned` choices per prompt.
 
-        `received` are the deltas of each choice. Usage counts what was generated, kept or not, as
-        at OpenAI.
+        `received` are the deltas of each choice. Usage counts all generated choices, also those
+        left out, as OpenAI does.
         """
-        usage = self._usage([own[-1] for own in received])
-        if keep is not None:
-            received = _likeliest(received, self._choices // self._prompts, keep)
+        usage = self._build_usage([own[-1] for own in received])
+        if num_returned is not None:
+            received = _select_likeliest(received, self._choices // self._prompts, num_returned)
         each = len(received) // self._prompts
-        choices = [self._choice(i, i // each, own) for i, own in enumerate(received)]
+        choices = [self._build_choice(i, i // each, own) for i, own in enumerate(received)]
         answer: dict[str, Any] = {"choices": choices, "usage": usage}
         if self._kind == "chat":
-            answer |= self._of_prompt(0)
-        return self._head(self._shape.object) + b"," + orjson.dumps(answer)[1:]
+            answer |= self._build_prompt_fields(0)
+        return self._build_head(self._shape.object) + b"," + orjson.dumps(answer)[1:]
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
-        """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
-        told = 0
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
+        """Return the number of tokens whose log probabilities `build_complete` would write."""
+        count = 0
         if self._logprobs is not None:
-            told += sum(len(delta.logprobs) for deltas in received for delta in deltas)
+            count += sum(len(delta.logprobs) for deltas in received for delta in deltas)
         if self._prompt_logprobs is not None:
-            told += sum(map(len, self._scored.values()))
-        return told
+            count += sum(map(len, self._scored.values()))
+        return count
 
-    def _usage(self, finished: list[TextDelta]) -> dict[str, Any]:
-        return final_usage(
-            finished, prompt_tokens=self._prompt_tokens, tells_cached=self._tells_cached
+    def _build_usage(self, finished: list[TextDelta]) -> dict[str, Any]:
+        return build_final_usage(
+            finished, prompt_tokens=self._prompt_tokens, reports_cached=self._reports_cached
         )
 
-    def _choice(self, index: int, prompt: int, deltas: list[TextDelta]) -> dict[str, Any]:
+    def _build_choice(self, index: int, prompt: int, deltas: list[TextDelta]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
         if self._kind == "completion":
             choice["text"] = "".join([delta.text for delta in deltas])
-            choice |= self._of_prompt(prompt)
+            choice |= self._build_prompt_fields(prompt)
         elif deltas[-1].events is None:
             text = Content("".join([delta.text for delta in deltas]))
-            choice["message"] = _message([*self._echo, text])
+            choice["message"] = _build_message([*self._echo, text])
         else:
             events = [event for delta in deltas for event in delta.events or ()]
-            choice["message"] = _message([*self._echo, *CustomCalls(self._custom).rewrite(events)])
+            choice["message"] = _build_message(
+                [*self._echo, *CustomCalls(self._custom).rewrite(events)]
+            )
         logprobs = None
         if self._logprobs is not None:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])
         if self._prompt_ids is not None:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
         choice |= {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
-        return choice | continued(deltas[-1])
+        return choice | build_continued(deltas[-1])
 
-    def _of_prompt(self, prompt: int) -> dict[str, Any]:
-        """What is wanted of a prompt; vLLM has it beside the choices of a chat, else in them."""
-        told: dict[str, Any] = {}
+    def _build_prompt_fields(self, prompt: int) -> dict[str, Any]:
+        """Build vLLM's members about a prompt: token ids and log probabilities.
+
+        They stand beside the choices of a chat, and within those of a completion.
+        """
+        fields: dict[str, Any] = {}
         if self._prompt_ids is not None:
-            told["prompt_token_ids"] = self._prompt_ids[prompt]
+            fields["prompt_token_ids"] = self._prompt_ids[prompt]
         if self._prompt_logprobs is not None:
-            told["prompt_logprobs"] = self._prompt_logprobs(self._scored[prompt * self._each])
-        return told
+            fields["prompt_logprobs"] = self._prompt_logprobs(self._scored[prompt * self._each])
+        return fields
 
-    def _head(self, object_name: str, choice: int = 0) -> bytes:
-        """The object's first members, without its closing brace; of several choices, `choice`'s."""
+    def _build_head(self, object_name: str, choice: int = 0) -> bytes:
+        """Encode the first members of the object, without the closing brace.
+
+        `choice` is the choice whose model gives the fingerprint.
+        """
         head = {
             "id": self._id,
             "object": object_name,

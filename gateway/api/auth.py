@@ -1,4 +1,4 @@
-"""Who asks, by the headers `authorization` or `x-api-key` and the port that the request came to."""
+"""Authentication by the headers `authorization` or `x-api-key`, and by the port of a request."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from fastapi import Depends, Request
 from starlette.types import Scope
 
 from gateway.api.request_log import context_of, header_of, service_of
-from gateway.api.websites import check_website, may_come
+from gateway.api.websites import check_website, passes_website_check
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
 
 
-def tenant_of(request: Request) -> Tenant | None:
-    """The tenant whose key was sent; None where no key is needed.
+def authenticate_tenant(request: Request) -> Tenant | None:
+    """Return the tenant whose key was sent; None if the gateway needs no keys.
 
-    Raises InvalidKey, and ForWebsites where no key is needed.
+    Raise InvalidKey for a missing or wrong key. Without keys, raise ForWebsites for a request that
+    a website sent.
     """
     scope = request.scope
     tenant = service_of(scope).access.tenant(credentials_of(scope))
@@ -44,7 +45,7 @@ def credentials_of(scope: Scope) -> Sequence[str]:
 
 
 async def _tenant(request: Request) -> Tenant | None:
-    return tenant_of(request)
+    return authenticate_tenant(request)
 
 
 async def _service(request: Request) -> Service:
@@ -52,9 +53,9 @@ async def _service(request: Request) -> Service:
 
 
 async def _auditor(request: Request) -> Audit:
-    """For a caller with an admin key and on the port for admins.
+    """Return the audit log of an admin. Raise UnknownUrl on a port that is not for admins.
 
-    Raises UnknownUrl on another port, and what `Access.admin` raises.
+    Errors of `Access.admin` for a missing or wrong key pass through.
     """
     _check_port(request)
     return Audit(_admin_key(request))
@@ -65,9 +66,9 @@ async def _admin(request: Request, _: Annotated[Audit, Depends(_auditor)]) -> Se
 
 
 def metrics_reader(request: Request) -> Service:
-    """The service, for whoever may read its metrics, which name tenants.
+    """Return the service to a caller that may read metrics, which contain tenant names.
 
-    On a port of its own, and where no key is needed for anything, that is everybody.
+    On a separate admin port, or if the gateway needs no keys at all, any caller may.
     """
     _check_port(request)
     service = service_of(request.scope)
@@ -79,30 +80,30 @@ def metrics_reader(request: Request) -> Service:
 
 
 def may_read_details(request: Request) -> bool:
-    """Whether the caller is one that `metrics_reader` lets in.
+    """Return True if `metrics_reader` would admit the caller.
 
-    For what everybody may ask, and is told less of: probes send what key they have, so one that is
-    no admin's does not count as a wrong one.
+    It is for endpoints that show other callers less. Probes may send any key, so a key that is not
+    an admin's does not count as a wrong key here.
     """
     if not is_for_admins(request):
         return False
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         return service.access.is_admin(credentials_of(request.scope))
-    return not service.access.open or may_come(request.scope)
+    return not service.access.open or passes_website_check(request.scope)
 
 
 Running = Annotated[Service, Depends(_service)]
-"""The service, for everybody."""
+"""Dependency: the service, for any caller."""
 
 Caller = Annotated[Tenant | None, Depends(_tenant)]
-"""As `tenant_of`."""
+"""Dependency: the result of `authenticate_tenant`."""
 
 Admin = Annotated[Service, Depends(_admin)]
-"""The service, for admins: see `_auditor`."""
+"""Dependency: the service, for admins only; see `_auditor`."""
 
 Auditor = Annotated[Audit, Depends(_auditor)]
-"""To be told of what the admin does. The key is looked at once, for both."""
+"""Dependency: the audit log of the admin. FastAPI checks the key once for `Admin` and `Auditor`."""
 
 
 def _admin_key(request: Request) -> str:
@@ -117,12 +118,12 @@ def _metrics_need_a_key(request: Request) -> bool:
 
 
 def is_for_admins(request: Request) -> bool:
-    """Whether it came in where admins do: on their port, where they have one."""
+    """Return True if the request came to the port for admins, or if there is no such port."""
     port = request.app.state.admin_port
     return port is None or request.scope["server"][1] == port
 
 
 def _check_port(request: Request) -> None:
     if not is_for_admins(request):
-        # As for any URL that is unknown.
+        # The same error as for an unknown URL, so that the path is not revealed.
         raise UnknownUrl(request.method, request.url.path)

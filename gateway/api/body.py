@@ -1,7 +1,7 @@
-"""Request bodies: their media type, their size, and JSON into a model.
+"""Request bodies: checks of media type and size, and JSON parsing.
 
-FastAPI would read a body before it asks who sends it, whole, whatever its size, and would take NaN,
-a key twice in one object and any depth. So endpoints declare `json_body`, which reads it here.
+FastAPI would read a complete body of any size before it authenticates the caller. It would also
+accept NaN, duplicate keys and any nesting depth. So endpoints declare `json_body` instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from gateway.api.gzip import unpacked
+from gateway.api.gzip import decompress
 from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import find_problem, join_path
@@ -22,11 +22,11 @@ from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
 M = TypeVar("M", bound=BaseModel)
 
-LARGE_BODY = 64 * 1024
-"""Bytes. As many are read of any body; of larger ones the rest is read when there is room."""
+LARGE_BODY_BYTES = 64 * 1024
+"""Bytes above which a body needs a share of the body budget before more of it is read."""
 
-# What curl and browsers' fetch send for a body of text when nobody names a type is JSON here too.
-_TAKEN_FOR_JSON = frozenset(
+# Includes the default types of curl and of `fetch` in browsers.
+_JSON_MEDIA_TYPES = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
 
@@ -35,50 +35,56 @@ _GZIP = frozenset({"gzip", "x-gzip"})
 
 
 async def read_body(
-    request: Request, limit: int, large: Callable[[int], Awaitable[None]] | None = None
+    request: Request, limit: int, on_large: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
-    """The whole body, said to be JSON or nothing else, as it is or in gzip.
+    """Read a complete JSON body, plain or in gzip.
 
-    `large` is awaited once before more than LARGE_BODY bytes are read, with how many may come.
+    Args:
+        request: the request.
+        limit: maximum bytes of the body, compressed or not.
+        on_large: awaited once before more than LARGE_BODY_BYTES are read, with the bytes to expect.
 
-    Raises UnsupportedMediaType, InvalidRequest for what is no gzip, and ContentTooLarge past
-    `limit` bytes, packed or not, before all is in memory.
+    Raises:
+        UnsupportedMediaType: The body is not JSON, or has an unknown encoding.
+        InvalidRequest: The body is not valid gzip.
+        ContentTooLarge: The body exceeds `limit`. It is raised before the body is in memory.
+        ClientDisconnected: The client left.
     """
-    given = media_type(request)
-    if given not in _TAKEN_FOR_JSON and not given.endswith("+json"):
+    given = get_media_type(request)
+    if given not in _JSON_MEDIA_TYPES and not given.endswith("+json"):
         raise UnsupportedMediaType("content-type", given, "application/json")
-    packed = _is_packed(request)
+    compressed = _is_compressed(request)
     chunks: list[bytes] = []
     size = 0
-    said = int(header_of(request.scope, b"content-length") or "0")
-    if said > limit:
+    declared = int(header_of(request.scope, b"content-length") or "0")
+    if declared > limit:
         raise ContentTooLarge("request body", limit)
-    if not packed:
-        # Most are short and have come with their head.
-        whole = exchange_of(request.scope).whole_body(min(limit, LARGE_BODY))
+    if not compressed:
+        # Most bodies are short and arrive together with the headers.
+        whole = exchange_of(request.scope).take_complete_body(min(limit, LARGE_BODY_BYTES))
         if whole is not None:
             return whole
     try:
-        if large is not None and said > LARGE_BODY and not packed:
-            await large(said)
-            large = None
-        # Of a packed one, what has come is counted too: gzip may go on for ever and give nothing.
-        stream = unpacked(_limited(request, limit)) if packed else request.stream()
+        if on_large is not None and declared > LARGE_BODY_BYTES and not compressed:
+            await on_large(declared)
+            on_large = None
+        # For gzip, also limit compressed bytes: a stream can be endless and inflate to nothing.
+        stream = decompress(_stream_limited(request, limit)) if compressed else request.stream()
         async for chunk in stream:
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
-            if large is not None and size > LARGE_BODY:  # it did not say
-                await large(limit)
-                large = None
+            if on_large is not None and size > LARGE_BODY_BYTES:  # no content-length
+                await on_large(limit)
+                on_large = None
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientDisconnected from None
     return b"".join(chunks)
 
 
-async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises ContentTooLarge past `limit` bytes, and ClientDisconnect."""
+async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes."""
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -88,16 +94,15 @@ async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
-    """A dependency of FastAPI: the JSON body as `model`.
+    """Return a FastAPI dependency that reads the JSON body as `model`.
 
-    Dependencies are called in the order of the endpoint's parameters, so that one that comes after
-    the caller's key reads nothing from strangers. `limit`, in bytes, is that of the settings if
-    None.
+    Dependencies run in the order of the endpoint's parameters. Put this one after the caller's key,
+    so that no body is read from strangers. `limit` is in bytes; None for the limit of the settings.
     """
 
     async def read(request: Request) -> BaseModel:
-        most = service_of(request.scope).settings.max_body_bytes if limit is None else limit
-        return await _read_json(request, model, most)
+        max_bytes = service_of(request.scope).settings.max_body_bytes if limit is None else limit
+        return await _read_json(request, model, max_bytes)
 
     return Depends(read)
 
@@ -107,7 +112,7 @@ async def _read_json(request: Request, model: type[M], limit: int) -> M:
 
 
 def parse_json(model: type[M], body: bytes) -> M:
-    """An empty body is an empty object. Raises InvalidRequest."""
+    """Parse a body as `model`; an empty body is an empty object. Raise InvalidRequest."""
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
@@ -116,25 +121,25 @@ def parse_json(model: type[M], body: bytes) -> M:
         raise InvalidRequest(f"{param}: {problem.words}.", param=param) from None
 
 
-def media_type(request: Request) -> str:
-    """The content-type without its parameters, in lower case; empty when there is none."""
+def get_media_type(request: Request) -> str:
+    """Return the content-type in lower case without parameters; empty if there is none."""
     given = header_of(request.scope, b"content-type") or ""
     return given.partition(";")[0].strip().lower()
 
 
 def refuse_encoding(request: Request) -> None:
-    """Raises UnsupportedMediaType for a compressed body, as RFC 9110 says (8.4.1)."""
-    encoding = _encoding(request)
+    """Raise UnsupportedMediaType for a compressed body (RFC 9110, 8.4.1)."""
+    encoding = _get_encoding(request)
     if encoding not in _PLAIN:
         raise UnsupportedMediaType("content-encoding", encoding, "identity")
 
 
-def _is_packed(request: Request) -> bool:
-    encoding = _encoding(request)
+def _is_compressed(request: Request) -> bool:
+    encoding = _get_encoding(request)
     if encoding not in _PLAIN | _GZIP:
         raise UnsupportedMediaType("content-encoding", encoding, "gzip, identity")
     return encoding in _GZIP
 
 
-def _encoding(request: Request) -> str:
+def _get_encoding(request: Request) -> str:
     return (header_of(request.scope, b"content-encoding") or "identity").strip().lower()

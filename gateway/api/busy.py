@@ -19,7 +19,7 @@ from gateway.api.auth import credentials_of
 from gateway.api.envelopes import is_anthropic
 from gateway.api.request_log import find_own_id
 from gateway.errors import NoTurn, Overloaded
-from gateway.http.exchange import EXCHANGE, NO_ROOM, Exchange
+from gateway.http.exchange import EXCHANGE, OVER_CONNECTION_LIMIT, Exchange
 from gateway.http.protocol import RefusalAnswer
 from gateway.service import Service
 
@@ -48,7 +48,7 @@ class BusyDoor:
         return (
             scope["path"] in self._paths
             and scope["method"] == "POST"
-            and NO_ROOM not in scope["extensions"]
+            and OVER_CONNECTION_LIMIT not in scope["extensions"]
         )
 
     def name_tenant(self, scope: dict[str, Any]) -> str:
@@ -63,7 +63,7 @@ class BusyDoor:
         )
         # Nothing is looked up by it, and the system's random numbers take longer than the rest.
         own_id = find_own_id(exchange.fields) or b"%032x" % getrandbits(128)
-        lines = b"%bx-request-id: %b\r\n%b" % (answer.lines, own_id, self._cors(exchange))
+        lines = b"%bx-request-id: %b\r\n%b" % (answer.header_lines, own_id, self._cors(exchange))
         return RefusalAnswer(answer.status, lines, answer.body)
 
     def _note(self, path: str, tenant: str) -> None:
@@ -101,8 +101,8 @@ def _answer(wait_s: int, *, is_anthropic: bool) -> RefusalAnswer:
         wait_s,
         _CAUSE,
     )
-    envelope = anthropic.envelope if is_anthropic else failures.envelope
-    status, headers, body = failures.answer(error, envelope)
+    envelope = anthropic.build_envelope if is_anthropic else failures.build_envelope
+    status, headers, body = failures.build_response(error, envelope)
     headers |= {"content-type": "application/json", "content-length": str(len(body))}
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     return RefusalAnswer(status, lines.encode("ascii"), body)

@@ -1,4 +1,4 @@
-"""Calls of custom tools in chats: a call's arguments are collected, and go out as one input."""
+"""Calls of custom tools in chats: the arguments are collected and sent as one input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it (API reference, "Create embeddings", 2026)."""
+"""POST /v1/embeddings in OpenAI's form (API reference, "Create embeddings", 2026)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
-from gateway.api.field_types import TokenIds, Whole
-from gateway.api.mapped import Asking, MappedRequest, asking
-from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.field_types import JsonInt, TokenIds
+from gateway.api.mapped import MappedCall, MappedRequest, prepare_call
+from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.successors import OF_EMBEDDINGS
-from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
+from gateway.api.vector_answers import (
+    MAX_INLINE_NUMBERS,
+    LargeAnswer,
+    estimate_bytes,
+    write_embeddings,
+)
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped import Inputs, Vectors, of_ids, of_texts, shaped
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 MAX_INPUTS = 2048
-"""As at OpenAI."""
-_UNKNOWN_WIDTH = 1536
-# What fits below it is in memory anyway, as long as the request is.
-_SMALL = 1 << 20
+"""Maximum number of inputs, the same as OpenAI's."""
+_DEFAULT_WIDTH = 1536
+# Smaller answers need no share of the budget: the request takes about as much memory.
+_MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -46,11 +51,11 @@ class EmbeddingsRequest(MappedRequest):
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]
     )
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Whole | None = Field(None, ge=1, le=2**16)
+    dimensions: JsonInt | None = Field(None, ge=1, le=2**16)
 
     @property
     def texts(self) -> list[str] | None:
-        """None where they are token ids."""
+        """The input texts; None if the inputs are token ids."""
         if isinstance(self.input, str):
             return [self.input]
         return [each for each in self.input if isinstance(each, str)] or None
@@ -63,7 +68,7 @@ class EmbeddingsRequest(MappedRequest):
 
 
 class InputUsage(Described):
-    """0 for a model whose tokens nobody counts: one of texts, without a tokenizer."""
+    """Token counts; 0 for a model that takes texts and has no tokenizer here."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -93,12 +98,14 @@ class Embeddings(Described):
     openapi_extra=needs("api_key", optional=True, json=EmbeddingsRequest),
 )
 async def embeddings(request: Request) -> Response:
-    asked = await asking(request, EmbeddingsRequest, lambda service: service.embedders, _inputs)
+    asked = await prepare_call(
+        request, EmbeddingsRequest, lambda service: service.embedders, _build_inputs
+    )
     async with asked.account, cancel_on_disconnect(request.scope):
-        return await _answer(asked)
+        return await _build_response(asked)
 
 
-async def _inputs(
+async def _build_inputs(
     service: Service, model: MappedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
 ) -> Inputs:
     if wanted.dimensions is not None and not model.entry.dimensions:
@@ -111,43 +118,45 @@ async def _inputs(
     return await of_texts(service, model, pairs, tenant=tenant, param="input")
 
 
-async def _answer(asked: Asking[EmbeddingsRequest, EmbeddingModel]) -> Response:
+async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) -> Response:
     service, wanted = asked.service, asked.wanted
     as_base64 = wanted.encoding_format == "base64"
-    found = await asked.found("input")
-    width = found.width or _UNKNOWN_WIDTH
-    size = nbytes(len(asked.inputs.rows), width, as_base64=as_base64)
-    if size <= _SMALL:
+    found = await asked.find_model("input")
+    width = found.width or _DEFAULT_WIDTH
+    size = estimate_bytes(len(asked.inputs.rows), width, as_base64=as_base64)
+    if size <= _MAX_UNBUDGETED_BYTES:
         return LargeAnswer(
-            await _pieces(asked, await asked.rows(found), as_base64=as_base64), asked.headers
+            await _write_pieces(asked, await asked.run(found), as_base64=as_base64), asked.headers
         )
-    room = service.vectors
-    cost = min(size, room.largest() or size)
-    permit = room.permit(asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.left_s)
+    budget = service.vector_budget
+    cost = min(size, budget.largest() or size)
+    permit = budget.permit(
+        asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.left_s
+    )
     try:
         await permit.__aenter__()
     except TimeoutError:
         raise asked.deadline.missed() from None
     try:
-        pieces = await _pieces(asked, await asked.rows(found), as_base64=as_base64)
+        pieces = await _write_pieces(asked, await asked.run(found), as_base64=as_base64)
     except BaseException:
         permit.leave()
         raise
     return LargeAnswer(pieces, asked.headers, permit.leave)
 
 
-async def _pieces(
-    asked: Asking[EmbeddingsRequest, EmbeddingModel], answers: list[Vectors], *, as_base64: bool
+async def _write_pieces(
+    asked: MappedCall[EmbeddingsRequest, EmbeddingModel], answers: list[Vectors], *, as_base64: bool
 ) -> list[bytes]:
-    """The body."""
+    """Encode the response body in pieces."""
     entry, wanted = asked.model.entry, asked.wanted
     pieces, first = [b'{"object":"list","data":['], 0
     answers.reverse()
     while answers:
-        # Nothing else keeps them.
+        # `pop` frees each array once it is encoded.
         rows = shaped(answers.pop(), wanted.dimensions, normalize=entry.normalize)
-        write = partial(written, rows, first, as_base64=as_base64)
-        if rows.size <= FEW_NUMBERS:
+        write = partial(write_embeddings, rows, first, as_base64=as_base64)
+        if rows.size <= MAX_INLINE_NUMBERS:
             pieces.append(write())
         else:
             pieces.append(await asked.service.logits.run(asked.tenant_name, 0, write))

@@ -1,4 +1,4 @@
-"""A failure as the answer that who asked for this path understands."""
+"""Error responses in the protocol of the requested path."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from collections.abc import Mapping
 
 from gateway.api import failures
 from gateway.api.anthropic import errors as anthropic
-from gateway.api.failures import Answer, Failure
+from gateway.api.failures import ErrorResponse, Failure
 from gateway.api.meant_paths import find_meant_path
 
 _MESSAGES, _MODELS = "/v1/messages", "/v1/models"
 _VERSION = b"anthropic-version"
 
 
-def answer_at(path: str, fields: Mapping[bytes, bytes], error: Failure) -> Answer:
-    """Return the complete response to a request for `path` with the header `fields`."""
+def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failure) -> ErrorResponse:
+    """Build the error response to a request for `path` with the headers `fields`."""
     meant = find_meant_path(path)
     anthropics = is_anthropic(meant.path if meant else path, fields)
-    return failures.answer(error, anthropic.envelope if anthropics else failures.envelope)
+    return failures.build_response(
+        error, anthropic.build_envelope if anthropics else failures.build_envelope
+    )
 
 
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
-    """Return True if a request is one of Anthropic's protocol.
+    """Return True if a request uses Anthropic's protocol.
 
-    Models have the same paths in both protocols: the header tells them apart.
+    The paths for models are the same in both protocols, so the header decides there.
     """
     return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))
 

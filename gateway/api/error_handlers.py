@@ -1,4 +1,4 @@
-"""Exceptions to answers, for the web framework and for what is put in front of it."""
+"""Exception handlers that build error responses, for FastAPI and the endpoints in front of it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from adapters.errors import AdapterError, StoreError
-from gateway.api.envelopes import answer_at
-from gateway.api.failures import Failure, refusal
+from gateway.api.envelopes import build_error_response
+from gateway.api.failures import Failure, get_refusal_reason
 from gateway.api.meant_paths import find_meant_path
 from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
 from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
 
 
-async def _failure(request: Request, error: Failure) -> Response:
+async def _handle_failure(request: Request, error: Failure) -> Response:
     context = context_of(request.scope)
-    context.error, context.refused = type(error), refusal(error)
+    context.error, context.refused = type(error), get_refusal_reason(error)
     fields = exchange_of(request.scope).fields
-    status, headers, body = answer_at(request.url.path, fields, error)
+    status, headers, body = build_error_response(request.url.path, fields, error)
     return Response(body, status, headers, "application/json")
 
 
-async def _refused_by_framework(request: Request, error: HTTPException) -> Response:
-    return await _failure(request, _from_framework(request, error))
+async def _handle_framework_error(request: Request, error: HTTPException) -> Response:
+    return await _handle_failure(request, _convert_framework_error(request, error))
 
 
-def _from_framework(request: Request, error: HTTPException) -> GatewayError:
+def _convert_framework_error(request: Request, error: HTTPException) -> GatewayError:
     method, path = request.method, request.url.path
     if error.status_code == 404:
         meant = find_meant_path(path)
         advice = f" Did you mean {meant.path}? {meant.advice}" if meant else ""
         return UnknownUrl(method, path, advice)
     if error.status_code == 405:
-        methods = _methods(request)
+        methods = _list_methods(request)
         if "POST" in methods and _offers_websocket(request):
             return WebSocketNotOffered(path)
         return MethodNotAllowed(method, path, methods)
-    # Otherwise it is a form that cannot be read.
+    # Any other status comes from a malformed form.
     kind = InvalidRequest if error.status_code < 500 else InternalError
     return kind(str(error.detail))
 
 
-def _methods(request: Request) -> list[str]:
-    """All methods of this path; Starlette names only those of the first route that fits."""
+def _list_methods(request: Request) -> list[str]:
+    """Return all methods of this path; Starlette reports only those of the first matching route."""
     fitting = [
         route.methods or ()
         for route in request.app.routes
@@ -58,7 +58,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def _offers_websocket(request: Request) -> bool:
-    """Return True if this is a handshake for WebSocket, which HTTP/1.0 has none of."""
+    """Return True if the request is a WebSocket handshake, which needs HTTP/1.1."""
     if request.method != "GET" or request.scope["http_version"] == "1.0":
         return False
     protocols = request.headers.get("upgrade", "").lower().split(",")
@@ -66,10 +66,10 @@ def _offers_websocket(request: Request) -> bool:
 
 
 HANDLERS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
-    GatewayError: _failure,
-    ClientDisconnected: _failure,
-    AdapterError: _failure,
-    StoreError: _failure,
-    HTTPException: _refused_by_framework,
+    GatewayError: _handle_failure,
+    ClientDisconnected: _handle_failure,
+    AdapterError: _handle_failure,
+    StoreError: _handle_failure,
+    HTTPException: _handle_framework_error,
 }
-"""By base class."""
+"""The handler of each base class of errors."""

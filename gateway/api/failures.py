@@ -1,6 +1,6 @@
-"""What every failure is over HTTP: one row for each class, and OpenAI's envelope made of it.
+"""HTTP status and code of every error class, and OpenAI's error envelope.
 
-The rooms below raise failures with facts (which parameter, which limit) and know nothing of this.
+Lower layers raise errors with facts (which parameter, which limit) and do not know about HTTP.
 The envelope is ``{"error": {"message", "type", "param", "code"}}``.
 """
 
@@ -20,24 +20,25 @@ from gateway.config.limits import LIMITS
 from gateway.http import errors as http_errors
 
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
-"""All that the table has rows for, subclasses included."""
+"""Base classes of all errors in `TABLE`."""
 
-# A message names what was found; what was found may be megabytes.
+# A message quotes the value found, which may be megabytes.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
 
-_OF_TOKENS = {name for name, kind in LIMITS.items() if kind.counts == "tokens"}
+_TOKEN_LIMITS = {name for name, kind in LIMITS.items() if kind.counts == "tokens"}
 
 _CLIENT, _SERVER = "invalid_request_error", "server_error"
 
 
-class Row(NamedTuple):
-    """What a class of failures is to the client.
+class ErrorRow(NamedTuple):
+    """The HTTP form of an error class.
 
     Attributes:
-        type: in OpenAI's words, whose fault it is.
+        status: the HTTP status.
+        type: OpenAI's `type`, which says whose fault it is.
         code: a stable word for programs.
-        retry_after_s: seconds after which the same request may succeed; None says that it will not.
+        retry_after_s: seconds after which the same request may succeed; None if it will not.
     """
 
     status: int
@@ -46,69 +47,69 @@ class Row(NamedTuple):
     retry_after_s: int | None = None
 
 
-def _adapters(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], Row]:
-    return {kind: Row(status, _CLIENT, kind.code) for kind in kinds}
+def _adapter_rows(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], ErrorRow]:
+    return {kind: ErrorRow(status, _CLIENT, kind.code) for kind in kinds}
 
 
-TABLE: Mapping[type[Exception], Row] = {
-    errors.InvalidRequest: Row(400, _CLIENT),
-    errors.UnsupportedParameter: Row(400, _CLIENT, "unsupported_parameter"),
+TABLE: Mapping[type[Exception], ErrorRow] = {
+    errors.InvalidRequest: ErrorRow(400, _CLIENT),
+    errors.UnsupportedParameter: ErrorRow(400, _CLIENT, "unsupported_parameter"),
     # LangChain looks for this code.
-    errors.ContextLengthExceeded: Row(400, _CLIENT, "context_length_exceeded"),
-    errors.ConversationsOff: Row(400, _CLIENT, "unsupported_parameter"),
-    errors.ConversationTooLarge: Row(413, _CLIENT, "conversation_too_large"),
-    errors.InvalidKey: Row(401, _CLIENT, "invalid_api_key"),
-    errors.SwitchedOff: Row(403, _CLIENT),
-    errors.ModelNotAllowed: Row(403, _CLIENT, "model_not_allowed"),
-    errors.ModelNotFound: Row(404, _CLIENT, "model_not_found"),
-    errors.NotFound: Row(404, _CLIENT),
-    errors.PreviousResponseNotFound: Row(404, _CLIENT, "previous_response_not_found"),
-    errors.KeyNotFound: Row(404, _CLIENT, "key_not_found"),
+    errors.ContextLengthExceeded: ErrorRow(400, _CLIENT, "context_length_exceeded"),
+    errors.ConversationsOff: ErrorRow(400, _CLIENT, "unsupported_parameter"),
+    errors.ConversationTooLarge: ErrorRow(413, _CLIENT, "conversation_too_large"),
+    errors.InvalidKey: ErrorRow(401, _CLIENT, "invalid_api_key"),
+    errors.SwitchedOff: ErrorRow(403, _CLIENT),
+    errors.ModelNotAllowed: ErrorRow(403, _CLIENT, "model_not_allowed"),
+    errors.ModelNotFound: ErrorRow(404, _CLIENT, "model_not_found"),
+    errors.NotFound: ErrorRow(404, _CLIENT),
+    errors.PreviousResponseNotFound: ErrorRow(404, _CLIENT, "previous_response_not_found"),
+    errors.KeyNotFound: ErrorRow(404, _CLIENT, "key_not_found"),
     # Nothing says when to try again: a wrong key stays wrong.
-    errors.TooManyWrongKeys: Row(429, _CLIENT, "too_many_wrong_keys"),
-    # Its type and the time to retry are of the limit: see `_type` and `_headers`.
-    errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
-    # OpenAI's word for what no SDK should try again: the wait may be weeks.
-    errors.InsufficientQuota: Row(429, "insufficient_quota", "insufficient_quota"),
-    errors.ClientDisconnected: Row(499, _CLIENT),  # nginx's; for logs and metrics alone
-    errors.InternalError: Row(500, _SERVER),
-    errors.EngineError: Row(500, _SERVER),
-    errors.EngineBroken: Row(500, _SERVER),
-    errors.AdapterDoesNotFit: Row(500, _SERVER, "adapter_does_not_fit"),
-    # No 503, which asks to be tried again: whoever ended it had a reason.
-    errors.EndedByAdmin: Row(500, _SERVER, "ended_by_operator"),
-    errors.BadModelOutput: Row(502, _SERVER, "bad_model_output"),
-    errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
-    errors.ClientDeadlineTooNear: Row(503, _SERVER, "overloaded", retry_after_s=1),
-    errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
-    errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
-    errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
-    errors.OverridesUnavailable: Row(503, _SERVER, "overrides_unavailable", retry_after_s=1),
-    errors.ConversationsUnavailable: Row(
+    errors.TooManyWrongKeys: ErrorRow(429, _CLIENT, "too_many_wrong_keys"),
+    # `_get_type` and `_build_headers` use the limit's own type and time to retry.
+    errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
+    # OpenAI's word for an error that SDKs must not retry: the wait may be weeks.
+    errors.InsufficientQuota: ErrorRow(429, "insufficient_quota", "insufficient_quota"),
+    errors.ClientDisconnected: ErrorRow(499, _CLIENT),  # nginx's status; only for logs and metrics
+    errors.InternalError: ErrorRow(500, _SERVER),
+    errors.EngineError: ErrorRow(500, _SERVER),
+    errors.EngineBroken: ErrorRow(500, _SERVER),
+    errors.AdapterDoesNotFit: ErrorRow(500, _SERVER, "adapter_does_not_fit"),
+    # Not 503, which invites a retry: the operator ended the request on purpose.
+    errors.EndedByAdmin: ErrorRow(500, _SERVER, "ended_by_operator"),
+    errors.BadModelOutput: ErrorRow(502, _SERVER, "bad_model_output"),
+    errors.Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    errors.ClientDeadlineTooNear: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    errors.AdapterNotReady: ErrorRow(503, _SERVER, "adapter_not_ready", retry_after_s=2),
+    errors.LimitsUnavailable: ErrorRow(503, _SERVER, "limits_unavailable", retry_after_s=1),
+    errors.KeysUnavailable: ErrorRow(503, _SERVER, "keys_unavailable", retry_after_s=1),
+    errors.OverridesUnavailable: ErrorRow(503, _SERVER, "overrides_unavailable", retry_after_s=1),
+    errors.ConversationsUnavailable: ErrorRow(
         503, _SERVER, "conversations_unavailable", retry_after_s=1
     ),
-    errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
-    errors.EngineUnreachable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
-    errors.AnswerLost: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
-    errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
-    errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
-    errors.RequestTimeout: Row(504, _SERVER, "timeout"),
-    errors.ClientDeadline: Row(504, _SERVER, "timeout"),
-    http_errors.MalformedRequest: Row(400, _CLIENT),
-    http_errors.ForWebsites: Row(403, _CLIENT),
-    http_errors.UnknownUrl: Row(404, _CLIENT),
-    http_errors.MethodNotAllowed: Row(405, _CLIENT),
-    http_errors.SlowRequest: Row(408, _CLIENT, "request_timeout"),
-    http_errors.ContentTooLarge: Row(413, _CLIENT, "content_too_large"),
-    http_errors.UnsupportedMediaType: Row(415, _CLIENT, "unsupported_media_type"),
+    errors.EngineUnavailable: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    errors.EngineUnreachable: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    errors.AnswerLost: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    errors.EngineStepFailed: ErrorRow(503, _SERVER, "engine_step_failed", retry_after_s=1),
+    errors.ShuttingDown: ErrorRow(503, _SERVER, "shutting_down", retry_after_s=2),
+    errors.RequestTimeout: ErrorRow(504, _SERVER, "timeout"),
+    errors.ClientDeadline: ErrorRow(504, _SERVER, "timeout"),
+    http_errors.MalformedRequest: ErrorRow(400, _CLIENT),
+    http_errors.ForWebsites: ErrorRow(403, _CLIENT),
+    http_errors.UnknownUrl: ErrorRow(404, _CLIENT),
+    http_errors.MethodNotAllowed: ErrorRow(405, _CLIENT),
+    http_errors.SlowRequest: ErrorRow(408, _CLIENT, "request_timeout"),
+    http_errors.ContentTooLarge: ErrorRow(413, _CLIENT, "content_too_large"),
+    http_errors.UnsupportedMediaType: ErrorRow(415, _CLIENT, "unsupported_media_type"),
     # Codex continues over HTTP after this status, and tries again for seconds after any other.
-    http_errors.WebSocketNotOffered: Row(426, _CLIENT, "websocket_not_offered"),
-    http_errors.HeadersTooLarge: Row(431, _CLIENT, "headers_too_large"),
-    http_errors.TooManyConnections: Row(503, _SERVER, "overloaded", retry_after_s=1),
-    **_adapters(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
-    **_adapters(403, adapter_errors.SourceNotAllowed),
-    **_adapters(413, adapter_errors.TooLarge),
-    **_adapters(
+    http_errors.WebSocketNotOffered: ErrorRow(426, _CLIENT, "websocket_not_offered"),
+    http_errors.HeadersTooLarge: ErrorRow(431, _CLIENT, "headers_too_large"),
+    http_errors.TooManyConnections: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    **_adapter_rows(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
+    **_adapter_rows(403, adapter_errors.SourceNotAllowed),
+    **_adapter_rows(413, adapter_errors.TooLarge),
+    **_adapter_rows(
         400,
         adapter_errors.BaseMismatch,
         adapter_errors.CorruptFile,
@@ -127,56 +128,62 @@ TABLE: Mapping[type[Exception], Row] = {
         adapter_errors.UnsupportedFeature,
         adapter_errors.UnsupportedModule,
     ),
-    adapter_errors.SourceUnavailable: Row(
+    adapter_errors.SourceUnavailable: ErrorRow(
         503, _SERVER, adapter_errors.SourceUnavailable.code, retry_after_s=5
     ),
-    StoreError: Row(500, _SERVER, StoreError.code),
-    adapter_errors.WritesRefused: Row(500, _SERVER, StoreError.code),
-    adapter_errors.ChangeUnknown: Row(500, _SERVER, adapter_errors.ChangeUnknown.code),
-    adapter_errors.VersionUnavailable: Row(500, _SERVER, adapter_errors.VersionUnavailable.code),
-    StoreUnavailable: Row(503, _SERVER, StoreUnavailable.code, retry_after_s=2),
+    StoreError: ErrorRow(500, _SERVER, StoreError.code),
+    adapter_errors.WritesRefused: ErrorRow(500, _SERVER, StoreError.code),
+    adapter_errors.ChangeUnknown: ErrorRow(500, _SERVER, adapter_errors.ChangeUnknown.code),
+    adapter_errors.VersionUnavailable: ErrorRow(
+        500, _SERVER, adapter_errors.VersionUnavailable.code
+    ),
+    StoreUnavailable: ErrorRow(503, _SERVER, StoreUnavailable.code, retry_after_s=2),
 }
 
 
-class Answer(NamedTuple):
+class ErrorResponse(NamedTuple):
+    """The status, headers and body of an error response."""
+
     status: int
     headers: dict[str, str]
     body: bytes
 
 
-def answer(error: Failure, body: Callable[[Failure], bytes] | None = None) -> Answer:
-    """The whole answer, for a client that has been told nothing yet.
+def build_response(error: Failure, body: Callable[[Failure], bytes] | None = None) -> ErrorResponse:
+    """Build the complete error response; `body` builds the envelope if it is not OpenAI's."""
+    return ErrorResponse(
+        TABLE[type(error)].status, _build_headers(error), (body or build_envelope)(error)
+    )
 
-    `body` makes its envelope where that is not OpenAI's.
-    """
-    return Answer(TABLE[type(error)].status, _headers(error), (body or envelope)(error))
 
-
-def envelope(error: Failure) -> bytes:
-    """OpenAI's error object, as JSON."""
+def build_envelope(error: Failure) -> bytes:
+    """Build OpenAI's error object as JSON."""
     param = None
     if isinstance(error, errors.InvalidRequest):
         param = error.param
     elif isinstance(error, AdapterError):
         param = error.field
-    told = {
-        "message": message(error),
-        "type": _type(error),
-        "param": None if param is None else _clipped(param, _MAX_PARAM),
+    fields = {
+        "message": build_message(error),
+        "type": _get_type(error),
+        "param": None if param is None else _clip(param, _MAX_PARAM),
         "code": TABLE[type(error)].code,
     }
-    return orjson.dumps({"error": told})
+    return orjson.dumps({"error": fields})
 
 
 def status_of(error: BaseException | None) -> int:
-    """The status of what an answer ended with, whether or not it was still to be told."""
+    """Return the HTTP status for an error, 200 for None.
+
+    It is also used if the response had begun with another status.
+    """
     if error is None:
         return 200
     return TABLE[type(error) if isinstance(error, Failure) else errors.InternalError].status
 
 
-def refusal(error: Failure) -> str | None:
-    """In a word, for operators, why a request was not served; None for what is no refusal."""
+def get_refusal_reason(error: Failure) -> str | None:
+    """Return a word for operators why a request was refused; None if the error is not a refusal."""
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:
@@ -187,8 +194,11 @@ def refusal(error: Failure) -> str | None:
     return row.code if row.status == 503 else None
 
 
-def _headers(error: Failure) -> dict[str, str]:
-    """Whether to try again: openai-python does, twice, for every 429 and 5xx, if not told."""
+def _build_headers(error: Failure) -> dict[str, str]:
+    """Build the response headers, which say whether to retry.
+
+    Without `x-should-retry`, openai-python retries every 429 and 5xx twice.
+    """
     if isinstance(error, http_errors.MethodNotAllowed):
         return {"allow": ", ".join(error.allowed)}
     if isinstance(error, http_errors.WebSocketNotOffered):
@@ -212,23 +222,23 @@ def _headers(error: Failure) -> dict[str, str]:
     return headers
 
 
-def _type(error: Failure) -> str:
-    if type(error) is errors.RateLimited and error.limit in _OF_TOKENS:
+def _get_type(error: Failure) -> str:
+    if type(error) is errors.RateLimited and error.limit in _TOKEN_LIMITS:
         return "tokens"
     return TABLE[type(error)].type
 
 
-def message(error: Failure) -> str:
-    """What a client is told, fit for JSON."""
+def build_message(error: Failure) -> str:
+    """Return the message for the client, valid in JSON."""
     if isinstance(error, StoreUnavailable):
         return "The adapter store does not answer; try again."  # the error's own has addresses
     text = str(error)
     if isinstance(error, StoreError):
         text = f"{text[0].upper()}{text[1:]}."
-    return _clipped(text, _MAX_MESSAGE)
+    return _clip(text, _MAX_MESSAGE)
 
 
-def _clipped(text: str, limit: int) -> str:
-    """At most `limit` characters, fit for JSON: form fields may hold lone surrogates."""
+def _clip(text: str, limit: int) -> str:
+    """Cut a text to `limit` characters and replace lone surrogates, which form fields may hold."""
     text = text if len(text) <= limit else text[:limit] + "..."
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Types of fields that requests of several protocols have, with what they allow."""
+"""Field types shared by the requests of several protocols, with their limits."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gateway.errors import InvalidRequest
 from gateway.generation import MODEL_MAXIMUM
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
-_MAX_STOP = 16
+_MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Of all of them. Each choice sends their ids, of two forms: a character can be four.
-_MAX_BAD_CHARS = 4096
+# Total characters over all bad_words. Worst case: 4 ids per character, 2 spellings, per choice.
+_MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
-def _whole(value: Any) -> Any:
-    """Of 30.0, 30: JSON knows one kind of numbers, and some clients write all with a point."""
+def _to_int(value: Any) -> Any:
+    """Convert 30.0 to 30: JSON has one number type, and some clients write floats only."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _int64(value: Any) -> Any:
-    """Return an integer of 64 bits.
+def _to_int64(value: Any) -> Any:
+    """Convert a value to a 64-bit integer.
 
-    orjson reads a larger one as the nearest float, which may be a limit itself, and pydantic would
-    print a limit as a float.
+    orjson reads a larger integer as the nearest float, which may equal a limit. A limit declared in
+    pydantic would be printed as a float.
     """
-    number = _whole(value)
+    number = _to_int(value)
     if type(number) is int:
         is_inside = MIN_INT64 <= number <= MAX_INT64
         if not is_inside or (isinstance(value, float) and number == MIN_INT64):
@@ -42,7 +42,7 @@ def _int64(value: Any) -> Any:
     return number
 
 
-def _truncated_length(value: int) -> int:
+def _check_truncated_length(value: int) -> int:
     if value < 1 and value != MODEL_MAXIMUM:
         raise PydanticCustomError(
             "length", "Input should be at least 1, or -1 for as many as the model takes"
@@ -50,18 +50,18 @@ def _truncated_length(value: int) -> int:
     return value
 
 
-def _few(bad_words: list[str]) -> list[str]:
+def _check_total_chars(bad_words: list[str]) -> list[str]:
     chars = sum(map(len, bad_words))
-    if chars > _MAX_BAD_CHARS:
+    if chars > _MAX_BAD_WORD_CHARS:
         raise InvalidRequest(
-            f"bad_words: found {chars} characters in all; allowed: {_MAX_BAD_CHARS}.",
+            f"bad_words: found {chars} characters in all; allowed: {_MAX_BAD_WORD_CHARS}.",
             param="bad_words",
         )
     return bad_words
 
 
-def or_unset(name: str) -> Callable[[dict[str, Any]], None]:
-    """Adds the values that say as much as null to the schema of the parameter `name`."""
+def allow_unset(name: str) -> Callable[[dict[str, Any]], None]:
+    """Return a function that adds the values equal to null to the schema of parameter `name`."""
 
     def add(schema: dict[str, Any]) -> None:
         schema["anyOf"] += [{"const": value, "description": "As null."} for value in UNSET[name]]
@@ -69,24 +69,27 @@ def or_unset(name: str) -> Callable[[dict[str, Any]], None]:
     return add
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+JsonInt = Annotated[int, BeforeValidator(_to_int)]
+"""An integer; 30.0 is accepted."""
 Int64 = Annotated[
     int,
-    BeforeValidator(_int64),
+    BeforeValidator(_to_int64),
     Field(json_schema_extra={"minimum": MIN_INT64, "maximum": MAX_INT64}),
 ]
 TruncatedLength = Annotated[
-    Whole, AfterValidator(_truncated_length), Field(json_schema_extra={"minimum": MODEL_MAXIMUM})
+    JsonInt,
+    AfterValidator(_check_truncated_length),
+    Field(json_schema_extra={"minimum": MODEL_MAXIMUM}),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-# In a list it could only be a mistake: it would stop, or forbid, nothing.
+# An empty string in a list would have no effect, so it is refused as a mistake.
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-# Alone, some clients send an empty one for "none".
+# May be empty: some clients send an empty string for no stop string.
 StopString = Annotated[str, StringConstraints(max_length=1024)]
-StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)]
-StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOP)]
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOPS)]
+StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOPS)]
 BadWords = Annotated[
-    list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS), AfterValidator(_few)
+    list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS), AfterValidator(_check_total_chars)
 ]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]

@@ -1,4 +1,4 @@
-"""What requests for a generation share, and what they ask for.
+"""The common fields of chat and completion requests, and their conversion to options.
 
 Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). Types are strict: a
 number in quotes is an error, as at OpenAI.
@@ -19,15 +19,15 @@ from gateway.api.field_types import (
     BadWords,
     Bias,
     Int64,
+    JsonInt,
     StopString,
     StopStrings,
     StopTokenIds,
     TruncatedLength,
-    Whole,
-    or_unset,
+    allow_unset,
 )
 from gateway.api.formats import ResponseFormat, StructuredOutputs
-from gateway.api.guides import format_guide, structured_guide
+from gateway.api.guides import build_format_guide, build_structured_guide
 from gateway.api.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
@@ -43,13 +43,13 @@ from gateway.generation import (
 )
 from gateway.parsers.message import MessageForm
 
-# With the values that ask for nothing.
-_PLAIN: dict[PlainParameter, float] = {
+# Penalties, with the values that have no effect.
+_NEUTRAL_PENALTIES: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-_PLAIN_NAMES = frozenset(_PLAIN)
+_PENALTY_NAMES = frozenset(_NEUTRAL_PENALTIES)
 _TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
@@ -57,23 +57,23 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    # What Volcengine calls `continuous_usage_stats`, of use without `include_usage`.
+    # Volcengine's name for `continuous_usage_stats`; it needs no `include_usage`.
     chunk_include_usage: bool | None = None
 
 
 class GenerationRequest(Strict):
-    """What both endpoints share, with the extensions that vLLM clients send (`top_k` -1 is off)."""
+    """Fields of both endpoints, with the extensions of vLLM clients (`top_k` -1 is off)."""
 
     model: str
-    max_tokens: Whole | None = Field(None, ge=1, json_schema_extra=or_unset("max_tokens"))
+    max_tokens: JsonInt | None = Field(None, ge=1, json_schema_extra=allow_unset("max_tokens"))
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     seed: Int64 | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
-    min_tokens: Whole | None = Field(None, ge=0, lt=INT32)
+    min_tokens: JsonInt | None = Field(None, ge=0, lt=INT32)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
@@ -82,8 +82,8 @@ class GenerationRequest(Strict):
     bad_words: BadWords | None = None
     truncate_prompt_tokens: TruncatedLength | None = None
     truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: Whole | None = Field(
-        None, ge=0, le=20, json_schema_extra=or_unset("prompt_logprobs")
+    prompt_logprobs: JsonInt | None = Field(
+        None, ge=0, le=20, json_schema_extra=allow_unset("prompt_logprobs")
     )
     echo: bool | None = None
     return_token_ids: bool | None = None
@@ -91,35 +91,35 @@ class GenerationRequest(Strict):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=0, le=10, allow_inf_nan=False)
     stop: StopString | StopStrings | None = None
-    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: JsonInt | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
-    def alternatives(self) -> int | None:
-        """How many alternatives to report with each token's log probability; None for neither."""
+    def num_alternatives(self) -> int | None:
+        """Number of alternatives to report with each token; None for no log probabilities."""
         return None
 
     @property
-    def sequences(self) -> int:
-        """How many are generated for each prompt."""
+    def num_sequences(self) -> int:
+        """Number of sequences to generate for each prompt."""
         return self.n or 1
 
     @property
-    def several(self) -> int:
-        """How many prompts."""
+    def num_prompts(self) -> int:
+        """Number of prompts."""
         return 1
 
     @property
-    def keep(self) -> int | None:
-        """How many of each prompt's choices to return, the likeliest ones; None for all."""
+    def num_returned(self) -> int | None:
+        """Number of each prompt's likeliest choices to return; None for all."""
         return None
 
     @property
-    def echoed(self) -> str:
-        """What the message of a chat begins with."""
+    def echo_text(self) -> str:
+        """Text at the beginning of a chat's message."""
         return ""
 
     @property
@@ -138,17 +138,23 @@ class GenerationRequest(Strict):
     def output_limit(self) -> int | None:
         return self.max_tokens
 
-    def options(
+    def build_options(
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
         caller: Caller = ANYBODY,
     ) -> Options:
-        """What is asked for, with OpenAI's defaults: temperature 1, top_p 1, a fresh seed.
+        """Build the options, with OpenAI's defaults: temperature 1, top_p 1, a random seed.
 
-        `lora` serves it, and `message` says how the answer is read.
+        Args:
+            lora: the adapter that serves the request.
+            message: the form for parsing the answer; None for plain text.
+            caller: facts about the tenant and the request.
+
+        Raises:
+            InvalidRequest: Parameters contradict each other, or a format is malformed.
         """
-        guide, param = self.guide()
+        guide, param = self.build_guide()
         self._check_beams(guide)
         if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
             raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
@@ -159,8 +165,10 @@ class GenerationRequest(Strict):
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
             min_tokens=self.min_tokens or 0,
-            plain=() if _PLAIN_NAMES.isdisjoint(self.model_fields_set) else self._plain(),
-            logit_bias=self._bias(),
+            plain=()
+            if _PENALTY_NAMES.isdisjoint(self.model_fields_set)
+            else self._list_penalties(),
+            logit_bias=self._parse_bias(),
         )
         stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
         params = GenerationParams(
@@ -168,9 +176,9 @@ class GenerationRequest(Strict):
             stop=tuple(stop),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            # A bill tells of cached tokens even where the answer does not.
+            # Bills include cached tokens even if the answer does not.
             usage=not self.stream or self.include_usage or caller.billed,
-            logprobs=self.alternatives,
+            logprobs=self.num_alternatives,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             lora=lora,
             message=message,
@@ -187,13 +195,13 @@ class GenerationRequest(Strict):
             bad_words=tuple(self.bad_words or ()),
             truncate_prompt=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            # As at vLLM, a stream may say 0, and is told of none.
+            # As at vLLM, a stream may send 0, and gets no log probabilities.
             prompt_logprobs=None if self.stream else self.prompt_logprobs,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
             guide_param=param,
-            guide_parts=self.guide_parts,
-            looser_guide=self.looser_guide(),
+            guide_parts=self.build_guide_parts,
+            looser_guide=self.build_looser_guide(),
             caller=caller,
         )
 
@@ -206,7 +214,7 @@ class GenerationRequest(Strict):
             return
         excluded = {
             "stream": self.stream,
-            "logprobs": self.alternatives is not None,
+            "logprobs": self.num_alternatives is not None,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "response_format": guide,
         }
@@ -214,12 +222,14 @@ class GenerationRequest(Strict):
             if given:
                 raise InvalidRequest(f"use_beam_search excludes {name}.", param=name)
 
-    def _plain(self) -> tuple[tuple[PlainParameter, float], ...]:
-        given = [(name, getattr(self, name)) for name in _PLAIN]
-        return tuple((name, v) for name, v in given if v is not None and v != _PLAIN[name])
+    def _list_penalties(self) -> tuple[tuple[PlainParameter, float], ...]:
+        given = [(name, getattr(self, name)) for name in _NEUTRAL_PENALTIES]
+        return tuple(
+            (name, v) for name, v in given if v is not None and v != _NEUTRAL_PENALTIES[name]
+        )
 
-    def _bias(self) -> tuple[tuple[int, float], ...]:
-        """Token ids come as the keys of a JSON object, so as strings."""
+    def _parse_bias(self) -> tuple[tuple[int, float], ...]:
+        """Return the token ids and biases; ids are strings, as they are keys of a JSON object."""
         bias = self.logit_bias or {}
         if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key)]:
             raise InvalidRequest(
@@ -228,14 +238,14 @@ class GenerationRequest(Strict):
             )
         return tuple((int(key), value) for key, value in bias.items())
 
-    def guide(self) -> tuple[Guide | None, str | None]:
-        """What the answer must match, and the parameter that says so."""
+    def build_guide(self) -> tuple[Guide | None, str | None]:
+        """Build the guide that the answer must match, with the name of its parameter."""
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
-            guide = format_guide(self.response_format, self.name_place)
-            found += [(guide, self.name_place("response_format"))] if guide else []
+            guide = build_format_guide(self.response_format, self.describe_path)
+            found += [(guide, self.describe_path("response_format"))] if guide else []
         if self.structured_outputs is not None:
-            found.append((structured_guide(self.structured_outputs), "structured_outputs"))
+            found.append((build_structured_guide(self.structured_outputs), "structured_outputs"))
         if len(found) > 1:
             raise InvalidRequest(
                 "response_format and structured_outputs exclude each other.",
@@ -243,14 +253,14 @@ class GenerationRequest(Strict):
             )
         return found[0] if found else (None, None)
 
-    def name_place(self, place: str) -> str:
-        """Return what the protocol calls a schema's place in a chat's request."""
-        return place
+    def describe_path(self, path: str) -> str:
+        """Return the protocol's name for the path of a schema in a chat's request."""
+        return path
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """What the guide is made of where that is several, with their parameters."""
+    def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        """Build the parts of a guide that combines several, with their parameters."""
         return ()
 
-    def looser_guide(self) -> Guide | None:
-        """What to be content with where no engine can enforce the guide."""
+    def build_looser_guide(self) -> Guide | None:
+        """Build a looser guide for engines that cannot enforce the guide; None if there is none."""
         return None

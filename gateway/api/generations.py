@@ -16,26 +16,26 @@ from gateway.api.answer_schemas import (
     CompletionChunk,
     Error,
 )
-from gateway.api.answers import Answer
+from gateway.api.answers import OpenAIAnswer
 from gateway.api.chunks import Kind
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.api.parameters import parse, rules
 from gateway.api.request_log import Handler, service_of
-from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
+from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.api.serving import plain, prepared, rendered, respond
+from gateway.api.serving import get_prompts, prepare_request, render_chat, respond
 from gateway.api.sse import OPENAI
 from gateway.generation import Batch, Options
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 
-def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
-    """How the answers of a generation are described; of a stream, one event.
+def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+    """Describe the answers of a generation endpoint for OpenAPI; for a stream, describe one event.
 
-    After the first one there is no status left to tell of an error.
+    An error after the first event comes as an event, as the status was sent already.
     """
     data: Schema = {
         "type": "string",
@@ -57,22 +57,26 @@ def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     "/v1/chat/completions",
     summary="Answers a conversation.",
     openapi_extra=needs("api_key", optional=True, json=ChatCompletionRequest),
-    **_answers(ChatCompletion, ChatCompletionChunk),
+    **_describe_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
     read = partial(parse, ChatCompletionRequest, **rules(service_of(request.scope).settings))
-    return await respond(request, await prepared(request, read, rendered, _answer), OPENAI)
+    return await respond(
+        request, await prepare_request(request, read, render_chat, _make_answer), OPENAI
+    )
 
 
 @router.post(
     "/v1/completions",
     summary="Continues a text.",
     openapi_extra=needs("api_key", optional=True, json=CompletionRequest),
-    **_answers(Completion, CompletionChunk),
+    **_describe_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
     read = partial(parse, CompletionRequest, **rules(service_of(request.scope).settings))
-    return await respond(request, await prepared(request, read, plain, _answer), OPENAI)
+    return await respond(
+        request, await prepare_request(request, read, get_prompts, _make_answer), OPENAI
+    )
 
 
 HOT: dict[str, Handler] = {
@@ -82,26 +86,28 @@ HOT: dict[str, Handler] = {
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
 
 
-def _answer(service: Service, wanted: GenerationRequest, options: Options, batch: Batch) -> Answer:
+def _make_answer(
+    service: Service, wanted: GenerationRequest, options: Options, batch: Batch
+) -> OpenAIAnswer:
     kind: Kind = "completion"
     custom: frozenset[str] = frozenset()
     if isinstance(wanted, ChatCompletionRequest):
         kind, custom = "chat", wanted.custom_names
     logprobs = None
-    if wanted.alternatives is not None:
+    if wanted.num_alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
         as_ids = bool(wanted.return_tokens_as_token_ids)
         logprobs = partial(form, prompts=service.prompts, as_ids=as_ids)
     of_prompt = None
     if options.prompt_logprobs is not None:
         of_prompt = partial(prompt_logprobs, prompts=service.prompts, count=options.prompt_logprobs)
-    return Answer(
+    return OpenAIAnswer(
         kind,
         wanted.model,
         batch,
         logprobs,
         prompt_logprobs=of_prompt,
         token_ids=bool(wanted.return_token_ids),
-        echo=wanted.echoed,
+        echo=wanted.echo_text,
         custom=custom,
     )

@@ -1,4 +1,4 @@
-"""What a request says its answer must match, as one guide for the engine."""
+"""Guides for the engine, built from response formats and tools."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guid
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
-Places = tuple[tuple[str, str], ...]
-"""JSON paths in a guide's schema, each with what the client calls the schema there."""
-NamePlace = Callable[[str], str]
-"""Names a place in a chat's request as the protocol calls it."""
+BestEffortPaths = tuple[tuple[str, str], ...]
+"""JSON paths of best-effort schemas in a guide, each with the client's name for the schema."""
+DescribePath = Callable[[str], str]
+"""Converts a path in a chat's request to the protocol's name."""
 
 
-def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    """Return the JSON schema of a `response_format`; None for one that has none."""
+def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+    """Return the JSON schema of a `response_format`; None if it has none.
+
+    Raise InvalidRequest if type json_schema has no schema, or two.
+    """
     if wanted.type in ("json_object", "json"):
         return wanted.schema_ or _OBJECT
     if wanted.type != "json_schema":
@@ -41,13 +44,13 @@ def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return schema
 
 
-def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
-    """Return the guide of a `response_format`; None where the answer may be any text."""
+def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> Guide | None:
+    """Build the guide of a `response_format`; None if the answer may be any text."""
     if wanted.is_plain:
         return None
-    schema = format_schema(wanted)
+    schema = get_format_schema(wanted)
     if schema is not None:
-        return Guide("json_schema", _dump(schema), _format_places(wanted, "$", named))
+        return Guide("json_schema", _dump(schema), _find_format_paths(wanted, "$", describe_path))
     field = "regex" if wanted.type == "regex" else "grammar"
     text: str | None = getattr(wanted, field)
     if text is None:
@@ -58,17 +61,19 @@ def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
     return Guide("regex" if wanted.type == "regex" else "ebnf_grammar", text)
 
 
-def _format_places(wanted: ResponseFormat, path: str, named: NamePlace) -> Places:
-    """Return where the schema of a format is best effort."""
+def _find_format_paths(
+    wanted: ResponseFormat, path: str, describe_path: DescribePath
+) -> BestEffortPaths:
+    """Return the path of a format's schema if it is best effort; empty if it is strict."""
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
         return ()
     name = "response_format.schema" if given is None else "response_format.json_schema.schema"
-    return ((path, named(name)),)
+    return ((path, describe_path(name)),)
 
 
-def structured_guide(wanted: StructuredOutputs) -> Guide:
-    """`structured_outputs` of vLLM."""
+def build_structured_guide(wanted: StructuredOutputs) -> Guide:
+    """Build the guide of vLLM's `structured_outputs`. Raise InvalidRequest."""
     given = [name for name, value in wanted if value is not None and value is not False]
     if len(given) != 1:
         raise InvalidRequest(
@@ -80,7 +85,7 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
     if wanted.grammar is not None:
         return Guide("ebnf_grammar", wanted.grammar)
     if wanted.choice is not None:
-        # A JSON string is a string of the grammar's as well.
+        # A JSON string is also a valid string in the grammar.
         branches = " | ".join(_dump(choice) for choice in wanted.choice)
         return Guide("ebnf_grammar", f"root ::= {branches}")
     if wanted.json_ is not None:
@@ -91,28 +96,39 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
     return Guide("json_schema", _dump(_OBJECT))
 
 
-def either_guide(
+def build_either_guide(
     wanted: ResponseFormat,
     tools: list[Tool],
     *,
     parallel: bool,
-    named: NamePlace,
+    describe_path: DescribePath,
     strict_alone: bool = False,
 ) -> Guide:
-    """Return what an answer must match that is calls or in the format.
+    """Build a guide for an answer that is either tool calls or in the format.
 
-    `strict_alone` leaves the arguments of tools that are not strict to the model.
+    Args:
+        wanted: the format.
+        tools: the tools that may be called.
+        parallel: allow several calls.
+        describe_path: converts paths for errors.
+        strict_alone: enforce the arguments of strict tools only.
     """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
-    held = {tool.function.name: None for tool in tools if tool.function.strict or not strict_alone}
-    schema = format_schema(wanted) or {}
-    places = _format_places(wanted, "$.$defs.answer", named) + _tool_places(tools, held, named)
-    text = either_schema(schema, functions, held, parallel=parallel)
-    return Guide("json_schema", text, places)
+    enforced = {
+        tool.function.name: None for tool in tools if tool.function.strict or not strict_alone
+    }
+    schema = get_format_schema(wanted) or {}
+    paths = _find_format_paths(wanted, "$.$defs.answer", describe_path) + _find_tool_paths(
+        tools, enforced, describe_path
+    )
+    text = either_schema(schema, functions, enforced, parallel=parallel)
+    return Guide("json_schema", text, paths)
 
 
-def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: NamePlace) -> Guide:
-    """Return what an answer must match that is a call which must happen."""
+def build_tool_guide(
+    tools: list[Tool], forced: ForcedCall, *, parallel: bool, describe_path: DescribePath
+) -> Guide:
+    """Build a guide for an answer that must be a tool call. Raise InvalidRequest."""
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name
     if name is not None:
@@ -124,32 +140,34 @@ def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: 
             )
         functions, parallel = {name: functions[name]}, False
     text = calls_guide(functions, parallel=parallel)
-    return Guide("json_schema", text, _tool_places(tools, functions, named))
+    return Guide("json_schema", text, _find_tool_paths(tools, functions, describe_path))
 
 
-def _tool_places(tools: list[Tool], held: Iterable[str], named: NamePlace) -> Places:
-    """Return where the arguments of tools are best effort, of those in `held`."""
+def _find_tool_paths(
+    tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
+) -> BestEffortPaths:
+    """Return the paths of best-effort arguments, for the tools named in `enforced`."""
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
-            (f"$.$defs.arguments{place}", named(f"tools[{last[name]}].function.parameters"))
-            for place, name in enumerate(held)
+            (f"$.$defs.arguments{place}", describe_path(f"tools[{last[name]}].function.parameters"))
+            for place, name in enumerate(enforced)
             if not tools[last[name]].function.strict
         ]
     )
 
 
-def guides_of_tools(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
-    """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
+def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
+    """Yield the guide of each tool's arguments, with the tool's index: parts of a tool guide."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # The name is of no use: a guide of one tool is compiled to find what is wrong alone.
-            places = () if tool.function.strict else (("$", ""),)
-            yield index, Guide("json_schema", arguments_guide(tool.function.parameters), places)
+            # The path needs no name: these guides are compiled only to find the faulty tool.
+            paths = () if tool.function.strict else (("$", ""),)
+            yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 
 
-def guides_of_strict_tools(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
-    """The same of `either_guide`."""
+def build_strict_argument_guides(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
+    """Yield the guide of each strict tool's arguments, with the tool's index."""
     for index, tool in enumerate(tools):
         if tool.function.strict:
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters))

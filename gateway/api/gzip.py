@@ -1,4 +1,4 @@
-"""Bodies in gzip, a piece at a time, so that what a few bytes become is counted as it comes."""
+"""Streaming decompression of gzip bodies, so that the inflated size can be limited."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import AsyncIterator
 
 from gateway.errors import InvalidRequest
 
-PIECE = 64 * 1024
-"""Bytes that are unpacked at once: a fraction of a millisecond."""
+PIECE_BYTES = 64 * 1024
+"""Bytes that are decompressed at once, which takes a fraction of a millisecond."""
 
-_GZIP = 16 + zlib.MAX_WBITS  # a gzip stream, as RFC 1952 has it
+_GZIP = 16 + zlib.MAX_WBITS  # the gzip format (RFC 1952)
 _WRONG = "content-encoding: the body is not one whole gzip stream."
 
 
-async def unpacked(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The body in pieces of at most `PIECE` bytes. Others have their turn between two of them.
+async def decompress(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the body in pieces of at most `PIECE_BYTES`, with a turn of the event loop after each.
 
-    Raises InvalidRequest for what is no gzip stream, is cut, or goes on behind its end.
+    Raise InvalidRequest if the body is not gzip, is truncated, or has data after its end.
     """
     inflater = zlib.decompressobj(_GZIP)
     async for chunk in packed:
         left = chunk
         try:
             while True:
-                piece = inflater.decompress(left, PIECE)
+                piece = inflater.decompress(left, PIECE_BYTES)
                 yield piece
                 left = inflater.unconsumed_tail
-                if not left and len(piece) < PIECE:
+                if not left and len(piece) < PIECE_BYTES:
                     break
                 await asyncio.sleep(0)
         except zlib.error:

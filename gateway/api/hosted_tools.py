@@ -1,7 +1,7 @@
-"""Tools that a provider runs, or that models of one provider know without a schema.
+"""Tools that a provider runs, or that a provider's models know without a schema.
 
-Nothing here runs such a tool or describes it to the model, so it is left out of the prompt and
-named in `x-ignored-parameters`. Only a choice that demands a call of one is refused.
+This server does not run such tools or describe them to the model. It leaves them out of the prompt
+and names them in `x-ignored-parameters`. Only a tool choice that demands a call of one is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
-# Hints stay for as long as the answer takes; `ignored` bounds the header.
+# Hints are held in memory during the answer; `ignored` limits the header.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16
@@ -26,9 +26,9 @@ class HostedTool(NamedTuple):
 
 
 def find_meant_type(kind: str) -> str | None:
-    """Return the type of the client's tools that has the letters of `kind`, but for one.
+    """Return `function` or `custom` if the letters of `kind` differ from it by at most one.
 
-    A hosted tool is left out of the prompt, which would be a surprise for a misspelled function.
+    A misspelled type of the client's own tool would otherwise be left out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
         return None

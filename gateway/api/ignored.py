@@ -1,4 +1,4 @@
-"""The header `x-ignored-parameters`: names of what a request asked for and the server left out.
+"""The header `x-ignored-parameters`, which names parameters that had no effect.
 
 Names come from clients, so each is escaped and cut, and the header has a bound.
 """
@@ -17,8 +17,8 @@ _MORE_CHARS = len(", and 200000 more")
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
-def headers_of(names: Iterable[str], more: int = 0) -> dict[str, str]:
-    """Return the header, or nothing where there are no names; `more` counts further ones."""
+def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
+    """Return the header; empty without names. `more` counts further names."""
     value = format_names(names, more)
     return {HEADER: value} if value else {}
 

@@ -1,8 +1,8 @@
-"""A request on its way in: read, parsed and made a prompt, within bounds on memory and in turn.
+"""Reading and parsing of a request within memory budgets that are shared fairly by tenant.
 
-What a large body takes (its bytes, their values, the prompt, its tokens) is many times its size. So
-such bodies wait for their tenant's turn before they are read: until then the system keeps them, and
-the client cannot send. What is done with them is done off the event loop.
+A large body needs many times its size in memory (bytes, parsed values, prompt, tokens). So its
+request waits for a share of the budget before it is read; until then, TCP backpressure stops the
+client. Large bodies are processed in a thread instead of on the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from gateway.api.body import LARGE_BODY, read_body
+from gateway.api.body import LARGE_BODY_BYTES, read_body
 from gateway.api.request_log import service_of
 from gateway.api.sse import cancel_on_disconnect
 from gateway.config.tenants import Tenant
@@ -22,17 +22,18 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# The parts of a body decide, not its bytes alone: a tool or a message costs up to 40 us, any other
-# value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
+# Parts of a body, up to which it is parsed on the event loop. Bytes alone do not decide: a tool or
+# message costs up to 40 us, any other value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
-_PARTS_AN_OBJECT = 32
-_MAX_INLINE_HISTORY_BYTES = LARGE_BODY // 8
+_PARTS_PER_OBJECT = 32
+_MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 
 
 class Intake:
-    """Use it with `async with` from before the body is read until the prompt is token ids.
+    """The memory permits of a request, held from before its body is read until it is token ids.
 
-    When the client leaves meanwhile, what runs inside is cancelled, and ClientDisconnected raised.
+    Use it with `async with`. If the client leaves, the code inside is cancelled and
+    ClientDisconnected is raised.
     """
 
     def __init__(self, request: Request, tenant: Tenant | None) -> None:
@@ -45,7 +46,7 @@ class Intake:
         self._history: AbstractAsyncContextManager[object] | None = None
         self._size = 0
         self._offloads = False
-        self._room = 0
+        self._history_bytes = 0
 
     async def __aenter__(self) -> Intake:
         await self._client.__aenter__()
@@ -63,31 +64,39 @@ class Intake:
         await self._client.__aexit__(error_type, error, traceback)
 
     async def read(self, parse: Callable[[bytes], T]) -> T:
-        """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
-        body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
+        """Read the body and return the result of `parse`.
+
+        Errors of `parse` and `read_body` pass through. Raise Overloaded if the budget is used up.
+        """
+        body = [
+            await read_body(
+                self._request, self._service.settings.max_body_bytes, self._reserve_body
+            )
+        ]
         self._size = len(body[0])
         if _count_parts(body[0]) > _MAX_INLINE_PARTS:
             self.offload()
-        # Nothing here keeps the bytes.
+        # `pop` drops the reference, so the bytes are freed as early as possible.
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Do work that takes time by the size of the body, in a thread if that may be long."""
-        if not self._offloads and self._size <= LARGE_BODY:
+        """Run work whose time depends on the body's size, in a thread if that may take long."""
+        if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Less is done here, and more goes to a thread where a page would wait for a book.
-        chars = max(self._size, LARGE_BODY)
+        # Count small bodies as large here, as their work was offloaded because it takes long.
+        chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.turns.run(self._tenant, chars, work)
 
     def offload(self) -> None:
-        """Run all further work in a thread, such as work that is repeated many times."""
+        """Run all further work in a thread, for example because it is repeated many times."""
         self._offloads = True
 
-    async def make_room(self, size: int) -> None:
-        """For a turn to have `size` bytes here that did not come with the request.
+    async def reserve_history(self, size: int) -> None:
+        """Wait for a share of the history budget, for `size` bytes of a stored conversation.
 
-        A smaller turn of that kind is given up for it: nobody waits for a second one while holding
-        a first. Raises ConversationTooLarge for more than a body may have, and Overloaded.
+        A smaller share from an earlier call is released first: waiting for a second share while
+        holding one could deadlock. Raise ConversationTooLarge if `size` exceeds the limit of a
+        body, and Overloaded if the wait is too long.
         """
         most = self._service.settings.max_body_bytes
         if size > most:
@@ -97,26 +106,26 @@ class Intake:
         self._size = max(self._size, size)
         if size > _MAX_INLINE_HISTORY_BYTES:
             self.offload()
-        if size > max(LARGE_BODY, self._room):
+        if size > max(LARGE_BODY_BYTES, self._history_bytes):
             if self._history is not None:
                 permit, self._history = self._history, None
                 await permit.__aexit__(None, None, None)
-            turn = self._service.histories.permit(self._tenant, self._priority, cost=size)
+            turn = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
             await turn.__aenter__()
-            self._history, self._room = turn, size
+            self._history, self._history_bytes = turn, size
 
-    async def _wait(self, size: int) -> None:
-        """For a turn to have a body of `size` bytes here."""
-        turn = self._service.bodies.permit(self._tenant, self._priority, cost=size)
+    async def _reserve_body(self, size: int) -> None:
+        """Wait for a share of the body budget, for a body of `size` bytes."""
+        turn = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
         await turn.__aenter__()
         self._body = turn
 
 
 def _count_parts(body: bytes) -> int:
-    """Return about how many values a body has, with objects as many times as they cost.
+    """Estimate the number of values in a JSON body, weighted by their cost.
 
-    Most control tokens begin with `<`. If a template replaces words, each one in a text costs
+    `<` counts too, as most control tokens begin with it: if a template replaces words, each costs
     0.5 us.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
-    return _PARTS_AN_OBJECT * body.count(b"{") + others
+    return _PARTS_PER_OBJECT * body.count(b"{") + others

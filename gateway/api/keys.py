@@ -1,4 +1,4 @@
-"""Keys of tenants for operators: /v1/keys. The configuration file has keys, too; these are others.
+"""Management of tenants' keys by operators: /v1/keys, in addition to the configuration file.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -10,23 +10,23 @@ from typing import Annotated, Literal
 from fastapi import Depends
 from pydantic import Field
 
-from gateway.api.answer_schemas import Answer, Count
+from gateway.api.answer_schemas import AnswerModel, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.messages import Strict
-from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
+from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.observability.audit import State
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.record import MAX_NOTE, NOTE, KeyRecord, draw_key, is_key_id
 
-_SMALL = 64 * 1024  # bytes of a JSON body here
-_LONGEST_S = 100 * 366 * 24 * 3600
+_MAX_JSON_BYTES = 64 * 1024
+_MAX_LIFETIME_S = 100 * 366 * 24 * 3600
 
-router = Router()
+router = ApiRouter()
 
 
-class Key(Answer):
+class Key(AnswerModel):
     id: str
     object: Literal["key"] = "key"
     tenant: str
@@ -37,7 +37,7 @@ class Key(Answer):
     last_used_at: Annotated[Count | None, Field(description="To the minute, and a minute late.")]
 
 
-class Keys(Answer):
+class Keys(AnswerModel):
     object: Literal["list"] = "list"
     data: list[Key]
 
@@ -46,21 +46,21 @@ class KeyCreated(Key):
     value: Annotated[str, Field(description="The key, which nobody can be shown again.")]
 
 
-class KeyDeleted(Answer):
+class KeyDeleted(AnswerModel):
     id: str
     object: Literal["key"] = "key"
     deleted: Literal[True] = True
 
 
 class NewKey(Strict):
-    """`expires_in` is in seconds; without it the key is valid until it is deleted."""
+    """A key to create. `expires_in` is in seconds; without it the key never expires."""
 
     tenant: str
     note: Annotated[str, Field(max_length=MAX_NOTE, pattern=NOTE)] = ""
-    expires_in: Annotated[int | None, Field(ge=1, le=_LONGEST_S)] = None
+    expires_in: Annotated[int | None, Field(ge=1, le=_MAX_LIFETIME_S)] = None
 
 
-async def _keys(service: Admin) -> IssuedKeys:
+async def _get_issued_keys(service: Admin) -> IssuedKeys:
     if service.keys is None:
         raise SwitchedOff(
             "Keys are those of tenants; set GATEWAY_CONFIG to a file that names some.",
@@ -69,7 +69,7 @@ async def _keys(service: Admin) -> IssuedKeys:
     return service.keys
 
 
-Issued = Annotated[IssuedKeys, Depends(_keys)]
+Issued = Annotated[IssuedKeys, Depends(_get_issued_keys)]
 
 
 @router.post(
@@ -83,7 +83,7 @@ async def create(
     service: Admin,
     keys: Issued,
     audit: Auditor,
-    wanted: Annotated[NewKey, json_body(NewKey, _SMALL)],
+    wanted: Annotated[NewKey, json_body(NewKey, _MAX_JSON_BYTES)],
 ) -> KeyCreated:
     named = [tenant.name for tenant in service.configuration.current.tenants or ()]
     if wanted.tenant not in named:
@@ -96,8 +96,8 @@ async def create(
         try:
             await keys.add(record)
         finally:
-            action.after = _state(keys, record.id)
-    return KeyCreated(**dict(_key(record, None)), value=value)
+            action.after = _to_audit_state(keys, record.id)
+    return KeyCreated(**dict(_build_key(record, None)), value=value)
 
 
 @router.get(
@@ -108,7 +108,7 @@ async def create(
 )
 async def list_all(keys: Issued) -> Keys:
     uses = await keys.uses()
-    return Keys(data=[_key(record, uses.get(record.id)) for record in keys.records])
+    return Keys(data=[_build_key(record, uses.get(record.id)) for record in keys.records])
 
 
 @router.delete(
@@ -118,22 +118,22 @@ async def list_all(keys: Issued) -> Keys:
     openapi_extra=needs("admin_key"),
 )
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
-    # What cannot be an id is not written: somebody may have pasted the key.
+    # A string that is not an id is not logged: it may be the key itself.
     target = key_id if is_key_id(key_id) else "(not an id)"
-    with audit.action("keys.delete", target, _state(keys, key_id)) as action:
+    with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
         try:
             await keys.revoke(key_id)
-        finally:  # it may have ended here alone
-            action.after = _state(keys, key_id)
+        finally:  # after an error, the key may be revoked on this gateway only
+            action.after = _to_audit_state(keys, key_id)
     return KeyDeleted(id=key_id)
 
 
-def _state(keys: IssuedKeys, key_id: str) -> State:
+def _to_audit_state(keys: IssuedKeys, key_id: str) -> State:
     record = keys.find(key_id)
     return None if record is None else {"tenant": record.tenant, "expires_at": record.expires}
 
 
-def _key(record: KeyRecord, used: int | None) -> Key:
+def _build_key(record: KeyRecord, used: int | None) -> Key:
     return Key(
         id=record.id,
         tenant=record.tenant,

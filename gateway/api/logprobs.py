@@ -10,18 +10,18 @@ from gateway.tokenization.prompts import Prompts
 
 
 def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool) -> dict[str, Any]:
-    """`logprobs` of a chat choice or chunk; `as_ids` shows tokens by their ids."""
+    """Build `logprobs` of a chat choice or chunk; `as_ids` writes tokens as `token_id:N`."""
 
-    def shown(token_id: int, logprob: float) -> dict[str, Any]:
+    def describe(token_id: int, logprob: float) -> dict[str, Any]:
         raw = prompts.vocabulary.token_bytes(token_id)
-        token = _by_id(token_id) if as_ids else _text(raw)
+        token = _format_id(token_id) if as_ids else _decode(raw)
         return {"token": token, "logprob": logprob, "bytes": list(raw)}
 
     content = []
     for entry in entries:
         assert entry.logprob is not None, "a chat does not echo its prompt"
-        token = shown(entry.token_id, entry.logprob)
-        token["top_logprobs"] = [shown(i, value) for i, value in entry.top]
+        token = describe(entry.token_id, entry.logprob)
+        token["top_logprobs"] = [describe(i, value) for i, value in entry.top]
         content.append(token)
     return {"content": content, "refusal": None}
 
@@ -29,17 +29,17 @@ def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 def completion_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 ) -> dict[str, Any]:
-    """`logprobs` of a completion choice or chunk; `text_offset` counts characters of the text.
+    """Build `logprobs` of a completion choice or chunk; `text_offset` counts characters.
 
-    The token itself is always among the likeliest, so that 0 alternatives tell of it alone. Of the
-    first token of an echoed prompt nothing is known.
+    `top_logprobs` always includes the token itself, also with 0 alternatives. The first token of an
+    echoed prompt has null.
     """
-    shown = _by_id if as_ids else partial(_token, prompts)
+    describe = _format_id if as_ids else partial(_token_text, prompts)
     tokens, top = [], []
     for entry in entries:
-        token = shown(entry.token_id)
+        token = describe(entry.token_id)
         tokens.append(token)
-        likeliest = {shown(token_id): value for token_id, value in entry.top}
+        likeliest = {describe(token_id): value for token_id, value in entry.top}
         top.append(None if entry.logprob is None else likeliest | {token: entry.logprob})
     return {
         "tokens": tokens,
@@ -52,9 +52,9 @@ def completion_logprobs(
 def prompt_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, count: int
 ) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs` in vLLM's form: by token id, the token that is there and the likeliest.
+    """Build `prompt_logprobs` in vLLM's form: the prompt's token and the likeliest, by token id.
 
-    Nothing is known of the first token, which has no place before it.
+    The first token has null, as nothing comes before it.
     """
     found: list[dict[str, Any] | None] = []
     for entry in entries:
@@ -65,24 +65,24 @@ def prompt_logprobs(
         ranked |= {i: (value, rank) for rank, (i, value) in enumerate(entry.top[:count], 1)}
         found.append(
             {
-                str(i): {"logprob": value, "rank": rank, "decoded_token": _token(prompts, i)}
+                str(i): {"logprob": value, "rank": rank, "decoded_token": _token_text(prompts, i)}
                 for i, (value, rank) in ranked.items()
             }
         )
     return found
 
 
-def _by_id(token_id: int) -> str:
-    """As vLLM writes a token where ids are asked for."""
+def _format_id(token_id: int) -> str:
+    """Return a token as vLLM writes it if ids are asked for."""
     return f"token_id:{token_id}"
 
 
-def _token(prompts: Prompts, token_id: int) -> str:
-    return _text(prompts.vocabulary.token_bytes(token_id))
+def _token_text(prompts: Prompts, token_id: int) -> str:
+    return _decode(prompts.vocabulary.token_bytes(token_id))
 
 
-def _text(raw: bytes) -> str:
-    """A token as text; part of a character is written as OpenAI does, `bytes:` and hex."""
+def _decode(raw: bytes) -> str:
+    """Return a token as text; a part of a character is written as `bytes:` and hex, as by OpenAI."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -12,14 +12,14 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from gateway.api import ignored
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, as_written, rules, sort_fields
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, service_of
-from gateway.api.serving import timeout_of
+from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
@@ -45,7 +45,7 @@ W = TypeVar("W", bound=MappedRequest)
 
 
 @dataclass(slots=True)
-class Asking(Generic[W, C]):
+class MappedCall(Generic[W, C]):
     """A request whose inputs are ready. Within `account` its model may be asked."""
 
     service: Service
@@ -67,13 +67,13 @@ class Asking(Generic[W, C]):
     def priority(self) -> int:
         return self.tenant.priority if self.tenant else 0
 
-    async def found(self, param: str) -> Found:
+    async def find_model(self, param: str) -> Found:
         """The model as Triton has it, which all inputs fit."""
         found = await mapped_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
 
-    async def rows(self, found: Found) -> list[Vectors]:
+    async def run(self, found: Found) -> list[Vectors]:
         return await ask(
             self.service,
             context_of(self.request.scope),
@@ -87,17 +87,17 @@ class Asking(Generic[W, C]):
         )
 
 
-async def asking(
+async def prepare_call(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
     inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
-) -> Asking[W, C]:
+) -> MappedCall[W, C]:
     """Raises what the table of `failures` has rows for."""
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     deadline = Deadline.of(
-        timeout_of(request, service.settings.request_timeout), service.settings.request_timeout
+        parse_timeout(request, service.settings.request_timeout), service.settings.request_timeout
     )
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
@@ -125,7 +125,7 @@ async def asking(
                 model=model.name,
                 status_of=status_of,
             )
-            return Asking(
+            return MappedCall(
                 service=service,
                 request=request,
                 tenant=tenant,
@@ -134,7 +134,7 @@ async def asking(
                 inputs=ready,
                 account=account,
                 deadline=deadline,
-                headers=rate_headers(reservation.quotas) | ignored.headers_of(hints),
+                headers=rate_headers(reservation.quotas) | ignored.build_headers(hints),
                 id=request_id,
             )
 

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gateway.api import custom_tools
-from gateway.api.strict_json import load, load_cut
+from gateway.api.strict_json import load, load_partial
 from gateway.api.successors import Successors
 from gateway.api.unions import by_type
 from gateway.errors import InvalidRequest
@@ -97,7 +97,7 @@ class ToolCall(Lenient):
     type: Literal["function"] = "function"
     function: FunctionCall
 
-    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
+    def to_template(self, ids: TemplateIds) -> dict[str, Any]:
         """With `arguments` as an object and an id that the form's template accepts.
 
         Raises InvalidRequest.
@@ -105,7 +105,7 @@ class ToolCall(Lenient):
         arguments: Any = self.function.arguments or "{}"
         if isinstance(arguments, str):
             try:
-                arguments = _arguments(arguments, by_parameters=ids.form in BY_PARAMETERS)
+                arguments = _parse_arguments(arguments, by_parameters=ids.form in BY_PARAMETERS)
             except InvalidRequest as error:
                 said = f"messages: of a call, {error.message}"
                 raise InvalidRequest(said, param="messages") from None
@@ -128,13 +128,13 @@ class ChatCustomCall(Lenient):
     type: Literal["custom"]
     custom: CustomCall
 
-    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
+    def to_template(self, ids: TemplateIds) -> dict[str, Any]:
         arguments = custom_tools.input_to_arguments(self.custom.input)
         function = FunctionCall(name=self.custom.name, arguments=arguments)
-        return ToolCall(id=self.id, function=function).for_template(ids)
+        return ToolCall(id=self.id, function=function).to_template(ids)
 
 
-def _arguments(text: str, *, by_parameters: bool) -> Any:
+def _parse_arguments(text: str, *, by_parameters: bool) -> Any:
     """What a call's JSON is to templates.
 
     A call that was cut or malformed goes back as it is, for the model to mend; to a template that
@@ -144,20 +144,20 @@ def _arguments(text: str, *, by_parameters: bool) -> Any:
     try:
         orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return load_cut(raw, "`arguments`") if by_parameters else text
+        return load_partial(raw, "`arguments`") if by_parameters else text
     found = load(raw, "`arguments`", repeated_keys=True)
     if found is None or (by_parameters and not isinstance(found, dict)):
         return {}
     return found
 
 
-def _off(value: bool) -> bool:
+def _check_off(value: bool) -> bool:
     if value:
         raise PydanticCustomError("off", "Input should be false; see continue_final_message")
     return value
 
 
-Off = Annotated[bool, AfterValidator(_off)]
+Off = Annotated[bool, AfterValidator(_check_off)]
 
 
 class Message(Lenient):
@@ -208,7 +208,7 @@ class Message(Lenient):
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))
 
-    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
+    def to_template(self, ids: TemplateIds) -> dict[str, Any]:
         """The dict that chat templates expect: text content, ids of the model's own form."""
         # Templates know the older name of this role.
         role = "system" if self.role == "developer" else self.role
@@ -220,14 +220,14 @@ class Message(Lenient):
         if self.tool_call_id is not None:
             message["tool_call_id"] = ids.of_answer(self.tool_call_id)
         if self.tool_calls:
-            message["tool_calls"] = [call.for_template(ids) for call in self.tool_calls]
+            message["tool_calls"] = [call.to_template(ids) for call in self.tool_calls]
             # The first templates of DeepSeek-V3 and R1 show a call only where the content is none.
             if ids.form == "deepseek_v3":
                 message["content"] = message["content"] or None
-        return _with_thinking(message) if ids.form == "openai" else message
+        return _to_gpt_oss(message) if ids.form == "openai" else message
 
 
-def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+def _to_gpt_oss(message: dict[str, Any]) -> dict[str, Any]:
     """As gpt-oss' template takes it: it calls the reasoning `thinking`, and before a call it takes
     that or content, which is reasoning to it."""
     thoughts = [message.pop("reasoning_content", "")]
@@ -262,9 +262,9 @@ def _check_contents(messages: list[Message]) -> list[Message]:
 
 
 _OR_CALLS = ", or tool_calls or a refusal"
-MOST_MESSAGES = 2048
+MAX_MESSAGES = 2048
 Messages = Annotated[
     list[Message],
-    Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES),
+    Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
     AfterValidator(_check_contents),
 ]

@@ -10,24 +10,24 @@ from typing import Literal
 from fastapi import Request, Response
 
 from adapters.record import Version, selected_name, selector
-from gateway.api.answer_schemas import Answer, Count
+from gateway.api.answer_schemas import AnswerModel, Count
 from gateway.api.anthropic.models import PAGE, ModelInfo, ModelPage, describe, select_page
 from gateway.api.auth import Caller, Running
 from gateway.api.envelopes import is_anthropic
 from gateway.api.request_log import exchange_of
-from gateway.api.routing import Name, Router, needs, refusals
+from gateway.api.routing import ApiRouter, Name, needs, refusals
 from gateway.catalog.mapped import AnyModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.config.tenants import Tenant
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 # A shared cache must not give one form for the other.
 _VARIES = ("vary", "anthropic-version")
 
 
-class Model(Answer):
+class Model(AnswerModel):
     """`root` is the exact version, which is a model name as well; `parent` the base model.
 
     `max_model_len` is that of the replica that takes most; OpenRouter's clients read it as
@@ -47,7 +47,7 @@ class Model(Answer):
     modes: list[str]
 
 
-class Models(Answer):
+class Models(AnswerModel):
     object: Literal["list"] = "list"
     data: list[Model]
 
@@ -64,19 +64,19 @@ async def list_models(
 ) -> Models | ModelPage:
     response.headers.append(*_VARIES)
     base = service.settings.model_name
-    data = [_base(service)] if service.access.sees(tenant, base) else []
+    data = [_build_base(service)] if service.access.sees(tenant, base) else []
     data += [
-        _adapter(service, record.name, record.version)
+        _build_adapter(service, record.name, record.version)
         for record in service.adapters.records
         if service.access.sees(tenant, record.name)
     ]
     data += [
-        _mapped(service, model)
+        _build_mapped(service, model)
         for model in service.mapped.all
         if service.access.sees(tenant, model.name)
     ]
     if _wants_anthropic(request):
-        return select_page(request, [_info(model) for model in data])
+        return select_page(request, [_to_anthropic(model) for model in data])
     return Models(data=data)
 
 
@@ -91,36 +91,36 @@ async def retrieve_model(
 ) -> Model | ModelInfo:
     response.headers.append(*_VARIES)
     found = _find(service, tenant, model)
-    return _info(found) if _wants_anthropic(request) else found
+    return _to_anthropic(found) if _wants_anthropic(request) else found
 
 
 def _find(service: Service, tenant: Tenant | None, model: str) -> Model:
     """Return a model that a tenant may use. Raises what `Access.route` raises."""
     if (other := service.mapped.get(model)) is not None:
         service.access.route(service.mapped, tenant, model)
-        return _mapped(service, other)
+        return _build_mapped(service, other)
     service.access.route(service.router, tenant, model)
     if model == service.settings.model_name:
-        return _base(service)
+        return _build_base(service)
     _, version = service.adapters.resolve(model)
-    return _adapter(service, model, version)
+    return _build_adapter(service, model, version)
 
 
 def _wants_anthropic(request: Request) -> bool:
     return is_anthropic(request.url.path, exchange_of(request.scope).fields)
 
 
-def _info(model: Model) -> ModelInfo:
+def _to_anthropic(model: Model) -> ModelInfo:
     generates = model.modes not in (["embeddings"], ["rerank"])
     return describe(model.id, model.created, context=model.context_length, generates=generates)
 
 
-def _base(service: Service) -> Model:
+def _build_base(service: Service) -> Model:
     name = service.settings.model_name
-    return _model(service, name, service.created, root=name, parent=None)
+    return _build_model(service, name, service.created, root=name, parent=None)
 
 
-def _mapped(service: Service, model: AnyModel) -> Model:
+def _build_mapped(service: Service, model: AnyModel) -> Model:
     does = "embeddings" if isinstance(model.entry, EmbeddingModel) else "rerank"
     return Model(
         id=model.name,
@@ -133,12 +133,14 @@ def _mapped(service: Service, model: AnyModel) -> Model:
     )
 
 
-def _adapter(service: Service, model: str, version: Version) -> Model:
+def _build_adapter(service: Service, model: str, version: Version) -> Model:
     root = selector(selected_name(model), version.digest)
-    return _model(service, model, int(version.created), root=root, parent=version.base)
+    return _build_model(service, model, int(version.created), root=root, parent=version.base)
 
 
-def _model(service: Service, name: str, created: int, *, root: str, parent: str | None) -> Model:
+def _build_model(
+    service: Service, name: str, created: int, *, root: str, parent: str | None
+) -> Model:
     # Unknown while Triton is away; the list itself stays up so that clients show the model.
     replicas = service.replicas
     served = replicas.capabilities if replicas.ready else []

@@ -30,10 +30,10 @@ from gateway.api.parameter_table import HARMLESS, HINTS
 from gateway.api.responses import conversations
 from gateway.api.responses.answer_schemas import ResponseEvent
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
-from gateway.api.routing import Router, Schema, refusals
+from gateway.api.routing import ApiRouter, Schema, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 
-router = Router()
+router = ApiRouter()
 
 _GENERATIONS = (
     ChatCompletionRequest,
@@ -43,18 +43,18 @@ _GENERATIONS = (
     ResponseRequest,
     InputTokensRequest,
 )
-_PLAIN = (
+_PLAIN_REQUESTS = (
     conversations.NewConversation,
     conversations.ChangedConversation,
     conversations.AddedItems,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
 )
-_READ_BY_US = (
+_REQUEST_MODELS = (
     *_GENERATIONS,
     embeddings.EmbeddingsRequest,
     rerank.RerankRequest,
-    *_PLAIN,
+    *_PLAIN_REQUESTS,
     adapters.AdapterOfSource,
     adapters.Rollback,
     vllm_adapters.LoadLoraAdapter,
@@ -62,7 +62,7 @@ _READ_BY_US = (
     keys.NewKey,
     console_actions.ReplicaChange,
 )
-_WRITTEN_BY_US = (
+_ANSWER_MODELS = (
     ChatCompletionChunk,
     CompletionChunk,
     Error,
@@ -100,7 +100,7 @@ def build(routes: Sequence[APIRoute]) -> bytes:
         title="triton-openai-gateway",
         version=version("triton-openai-gateway"),
         description="OpenAI-compatible API for Triton and TensorRT-LLM.",
-        routes=[_listed(route) for route in routes],
+        routes=[_without_head(route) for route in routes],
     )
     for path in described["paths"].values():
         for operation in path.values():
@@ -108,7 +108,7 @@ def build(routes: Sequence[APIRoute]) -> bytes:
             for answer in operation["responses"].values():
                 answer["headers"] = {"x-request-id": {"$ref": "#/components/headers/x-request-id"}}
     components = described["components"]
-    components["schemas"] = _models() | {
+    components["schemas"] = _build_schemas() | {
         name: schema for name, schema in components["schemas"].items() if name not in _UNUSED
     }
     components["headers"] = {"x-request-id": _REQUEST_ID}
@@ -132,17 +132,17 @@ def _allow_overlap(part: Any) -> None:
         _allow_overlap(each)
 
 
-def _listed(route: APIRoute) -> APIRoute:
+def _without_head(route: APIRoute) -> APIRoute:
     """What answers GET answers HEAD, too, which the document need not say."""
     listed = copy(route)
     listed.methods = (route.methods or set()) - {"HEAD"}
     return listed
 
 
-def _models() -> dict[str, Schema]:
+def _build_schemas() -> dict[str, Schema]:
     """The schemas of what no route declares as its body or answer, by name."""
     _, definitions = models_json_schema(
-        [(model, "validation") for model in (*_READ_BY_US, *_WRITTEN_BY_US)],
+        [(model, "validation") for model in (*_REQUEST_MODELS, *_ANSWER_MODELS)],
         ref_template="#/components/schemas/{model}",
     )
     schemas: dict[str, Schema] = definitions["$defs"]
@@ -160,7 +160,7 @@ def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
 
     Of an input that is embedded or ranked, members are content and stay as they are.
     """
-    waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN)]
+    waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN_REQUESTS)]
     found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}
     while waiting:
         text = orjson.dumps(schemas[waiting.pop()]).decode()

@@ -11,13 +11,13 @@ from starlette.responses import PlainTextResponse
 from gateway.api.answer_schemas import Described, TroubleState
 from gateway.api.auth import may_read_details, metrics_reader
 from gateway.api.request_log import service_of
-from gateway.api.routing import ADMIN, Router, needs, refusals
+from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.siblings import is_internal
-from gateway.api.worker_metrics import of_all_workers
+from gateway.api.worker_metrics import merge_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 
 class Health(Described):
@@ -94,7 +94,7 @@ async def ready(request: Request, response: Response) -> Readiness:
     A replica's open breaker does not count: only a request can close it again, and every gateway
     would be out of rotation at once.
     """
-    readiness = _readiness(service_of(request.scope))
+    readiness = _build_readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503
     if not may_read_details(request):
         return Readiness(status=readiness.status)
@@ -103,7 +103,7 @@ async def ready(request: Request, response: Response) -> Readiness:
     return readiness
 
 
-def _pool(service: Service) -> dict[str, PoolMember]:
+def _build_pool(service: Service) -> dict[str, PoolMember]:
     members = {}
     for replica in service.replicas:
         selection = replica.engine.last_selection
@@ -117,7 +117,7 @@ def _pool(service: Service) -> dict[str, PoolMember]:
     return members
 
 
-def _readiness(service: Service) -> Readiness:
+def _build_readiness(service: Service) -> Readiness:
     if service.replicas.draining:
         return Readiness(status="draining")
     if not service.replicas.ready:
@@ -135,7 +135,7 @@ def _readiness(service: Service) -> Readiness:
     states = {replica.endpoint: replica.state for replica in service.replicas}
     if set(states.values()) != {"ready"} or service.replicas.several:
         found.replicas = states
-        found.pool = _pool(service)
+        found.pool = _build_pool(service)
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"
@@ -165,5 +165,5 @@ async def metrics(request: Request) -> Response:
     service.metrics.engine_ready.set(service.replicas.ready)
     text = generate_latest(service.metrics.registry).decode()
     if worker is not None and not internal:
-        text = await of_all_workers(worker, text)
+        text = await merge_all_workers(worker, text)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

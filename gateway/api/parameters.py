@@ -31,10 +31,10 @@ from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.tool_fields import Path, find_unknown_fields
 from gateway.api.validation import (
+    get_path,
     invalid_request,
     join_path,
     list_names,
-    location,
     show_value,
     top_field,
 )
@@ -44,8 +44,8 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 R = TypeVar("R", bound=GenerationRequest)
 M = TypeVar("M", bound=Strict)
 
-_SERVED_SOMEWHERE = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
-_LONGEST_TYPO = 64
+_SERVED_FIELDS = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
+_MAX_TYPO_CHARS = 64
 """Characters; for a longer unknown name no similar one is looked for."""
 
 
@@ -101,7 +101,7 @@ def parse(
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
     # null means unset: the SDKs send it for parameters that are passed as None.
-    given = {k: v for k, v in _flat(load_object(body)).items() if v is not None}
+    given = {k: v for k, v in _flatten(load_object(body)).items() if v is not None}
     refuse_unknown = strict or refuse_unknown
     served, hints, _, unknown, renamed = sort_fields(
         model, given, strict=strict, refuse_unknown=refuse_unknown
@@ -127,7 +127,7 @@ def parse(
                     param=wish,
                 )
             hints.append("tools.function.strict")
-        hints += uncallable_tools(request, strict=strict)
+        hints += find_uncallable_tools(request, strict=strict)
     return Parsed(request, (*hints, *unknown), tuple(unknown))
 
 
@@ -168,19 +168,19 @@ def sort_fields(
             _rename(name, value, given, renamed)
             found = [*RENAMED[name].hints(value)]
             if found and strict:
-                raise _unsupported(found[0])
+                raise _build_unsupported(found[0])
             hints += found
             unknown += _unknown_members(name, value)
         elif name in without_effect or (name in RENAMED and RENAMED[name].root in without_effect):
             uncounted.append(name)
         elif name in HINTS and not strict:
             hints.append(name)
-        elif name in _SERVED_SOMEWHERE or name in NOT_SERVED or name in HINTS or name in RENAMED:
+        elif name in _SERVED_FIELDS or name in NOT_SERVED or name in HINTS or name in RENAMED:
             _check_neutral(model, name, value)
         else:
-            unknown.append(_cut(name))
+            unknown.append(_shorten(name))
     if unknown and refuse_unknown:
-        raise _unrecognized(unknown, model)
+        raise _build_unrecognized(unknown, model)
     return SortedFields(given, hints, uncounted, unknown, renamed)
 
 
@@ -206,9 +206,9 @@ def validate(
     request, paths = _validate(model, fields, refuse_unknown=refuse_unknown)
     if given := fields.get("tools"):
         paths += find_unknown_fields(request.tools, given)  # type: ignore[attr-defined]
-    unknown = [_cut(write_path(path)) for path in paths]
+    unknown = [_shorten(write_path(path)) for path in paths]
     if unknown and refuse_unknown:
-        raise _unrecognized(unknown, model)
+        raise _build_unrecognized(unknown, model)
     return request, unknown
 
 
@@ -224,7 +224,7 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         if refuse_unknown or not unknown:
             raise
-    paths = [tuple(location(problem)) for problem in unknown]
+    paths = [tuple(get_path(problem)) for problem in unknown]
     return model.model_validate(fields, extra="ignore"), paths
 
 
@@ -237,11 +237,11 @@ def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) 
         hints.append("tools.strict")
     if strict and hints:
         param = hints[0].partition("=")[0]
-        raise _unsupported(hints[0], param=param)
-    hints += uncallable_tools(chat, strict=strict)
+        raise _build_unsupported(hints[0], param=param)
+    hints += find_uncallable_tools(chat, strict=strict)
 
 
-def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
+def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
     """The hints of grammars that are not enforced, and of tools where a format rules calls out.
 
     `strict` refuses them. Raises UnsupportedParameter.
@@ -253,7 +253,7 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
             raise UnsupportedParameter(
                 "tools.custom.format: no grammar of a custom tool is enforced.", param=hints[0]
             )
-    if chat.tools_beside_format:
+    if chat.format_excludes_tools:
         hints.append("tools")
         if strict:
             raise UnsupportedParameter(
@@ -263,7 +263,7 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
     return hints
 
 
-def _flat(data: Fields) -> Fields:
+def _flatten(data: Fields) -> Fields:
     """Move the members of containers beside them; what stands there already counts."""
     if data.keys().isdisjoint(CONTAINERS):
         return data
@@ -281,7 +281,7 @@ def _flat(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Puts what `name` means into `served`, and who said so into `renamed`."""
+    """Puts what `name` means into `served`, and who shown so into `renamed`."""
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
             continue
@@ -318,35 +318,37 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
     if _is_one_of(value, neutral):
         return
-    if (successor := _successor(model, name)) is not None:
+    if (successor := _find_successor(model, name)) is not None:
         raise UnsupportedParameter(
             f"{name} is not a parameter of this endpoint; send {successor} instead.", param=name
         )
     # An empty value says no more than its absence.
-    said = [each for each in neutral if each not in ("", [], {})]
-    values = " or ".join([orjson.dumps(each).decode() for each in said])
+    shown = [each for each in neutral if each not in ("", [], {})]
+    values = " or ".join([orjson.dumps(each).decode() for each in shown])
     instead = f" or send {values}" if values else ""
-    raise _unsupported(name, instead)
+    raise _build_unsupported(name, instead)
 
 
-def _successor(model: type[Strict], name: str) -> str | None:
+def _find_successor(model: type[Strict], name: str) -> str | None:
     """Return what to send in place of a parameter, also by the field that it is read as."""
     known, other = model.successors, RENAMED.get(name)
     if other is None:
         return known.get(name)
-    return known.get(other.place) or known.get(other.root)
+    return known.get(other.path) or known.get(other.root)
 
 
-def _unsupported(name: str, instead: str = "", *, param: str | None = None) -> UnsupportedParameter:
+def _build_unsupported(
+    name: str, instead: str = "", *, param: str | None = None
+) -> UnsupportedParameter:
     return UnsupportedParameter(
         f"{name} is not supported by this server; leave it out{instead}.", param=param or name
     )
 
 
-def _unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
+def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
     """Return the refusal of unknown names, with a known one that is similar to the first."""
     similar: list[str] = []
-    if len(names[0]) <= _LONGEST_TYPO:
+    if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
     meant = f" Did you mean {similar[0]}?" if similar else ""
     arguments = "argument" if len(names) == 1 else "arguments"
@@ -360,10 +362,10 @@ def _unknown_members(name: str, value: Any) -> list[str]:
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []
-    return [_cut(f"{name}.{member}") for member in value if member not in known]
+    return [_shorten(f"{name}.{member}") for member in value if member not in known]
 
 
-def _cut(name: str) -> str:
+def _shorten(name: str) -> str:
     """Return a client's name for something, no longer than is shown."""
     return name[: MAX_NAME_CHARS + 1]
 

@@ -39,7 +39,7 @@ async def read_plain(
     parsed = await intake.read(partial(_parse, model, **rules(service.settings)))
     tenant = context_of(request.scope).tenant or ""
     service.metrics.count_unknown_parameters(parsed.unknown, tenant)
-    return parsed.request, ignored.headers_of(parsed.hints)
+    return parsed.request, ignored.build_headers(parsed.hints)
 
 
 def _parse(

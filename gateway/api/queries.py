@@ -36,15 +36,16 @@ def parameter(name: str, description: str, **schema: Any) -> Schema:
     return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
-def whole(request: Request, name: str, *, least: int, most: int) -> int | None:
+def parse_int(request: Request, name: str, *, minimum: int, maximum: int) -> int | None:
     """Return a number of the query, or None if it has none. Raises InvalidRequest."""
     text = request.query_params.get(name)
     if text is None:
         return None
     # No more than a few digits are read: `int` takes long for many.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
-    if not least <= number <= most:
+    if not minimum <= number <= maximum:
         raise InvalidRequest(
-            f"{name}: found {text!r}; allowed: a whole number from {least} to {most}.", param=name
+            f"{name}: found {text!r}; allowed: a whole number from {minimum} to {maximum}.",
+            param=name,
         )
     return number

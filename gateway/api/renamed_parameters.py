@@ -20,40 +20,40 @@ def _no_hints(_: Any) -> Iterable[str]:
     return ()
 
 
-class Renamed(NamedTuple):
+class RenamedParameter(NamedTuple):
     """A field of this server under the name that others have for it.
 
     Attributes:
-        place: the field, or the path of a member.
+        path: the field, or the path of a member.
         read: turns a value into fields. Raises InvalidRequest.
         hints: names what of a value has no effect here.
         members: all known members of an object as value; None for values without members.
     """
 
-    place: str
+    path: str
     read: Callable[[Any], Fields]
     hints: Callable[[Any], Iterable[str]] = _no_hints
     members: frozenset[str] | None = None
 
     @property
     def root(self) -> str:
-        return self.place.partition(".")[0]
+        return self.path.partition(".")[0]
 
     def fits(self, model: type[BaseModel]) -> bool:
         return self.root in model.model_fields
 
 
-def _field(name: str) -> Renamed:
-    return Renamed(name, lambda value: {name: value})
+def _make_alias(name: str) -> RenamedParameter:
+    return RenamedParameter(name, lambda value: {name: value})
 
 
-def _guided(kind: str) -> Renamed:
+def _make_guide(kind: str) -> RenamedParameter:
     """Return a guide's name. An empty guide is no guide."""
 
     def read(value: Any) -> Fields:
         return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
 
-    return Renamed(f"structured_outputs.{kind}", read)
+    return RenamedParameter(f"structured_outputs.{kind}", read)
 
 
 def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
@@ -99,7 +99,7 @@ def _thinking_hints(value: Any) -> Iterable[str]:
         yield "thinking.budget_tokens"
 
 
-def _budget(name: str) -> Renamed:
+def _make_thinking_budget(name: str) -> RenamedParameter:
     """Return a name of the most tokens of thoughts: 0 turns them off, -1 sets no bound.
 
     No engine bounds them, so any other number is a hint.
@@ -115,7 +115,7 @@ def _budget(name: str) -> Renamed:
     def hints(value: Any) -> Iterable[str]:
         return (name,) if value > 0 else ()
 
-    return Renamed("chat_template_kwargs.enable_thinking", read, hints)
+    return RenamedParameter("chat_template_kwargs.enable_thinking", read, hints)
 
 
 def _reasoning(value: Any) -> Fields:
@@ -149,23 +149,23 @@ def _greedy(value: Any) -> Fields:
     return {"temperature": 0} if value is True else {}
 
 
-RENAMED: Mapping[str, Renamed] = {
-    "ebnf": _guided("grammar"),
-    "enable_thinking": Renamed("chat_template_kwargs.enable_thinking", _enable_thinking),
-    "format": Renamed("response_format", _format),
-    "grammar": _guided("grammar"),
-    "greed_sampling": Renamed("temperature", _greedy),
-    "guided_choice": _guided("choice"),
-    "guided_grammar": _guided("grammar"),
-    "guided_json": _guided("json"),
-    "guided_regex": _guided("regex"),
-    "json_schema": _guided("json"),
-    "max_new_tokens": _field("max_tokens"),
-    "max_thinking_tokens": _budget("max_thinking_tokens"),
-    "n_predict": _field("max_tokens"),
-    "num_predict": _field("max_tokens"),
-    "random_seed": _field("seed"),
-    "reasoning": Renamed(
+RENAMED: Mapping[str, RenamedParameter] = {
+    "ebnf": _make_guide("grammar"),
+    "enable_thinking": RenamedParameter("chat_template_kwargs.enable_thinking", _enable_thinking),
+    "format": RenamedParameter("response_format", _format),
+    "grammar": _make_guide("grammar"),
+    "greed_sampling": RenamedParameter("temperature", _greedy),
+    "guided_choice": _make_guide("choice"),
+    "guided_grammar": _make_guide("grammar"),
+    "guided_json": _make_guide("json"),
+    "guided_regex": _make_guide("regex"),
+    "json_schema": _make_guide("json"),
+    "max_new_tokens": _make_alias("max_tokens"),
+    "max_thinking_tokens": _make_thinking_budget("max_thinking_tokens"),
+    "n_predict": _make_alias("max_tokens"),
+    "num_predict": _make_alias("max_tokens"),
+    "random_seed": _make_alias("seed"),
+    "reasoning": RenamedParameter(
         "reasoning_effort",
         _reasoning,
         _reasoning_hints,
@@ -176,20 +176,20 @@ RENAMED: Mapping[str, Renamed] = {
             }
         ),
     ),
-    "reasoning_budget": _budget("reasoning_budget"),
-    "regex": _guided("regex"),
-    "rep_pen": _field("repetition_penalty"),
-    "repeat_penalty": _field("repetition_penalty"),
-    "sampler_seed": Renamed("seed", lambda value: {} if value == -1 else {"seed": value}),
-    "stopping_strings": _field("stop"),
-    "think": Renamed("chat_template_kwargs.enable_thinking", _think),
-    "thinking": Renamed(
+    "reasoning_budget": _make_thinking_budget("reasoning_budget"),
+    "regex": _make_guide("regex"),
+    "rep_pen": _make_alias("repetition_penalty"),
+    "repeat_penalty": _make_alias("repetition_penalty"),
+    "sampler_seed": RenamedParameter("seed", lambda value: {} if value == -1 else {"seed": value}),
+    "stopping_strings": _make_alias("stop"),
+    "think": RenamedParameter("chat_template_kwargs.enable_thinking", _think),
+    "thinking": RenamedParameter(
         "chat_template_kwargs.enable_thinking",
         _thinking,
         _thinking_hints,
         frozenset({"type", "budget_tokens", "clear_thinking"}),
     ),
-    "thinking_budget": _budget("thinking_budget"),
-    "thinking_budget_tokens": _budget("thinking_budget_tokens"),
-    "thinking_token_budget": _budget("thinking_token_budget"),
+    "thinking_budget": _make_thinking_budget("thinking_budget"),
+    "thinking_budget_tokens": _make_thinking_budget("thinking_budget_tokens"),
+    "thinking_token_budget": _make_thinking_budget("thinking_token_budget"),
 }

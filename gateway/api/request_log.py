@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.envelopes import answer_at
+from gateway.api.envelopes import build_error_response
 from gateway.api.failures import status_of
 from gateway.errors import (
     ClientDeadline,
@@ -34,7 +34,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _CONTEXT, _SERVICE = "gateway.request", "gateway.service"
 # Of a request that nobody waits for an answer to any more.
-_LEFT = status_of(ClientDisconnected())
+_DISCONNECTED_STATUS = status_of(ClientDisconnected())
 _BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Asked every few seconds by machines.
@@ -64,7 +64,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         exchange = exchange_of(scope)
-        context = _context(exchange.fields)
+        context = _make_context(exchange.fields)
         if self._generates:
             context.path = scope["path"]
         scope[_CONTEXT] = context
@@ -87,16 +87,16 @@ class RequestLog:
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
-            told, headers, body = answer_at(scope["path"], exchange.fields, failed)
+            told, headers, body = build_error_response(scope["path"], exchange.fields, failed)
             response = Response(body, told, headers, "application/json")
             await response(scope, receive, send)
         finally:
             # Unmatched paths share one label: a scanner must not fill the metrics.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
-            status = exchange.status or _LEFT
+            status = exchange.status or _DISCONNECTED_STATUS
             ended = context.late_status or status
             # Alerts read it: a key that sets short deadlines must not wake anybody.
-            counted = _LEFT if context.error in _BY_DEADLINE else ended
+            counted = _DISCONNECTED_STATUS if context.error in _BY_DEADLINE else ended
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
             if not of_worker:
@@ -131,7 +131,7 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-def may_be_an_id(text: str) -> bool:
+def is_request_id(text: str) -> bool:
     """Whether a request can have this id."""
     return _SANE_ID.fullmatch(text.encode()) is not None
 
@@ -142,7 +142,7 @@ def find_own_id(headers: Mapping[bytes, bytes]) -> bytes | None:
     return given if given is not None and _SANE_ID.fullmatch(given) else None
 
 
-def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
+def _make_context(headers: Mapping[bytes, bytes]) -> RequestContext:
     own_id = find_own_id(headers)
     request_id = secrets.token_hex(16) if own_id is None else own_id.decode("ascii")
     return RequestContext(request_id, trace_parent(headers))

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Described
 from gateway.api.embeddings import MAX_INPUTS, InputUsage
-from gateway.api.field_types import Whole
-from gateway.api.mapped import MappedRequest, asking
+from gateway.api.field_types import JsonInt
+from gateway.api.mapped import MappedRequest, prepare_call
 from gateway.api.messages import Strict
-from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import RerankModel
@@ -22,7 +22,7 @@ from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped import Inputs, of_texts, scores
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 # The query is read again with each document: of two long ones there would be no end.
 _MAX_CHARS = 32 * 2**20
@@ -40,7 +40,7 @@ class RerankRequest(MappedRequest):
         list[_Text | Annotated[Document, Tag("[document]")]],
         Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS),
     ]
-    top_n: Whole | None = Field(None, ge=1)
+    top_n: JsonInt | None = Field(None, ge=1)
     return_documents: bool | None = None
 
     @property
@@ -73,11 +73,13 @@ class Ranking(Described):
     openapi_extra=needs("api_key", optional=True, json=RerankRequest),
 )
 async def rerank(request: Request) -> Response:
-    asked = await asking(request, RerankRequest, lambda service: service.rankers, _inputs)
+    asked = await prepare_call(
+        request, RerankRequest, lambda service: service.rankers, _build_inputs
+    )
     wanted = asked.wanted
     async with asked.account, cancel_on_disconnect(request.scope):
-        found = await asked.found("documents")
-        values = scores(await asked.rows(found), sigmoid=asked.model.entry.sigmoid)
+        found = await asked.find_model("documents")
+        values = scores(await asked.run(found), sigmoid=asked.model.entry.sigmoid)
     order = sorted(range(len(values)), key=lambda index: -values[index])[: wanted.top_n]
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": values[index]} for index in order
@@ -87,16 +89,16 @@ async def rerank(request: Request) -> Response:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
     tokens = asked.inputs.total
-    told = {
+    answer = {
         "id": f"rerank-{asked.id}",
         "model": wanted.model,
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    return Response(orjson.dumps(told), media_type="application/json", headers=asked.headers)
+    return Response(orjson.dumps(answer), media_type="application/json", headers=asked.headers)
 
 
-async def _inputs(
+async def _build_inputs(
     service: Service, model: MappedModel[RerankModel], wanted: RerankRequest, tenant: str
 ) -> Inputs:
     texts = wanted.texts

@@ -18,7 +18,7 @@ BODY = (400, 413, 415)
 """What any endpoint with a body may refuse it with."""
 ADMIN = (401, 403, 429)
 """How any endpoint for admins may refuse who asks."""
-_REASONS = {
+_DESCRIPTIONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
     401: "No key, or a wrong one.",
     403: "This key may not do this, or nobody may on this server.",
@@ -62,7 +62,7 @@ def _without_pydantic_1() -> Iterator[None]:
         del sys.modules[name]
 
 
-class Router(APIRouter):
+class ApiRouter(APIRouter):
     """Whatever answers GET answers HEAD as well (RFC 9110, 9.1); the document lists GET alone."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Router(APIRouter):
 def refusals(*statuses: int) -> dict[int | str, Schema]:
     """The errors of an operation, for its `responses`; any may fail with 500."""
     return {
-        status: {"description": _REASONS[status], "content": _ERROR}
+        status: {"description": _DESCRIPTIONS[status], "content": _ERROR}
         for status in sorted({*statuses, 500})
     }
 

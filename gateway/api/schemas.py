@@ -20,14 +20,14 @@ from gateway.api.chat_tools import (
     ToolChoice,
     Tools,
 )
-from gateway.api.field_types import TokenIds, Whole, or_unset
+from gateway.api.field_types import JsonInt, TokenIds, allow_unset
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.guides import (
-    either_guide,
-    format_schema,
-    guides_of_strict_tools,
-    guides_of_tools,
-    tool_guide,
+    build_argument_guides,
+    build_either_guide,
+    build_strict_argument_guides,
+    build_tool_guide,
+    get_format_schema,
 )
 from gateway.api.messages import Messages
 from gateway.api.successors import OF_CHATS, OF_COMPLETIONS
@@ -46,9 +46,9 @@ from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
-OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 """A place in one of the tools that can be called, by its number among these."""
-_MOST_BESIDE_THE_PROMPT = 64 * 1024
+_MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
 """Bytes."""
 
 
@@ -56,11 +56,11 @@ class ChatCompletionRequest(GenerationRequest):
     successors = OF_CHATS
 
     messages: Messages
-    max_completion_tokens: Whole | None = Field(
-        None, ge=1, json_schema_extra=or_unset("max_completion_tokens")
+    max_completion_tokens: JsonInt | None = Field(
+        None, ge=1, json_schema_extra=allow_unset("max_completion_tokens")
     )
     logprobs: bool | None = None
-    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    top_logprobs: JsonInt | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -70,13 +70,13 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> ChatCompletionRequest:
+    def _check_fields(self) -> ChatCompletionRequest:
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message excludes add_generation_prompt.",
                 param="continue_final_message",
             )
-        self._check_beside_the_prompt()
+        self._check_size_outside_prompt()
         self._check_tool_messages()
         if self.tools or self.tool_choice is not None:
             self._check_tool_names()
@@ -126,27 +126,27 @@ class ChatCompletionRequest(GenerationRequest):
         for number, tool in enumerate(self.callable_tools):
             name, schema = tool.function.name, tool.function.parameters
             if known.setdefault(name, schema) != schema:
-                where = self.name_place(f"tools[{number}].function.parameters")
+                where = self.describe_path(f"tools[{number}].function.parameters")
                 raise InvalidRequest(
                     f"{where}: found another schema than an earlier tool {name!r} has; "
                     "rename one of the two.",
                     param=where,
                 )
 
-    def _check_beside_the_prompt(self) -> None:
+    def _check_size_outside_prompt(self) -> None:
         """What its answer begins with, and is read with, stays until that has ended.
 
         Templates cut thoughts out of a message, and all else goes where the prompt is cut: then no
         limit on prompts bounds it. Raises InvalidRequest.
         """
-        sizes = {"echo": len(self.echoed.encode())}
+        sizes = {"echo": len(self.echo_text.encode())}
         if self.truncate_prompt_tokens is not None:
             schemas = [orjson.dumps(tool.function.parameters) for tool in self.tools or ()]
             sizes["tools"] = sum(map(len, schemas))
         for param, size in sizes.items():
-            if size > _MOST_BESIDE_THE_PROMPT:
+            if size > _MAX_BYTES_OUTSIDE_PROMPT:
                 raise InvalidRequest(
-                    f"{param}: found {size} bytes; allowed: {_MOST_BESIDE_THE_PROMPT}"
+                    f"{param}: found {size} bytes; allowed: {_MAX_BYTES_OUTSIDE_PROMPT}"
                     f"{' with truncate_prompt_tokens' if param == 'tools' else ''}.",
                     param=param,
                 )
@@ -156,11 +156,11 @@ class ChatCompletionRequest(GenerationRequest):
         """`max_completion_tokens` replaced `max_tokens` and wins when both are sent."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def guide(self) -> tuple[Guide | None, str | None]:
-        guide, param = super().guide()
-        if (either := self._either_guide()) is not None:
+    def build_guide(self) -> tuple[Guide | None, str | None]:
+        guide, param = super().build_guide()
+        if (either := self._build_either_guide()) is not None:
             return either, param
-        if self.forced is None:
+        if self.forced_call is None:
             return guide, param
         if guide is not None:
             raise InvalidRequest(
@@ -168,47 +168,50 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if not self.tools:
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
-        guide = tool_guide(
-            self.callable_tools, self.forced, parallel=self._parallel, named=self.name_place
+        guide = build_tool_guide(
+            self.callable_tools,
+            self.forced_call,
+            parallel=self._parallel,
+            describe_path=self.describe_path,
         )
         return guide, "tool_choice"
 
-    def name_place(self, place: str) -> str:
-        found = OF_TOOL.fullmatch(place)
+    def describe_path(self, path: str) -> str:
+        found = TOOL_PATH.fullmatch(path)
         if found is None:
-            return place
-        return f"tools[{self._callable_places[int(found[1])]}].function.{found[2]}"
+            return path
+        return f"tools[{self._callable_indexes[int(found[1])]}].function.{found[2]}"
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+    def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
         tools = self.callable_tools
         parts: list[tuple[Guide, str]] = []
-        if self.forced is not None:
-            of_tools = guides_of_tools(tools, self.forced)
+        if self.forced_call is not None:
+            of_tools = build_argument_guides(tools, self.forced_call)
         elif self.either is not None:
-            guide, param = super().guide()
+            guide, param = super().build_guide()
             parts += [(guide, param)] if guide and param else []
-            of_tools = guides_of_strict_tools(tools)
+            of_tools = build_strict_argument_guides(tools)
         else:
             return ()
         parts += [
-            (guide, self.name_place(f"tools[{n}].function.parameters")) for n, guide in of_tools
+            (guide, self.describe_path(f"tools[{n}].function.parameters")) for n, guide in of_tools
         ]
         return parts
 
-    def looser_guide(self) -> Guide | None:
+    def build_looser_guide(self) -> Guide | None:
         if self.either is None or all(tool.function.strict for tool in self.callable_tools):
             return None
-        return self._either_guide(strict_alone=True)
+        return self._build_either_guide(strict_alone=True)
 
-    def _either_guide(self, *, strict_alone: bool = False) -> Guide | None:
+    def _build_either_guide(self, *, strict_alone: bool = False) -> Guide | None:
         wanted = self.response_format
         if self.either is None or wanted is None:
             return None
-        return either_guide(
+        return build_either_guide(
             wanted,
             self.callable_tools,
             parallel=self._parallel,
-            named=self.name_place,
+            describe_path=self.describe_path,
             strict_alone=strict_alone,
         )
 
@@ -217,7 +220,7 @@ class ChatCompletionRequest(GenerationRequest):
         return self.parallel_tool_calls is not False
 
     @cached_property
-    def _callable_places(self) -> Sequence[int]:
+    def _callable_indexes(self) -> Sequence[int]:
         """The places in `tools` of those that `tool_choice` allows."""
         tools, choice = self.tools or [], self.tool_choice
         if not isinstance(choice, AllowedChoice):
@@ -229,7 +232,7 @@ class ChatCompletionRequest(GenerationRequest):
     def callable_tools(self) -> list[Tool]:
         """The tools that `tool_choice` allows."""
         tools = self.tools or []
-        return [tools[n] for n in self._callable_places]
+        return [tools[n] for n in self._callable_indexes]
 
     @cached_property
     def custom_names(self) -> frozenset[str]:
@@ -270,17 +273,17 @@ class ChatCompletionRequest(GenerationRequest):
         Where the model decides whether it calls, its arguments could be guided from where a call
         begins: by a structural tag, which no release of the model repository takes.
         """
-        if self.forced is not None or self.either is not None or self.tool_choice == "none":
+        if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
         strict = (i for i, tool in enumerate(self.tools or ()) if tool.function.strict)
         return next((f"tools[{index}].function.strict" for index in strict), None)
 
     @property
-    def tools_beside_format(self) -> bool:
+    def format_excludes_tools(self) -> bool:
         """Whether no tool can be called because a format holds from the answer's first token on,
         and is one that calls could not be told from.
         """
-        return self._tools_may_be_called and self._formatted and self.either is None
+        return self._tools_may_be_called and self._has_format and self.either is None
 
     @property
     def either(self) -> Either | None:
@@ -288,19 +291,19 @@ class ChatCompletionRequest(GenerationRequest):
         wanted = self.response_format
         if wanted is None or self.structured_outputs is not None or not self._tools_may_be_called:
             return None
-        return Either.beside(format_schema(wanted))
+        return Either.beside(get_format_schema(wanted))
 
     @property
     def _tools_may_be_called(self) -> bool:
-        return self.allows_calls and self.forced is None
+        return self.allows_calls and self.forced_call is None
 
     @property
-    def _formatted(self) -> bool:
+    def _has_format(self) -> bool:
         plain = self.response_format is None or self.response_format.is_plain
         return not plain or self.structured_outputs is not None
 
     @property
-    def alternatives(self) -> int | None:
+    def num_alternatives(self) -> int | None:
         if self.logprobs:
             return self.top_logprobs or 0
         if self.top_logprobs:
@@ -308,13 +311,13 @@ class ChatCompletionRequest(GenerationRequest):
         return None
 
     @property
-    def echoed(self) -> str:
+    def echo_text(self) -> str:
         """As at vLLM: the last message, where the assistant has said that one, too."""
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
 
     @property
-    def forced(self) -> ForcedCall | None:
+    def forced_call(self) -> ForcedCall | None:
         """The call that must happen, None where none must."""
         choice = self.tool_choice
         if choice is None:
@@ -338,12 +341,12 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
 
-    max_tokens: Whole | None = Field(None, ge=0, json_schema_extra=or_unset("max_tokens"))
-    logprobs: Whole | None = Field(None, ge=0, le=20)
-    best_of: Whole | None = Field(None, ge=1, le=20)
+    max_tokens: JsonInt | None = Field(None, ge=0, json_schema_extra=allow_unset("max_tokens"))
+    logprobs: JsonInt | None = Field(None, ge=0, le=20)
+    best_of: JsonInt | None = Field(None, ge=1, le=20)
 
     @model_validator(mode="after")
-    def _fits(self) -> CompletionRequest:
+    def _check_fields(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise InvalidRequest(
                 "max_tokens: 0 is of use with echo or prompt_logprobs only.", param="max_tokens"
@@ -355,17 +358,17 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
-    def alternatives(self) -> int | None:
+    def num_alternatives(self) -> int | None:
         return self.logprobs
 
-    def options(
+    def build_options(
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
         caller: Caller = ANYBODY,
     ) -> Options:
         """To choose the best, all are generated, with their log probabilities."""
-        options = super().options(lora, message, caller)
+        options = super().build_options(lora, message, caller)
         if self.echo:
             options = replace(options, echo=True)
         if self.best_of is None or self.best_of == options.n:
@@ -376,15 +379,15 @@ class CompletionRequest(GenerationRequest):
         return replace(options, params=params, n=self.best_of)
 
     @property
-    def sequences(self) -> int:
-        return super().sequences if self.best_of is None else self.best_of
+    def num_sequences(self) -> int:
+        return super().num_sequences if self.best_of is None else self.best_of
 
     @property
-    def keep(self) -> int | None:
+    def num_returned(self) -> int | None:
         return self.n or 1 if self.best_of is not None else None
 
     @property
-    def several(self) -> int:
+    def num_prompts(self) -> int:
         return len(self.prompts)
 
     @property

@@ -1,6 +1,7 @@
-"""A request for a generation, in whatever protocol: prepared, then answered, streamed or whole.
+"""Processing of a generation request in any protocol: prepare it, then stream or send the answer.
 
-A protocol brings how its body is read, as one of OpenAI's requests, and how its answer is written.
+A protocol provides functions that parse its body into one of OpenAI's requests and a writer for its
+answer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api import ignored
-from gateway.api.answers import Body, Collector
-from gateway.api.auth import tenant_of
+from gateway.api.answers import Body, DeltaCollector
+from gateway.api.auth import authenticate_tenant
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
 from gateway.api.generation_request import GenerationRequest
@@ -46,105 +47,117 @@ from gateway.tenancy.accounting import Account
 from gateway.tenancy.limits.reservation import Reservation
 from gateway.tokenization.chat_format import ChatFormat
 
-# To write them takes 5 ms at most, as the event loop's other work does.
-_FEW_LOG_PROBABILITIES = 100
-# Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet. No digit can be of two of
-# its parts: a header of 64 KiB is looked through once, not once for each of its digits.
+# Writing so many takes at most 5 ms, like other work on the event loop.
+_MAX_INLINE_LOGPROBS = 100
+# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two parts
+# of the pattern, so a header of 64 KiB is scanned in linear time.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
-_Turn = AbstractAsyncContextManager[object]
+_Permit = AbstractAsyncContextManager[object]
 
 R = TypeVar("R", bound=GenerationRequest)
 
-Prompts = tuple[Sequence[Prompt], MessageForm | None]
-"""The prompts of a request, and how to read the answer; None when it is plain text."""
+PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
+"""The prompts of a request, and the form for parsing the answer; None for plain text."""
 
 
-class Answer(Protocol):
-    """How one request's answer is written."""
+class AnswerWriter(Protocol):
+    """A writer of one request's answer."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Writes frames of all choices as they come, and what ends an answer that came whole."""
+        """Return a sink that writes the frames of all choices, and the end of a complete answer."""
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
-        """The whole answer, of the deltas of each choice, with the `keep` likeliest ones."""
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
+        """Build the complete answer from the deltas of each choice.
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
-        """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
+        Only the `num_returned` likeliest choices of each prompt are included; None for all.
+        """
+
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
+        """Return the number of tokens whose log probabilities `build_complete` would write.
+
+        Each takes 50 us with 20 alternatives.
+        """
 
 
-Settle = Callable[[Intake, Tenant | None, R], Awaitable[R]]
-MakeAnswer = Callable[[Service, R, Options, Batch], Answer]
+ResolveRequest = Callable[[Intake, Tenant | None, R], Awaitable[R]]
+MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 Rename = Callable[[InvalidRequest], InvalidRequest]
-"""Names a chat's parameter as the protocol calls it."""
+"""Names a chat's parameter in an error as the protocol calls it."""
 
 
 @dataclass(slots=True)
-class Prepared:
-    """What is left of a request that may run: of a body of megabytes, the token ids."""
+class PreparedRequest:
+    """A request that is ready to run, without its body, which may have been megabytes."""
 
     batch: Batch
     account: Account
     adapter_version: str | None
-    answer: Answer
-    keep: int | None
+    answer: AnswerWriter
+    num_returned: int | None
     stream: bool
     usage: UsageFrames
     hints: tuple[str, ...] = ()
 
 
-async def prepared(
+async def prepare_request(
     request: Request,
     parse: Callable[[bytes], Parsed[R]],
-    prompts: Callable[[R, ChatFormat], Prompts],
+    prompts: Callable[[R, ChatFormat], PromptsAndForm],
     answer: MakeAnswer[R],
-    settle: Settle[R] | None = None,
-    as_written: Rename | None = None,
-) -> Prepared:
-    """Reads a request and makes it ready. Raises what the table of `failures` has rows for.
+    resolve: ResolveRequest[R] | None = None,
+    rename: Rename | None = None,
+) -> PreparedRequest:
+    """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
 
-    `settle` is for what a body alone does not say. `as_written` is for what is refused once the
-    body was read: until then, a parameter is what the client called it.
+    Args:
+        request: the HTTP request.
+        parse: parses the body.
+        prompts: renders the prompts.
+        answer: creates the writer of the answer.
+        resolve: adds data that is not in the body, such as stored conversations.
+        rename: renames parameters in errors raised after parsing. Before, errors use the client's
+            names already.
     """
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     async with Intake(request, tenant) as intake:
-        # One too many is refused before anything is read or worked out for it.
+        # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, places=1) as reservation:
             await service.replicas.wait_until_back()
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
                 service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:
-                if settle is not None:
-                    wanted = await settle(intake, tenant, wanted)
+                if resolve is not None:
+                    wanted = await resolve(intake, tenant, wanted)
                 ready = await _prepare(
                     request, tenant, intake, reservation, wanted, prompts, answer
                 )
             except InvalidRequest as error:
-                if as_written is None:
+                if rename is None:
                     raise
-                raise as_written(error) from None
+                raise rename(error) from None
             ready.hints = hints
             return ready
 
 
-def plain(wanted: CompletionRequest, _: ChatFormat) -> Prompts:
+def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
     return wanted.prompts, None
 
 
-def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
+def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
     ids = TemplateIds(chat.tool_form)
-    messages = [message.for_template(ids) for message in wanted.messages]
+    messages = [message.to_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
     if wanted.reasoning_effort is not None:
         extra["reasoning_effort"] = wanted.reasoning_effort
         if wanted.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
-    # A guide holds from the first token on: there is no room for thoughts before the answer.
-    guided = wanted.guide()[0] is not None
+    # A guide applies from the first token on, so the answer cannot begin with reasoning.
+    guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
-    # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
+    # Keep the tools with `tool_choice: none`: the prompt then shares the cached prefix of `auto`.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
         tools = None
     prompt = chat.render(
@@ -155,33 +168,34 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
         go_on=bool(wanted.continue_final_message),
         guided=guided,
     )
-    return [prompt], _message_form(chat, wanted, str(prompt), guided=guided)
+    return [prompt], _make_message_form(chat, wanted, str(prompt), guided=guided)
 
 
-def _message_form(
+def _make_message_form(
     chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
-    """How to read the answer; None when it is plain text."""
+    """Return the form for parsing the answer; None for plain text."""
     tools = None
-    guided_calls = wanted.forced or wanted.either
+    guided_calls = wanted.forced_call or wanted.either
     if wanted.allows_calls:
         tools = chat.tool_form
-        if tools is None and wanted.forced is None:
+        if tools is None and wanted.forced_call is None:
             raise UnsupportedParameter(
                 "This model's chat template teaches no known form of tool calls; "
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
         if guided and guided_calls is None:
-            tools = None  # what matches a format is an answer, even one that looks like a call
+            tools = None  # text in a required format is an answer, even if it looks like a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
-    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    # The form is held in memory during the generation, so store only the schemas that are needed.
+    # Tools that are not offered are not bounded by the prompt limit. Guided calls are JSON and need
+    # no schemas for the types of their arguments.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
@@ -201,15 +215,15 @@ async def _prepare(
     intake: Intake,
     reservation: Reservation,
     wanted: R,
-    prompts: Callable[[R, ChatFormat], Prompts],
+    prompts: Callable[[R, ChatFormat], PromptsAndForm],
     make_answer: MakeAnswer[R],
-) -> Prepared:
-    """`reservation` has the request counted, and its first place."""
+) -> PreparedRequest:
+    """Prepare a parsed request; `reservation` already counts it with one sequence."""
     service = service_of(request.scope)
     route = service.access.route(service.router, tenant, wanted.model)
-    places, limit = _places(tenant, wanted), _output_limit(tenant, wanted)
-    timeout_s = timeout_of(request, service.settings.request_timeout)
-    await reservation.take_more(places - 1)
+    num_sequences, limit = _count_sequences(tenant, wanted), _resolve_output_limit(tenant, wanted)
+    timeout_s = parse_timeout(request, service.settings.request_timeout)
+    await reservation.take_more(num_sequences - 1)
     chat = service.prompts.chat_of(route.chat_template)
     first_token_within = tenant.first_token_within if tenant else None
     caller = Caller(
@@ -224,15 +238,15 @@ async def _prepare(
     )
     lora = route.lora
     if lora is not None:
-        turn = partial(_cold_send, service, caller, lora.nbytes)
-        lora = replace(lora, turn=turn, tenant=caller.tenant)
+        permit = partial(_permit_upload, service, caller, lora.nbytes)
+        lora = replace(lora, turn=permit, tenant=caller.tenant)
 
-    def made() -> tuple[Sequence[Prompt], Options]:
+    def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
-        # Guides are made of all the tools, or of a text that is JSON.
-        return given, wanted.options(lora, message, caller)
+        # Building guides may take long: it serializes all tools or parses JSON text.
+        return given, wanted.build_options(lora, message, caller)
 
-    given, options = await intake.work(made)
+    given, options = await intake.work(build_prompts)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
     if chat.stop_ids and not options.goes_past_ends:
@@ -243,7 +257,7 @@ async def _prepare(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # The last thing that may fail or wait: from here on the account is sure to be closed.
+    # Last step that may fail or wait: the caller closes the account after this.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -254,67 +268,78 @@ async def _prepare(
         stated=stated,
         status_of=status_of,
     )
-    return Prepared(
+    return PreparedRequest(
         batch=batch,
         account=account,
         adapter_version=route.version,
         answer=answer,
-        keep=wanted.keep,
+        num_returned=wanted.num_returned,
         stream=bool(wanted.stream),
         usage=wanted.usage_frames,
     )
 
 
-def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
-    """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
-    sends = service.cold_sends
+def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
+    """Return a permit to load and upload `nbytes` of weights.
+
+    An adapter above the tenant's share of the budget needs the whole share.
+    """
+    sends = service.upload_budget
     cost = min(nbytes, sends.largest() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 
-class Keeper(Protocol):
-    """Whoever has something to do with an answer before its client is told that it has ended."""
+class AnswerRecorder(Protocol):
+    """A hook that stores an answer before the client learns that it is complete."""
 
-    async def whole(self, answer: bytes) -> None:
-        """Raises what the answer then fails with."""
+    async def record_complete(self, answer: bytes) -> None:
+        """Store the complete JSON answer. An exception becomes the error of the request."""
 
-    async def streamed(self, body: Body) -> None:
-        """Writes what the answer's sink has held back. Raises as `whole`."""
+    async def record_stream(self, body: Body) -> None:
+        """Store a streamed answer, then write the last events, which its sink has held back.
+
+        Raise like `record_complete`.
+        """
 
 
-def headers_of(prepared: Prepared) -> dict[str, str]:
-    """What the client is told beside the answer."""
+def build_headers(prepared: PreparedRequest) -> dict[str, str]:
+    """Build the response headers: rate limits, adapter version and ignored parameters."""
     headers = rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     unenforced = prepared.batch.unenforced
     if prepared.hints or unenforced.names:
         names = (*prepared.hints, *unenforced.names)
-        headers |= ignored.headers_of(names, unenforced.more)
+        headers |= ignored.build_headers(names, unenforced.more)
     return headers
 
 
 async def respond(
-    request: Request, prepared: Prepared, wire: WireFormat, keeper: Keeper | None = None
+    request: Request,
+    prepared: PreparedRequest,
+    wire: WireFormat,
+    recorder: AnswerRecorder | None = None,
 ) -> Response:
     service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
-    headers = headers_of(prepared)
+    headers = build_headers(prepared)
     if prepared.stream:
-        # A closure would be 350 bytes more of each open stream.
-        write = partial(_write, service, context, batch, answer, prepared.usage, keeper)
+        # A closure would take 350 bytes more for each open stream.
+        write = partial(_write, service, context, batch, answer, prepared.usage, recorder)
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
-    collector = Collector(batch.choices)
+    collector = DeltaCollector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
         await generate(service, context, batch, collector)
-        collect = partial(answer.collected, collector.received, keep=prepared.keep)
-        if answer.log_probabilities(collector.received) <= _FEW_LOG_PROBABILITIES:
+        collect = partial(
+            answer.build_complete, collector.received, num_returned=prepared.num_returned
+        )
+        if answer.count_logprobs(collector.received) <= _MAX_INLINE_LOGPROBS:
             body = collect()
         else:
             body = await service.logits.run(batch.caller.tenant, 0, collect)
-        if keeper is not None:
-            await keeper.whole(body)
+        if recorder is not None:
+            await recorder.record_complete(body)
     return Response(body, media_type="application/json", headers=headers)
 
 
@@ -322,29 +347,29 @@ async def _write(
     service: Service,
     context: RequestContext,
     batch: Batch,
-    answer: Answer,
+    answer: AnswerWriter,
     usage: UsageFrames,
-    keeper: Keeper | None,
+    recorder: AnswerRecorder | None,
     body: EventBody,
 ) -> None:
     if service.settings.keep_alive_in_queue:
-        body.expect()
+        body.start_keep_alive()
     sink = answer.stream(body, usage)
-    # Not before it is its turn: behind a comment no refusal by the queue is a 503.
-    await generate(service, context, batch, sink, on_place=body.expect)
-    if keeper is not None:
-        await keeper.streamed(body)
+    # Start keep-alive comments only after admission: after a comment the queue could not answer 503.
+    await generate(service, context, batch, sink, on_place=body.start_keep_alive)
+    if recorder is not None:
+        await recorder.record_stream(body)
 
 
-def _places(tenant: Tenant | None, wanted: GenerationRequest) -> int:
-    """What a request takes of `concurrent_requests`: one for each sequence that is generated.
+def _count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
+    """Return the number of generated sequences, each of which counts for `concurrent_requests`.
 
-    Raises InvalidRequest for more than the tenant may have at once.
+    Raise InvalidRequest if it exceeds the tenant's limit.
     """
-    sequences, prompts = wanted.sequences, wanted.several
-    places = prompts * sequences
+    sequences, prompts = wanted.num_sequences, wanted.num_prompts
+    total = prompts * sequences
     allowed = tenant.concurrent_requests if tenant else None
-    if allowed is not None and places > allowed:
+    if allowed is not None and total > allowed:
         what = (
             f"{prompts} prompts of {sequences} choices" if prompts > 1 else f"{sequences} choices"
         )
@@ -352,13 +377,13 @@ def _places(tenant: Tenant | None, wanted: GenerationRequest) -> int:
             f"{what} asked for; this key may have {allowed} at once.",
             param="prompt" if prompts > 1 else "n",
         )
-    return places
+    return total
 
 
-def timeout_of(request: Request, most_s: float) -> float | None:
-    """Seconds, from the header x-request-timeout, where they are fewer than all have.
+def parse_timeout(request: Request, max_s: float) -> float | None:
+    """Return the seconds in the header x-request-timeout if they are below `max_s`; else None.
 
-    Raises InvalidRequest.
+    Raise InvalidRequest for a malformed header.
     """
     given = header_of(request.scope, b"x-request-timeout")
     if given is None:
@@ -369,11 +394,14 @@ def timeout_of(request: Request, most_s: float) -> float | None:
             f"x-request-timeout: found {given[:40]!r}; allowed: a number of seconds above 0.",
             param="x-request-timeout",
         )
-    return seconds if seconds < most_s else None
+    return seconds if seconds < max_s else None
 
 
-def _output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
-    """Tokens of one choice, by the request and what its tenant may have. Raises InvalidRequest."""
+def _resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
+    """Return the output token limit of a choice, from the request and the tenant's limit.
+
+    Raise InvalidRequest if the request asks for more than the tenant may have.
+    """
     asked = wanted.output_limit
     allowed = tenant.max_output_tokens if tenant else None
     if asked is None or allowed is None:

@@ -15,10 +15,10 @@ from gateway.http.errors import UnknownUrl
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
-_MOST = 64 * 2**20
+_MAX_BODY_BYTES = 64 * 2**20
 
 
-class Said(NamedTuple):
+class WorkerResponse(NamedTuple):
     status: int
     body: bytes
 
@@ -34,7 +34,7 @@ def check_internal(request: Request) -> None:
         raise UnknownUrl(request.method, request.url.path)
 
 
-async def ask(path: Path, target: str, method: str = "GET") -> Said | None:
+async def ask(path: Path, target: str, method: str = "GET") -> WorkerResponse | None:
     """What the worker at this socket says; None where it does not answer in time (it is starting,
     or stuck)."""
     try:
@@ -45,7 +45,7 @@ async def ask(path: Path, target: str, method: str = "GET") -> Said | None:
         return None
 
 
-async def _ask(path: Path, target: str, method: str) -> Said:
+async def _ask(path: Path, target: str, method: str) -> WorkerResponse:
     reader, writer = await asyncio.open_unix_connection(str(path), limit=2**20)
     try:
         head = f"{method} {target} HTTP/1.1\r\nhost: worker\r\ncontent-length: 0\r\n"
@@ -54,9 +54,9 @@ async def _ask(path: Path, target: str, method: str) -> Said:
         status = int(lines[0].split(b" ", 2)[1])
         fields = dict(line.lower().split(b": ", 1) for line in lines[1:] if line)
         size = int(fields.get(b"content-length", b"0"))
-        if not 0 <= size <= _MOST:
+        if not 0 <= size <= _MAX_BODY_BYTES:
             raise ValueError(f"an answer of {size} bytes")
-        return Said(status, await reader.readexactly(size))
+        return WorkerResponse(status, await reader.readexactly(size))
     finally:
         writer.close()
         with suppress(OSError):

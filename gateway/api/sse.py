@@ -13,7 +13,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.failures import Failure, envelope, refusal, status_of
+from gateway.api.failures import Failure, build_envelope, get_refusal_reason, status_of
 from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, InternalError, ShuttingDown
 from gateway.http.exchange import Exchange
@@ -31,15 +31,15 @@ class WireFormat(NamedTuple):
     """
 
     done: bytes
-    patience: bytes
+    keep_alive: bytes
     failure: Callable[[Failure], bytes]
 
 
 OPENAI = WireFormat(
     done=b"data: [DONE]\n\n",
     # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
-    patience=b": keep-alive\n\n",
-    failure=lambda error: b"data: " + envelope(error) + b"\n\n",
+    keep_alive=b": keep-alive\n\n",
+    failure=lambda error: b"data: " + build_envelope(error) + b"\n\n",
 )
 # The same for every stream, so they are encoded once and not for each response.
 EVENT_HEADERS = (
@@ -102,82 +102,82 @@ class EventBody:
     """
 
     def __init__(
-        self, head: Message, exchange: Exchange, send: Send, patience_s: float, patience: bytes
+        self, head: Message, exchange: Exchange, send: Send, keep_alive_s: float, patience: bytes
     ) -> None:
-        self._patience = patience
+        self._keep_alive = patience
         self._head: Message | None = head
         self._send = send
-        self._patience_s = patience_s
+        self._keep_alive_s = keep_alive_s
         self._exchange = exchange
-        self._waiting = b""
+        self._unsent = b""
         self._comments: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._patient = False
+        self._is_stopped = False
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         return self._head is None
 
-    def expect(self) -> None:
-        """From now on the first frame is late after `patience_s`; called again, changes nothing."""
-        if self._timer is None and not self._patient:
+    def start_keep_alive(self) -> None:
+        """From now on the first frame is late after `keep_alive_s`; called again, changes nothing."""
+        if self._timer is None and not self._is_stopped:
             # No task: the first frame is rarely late.
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._patience_s, self._lose_patience)
+            self._timer = loop.call_later(self._keep_alive_s, self._start_comments)
 
     def write(self, data: bytes) -> bool:
         """False when `drain` should be awaited before the next one."""
-        self._waiting += data
+        self._unsent += data
         return False
 
     async def drain(self, by: float | None = None) -> None:
         """As `Exchange.drain`."""
-        if self._waiting:
-            self.be_patient()
+        if self._unsent:
+            self.stop_keep_alive()
             await self._start()
-            self._exchange.write(self._taken())
+            self._exchange.write(self._take_waiting())
             # From here on a token costs nothing of its own here.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
     async def end(self, data: bytes) -> None:
         await self._start()
-        self._exchange.end(self._taken() + data)
+        self._exchange.end(self._take_waiting() + data)
 
-    def be_patient(self) -> None:
+    def stop_keep_alive(self) -> None:
         """No comments any more."""
-        self._patient = True
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._comments is not None:
             self._comments.cancel()
 
-    def _lose_patience(self) -> None:
-        self._comments = asyncio.create_task(self._comment())
+    def _start_comments(self) -> None:
+        self._comments = asyncio.create_task(self._send_comments())
 
-    async def _comment(self) -> None:
+    async def _send_comments(self) -> None:
         await self._start()
         while True:
-            self._exchange.write(self._patience)
+            self._exchange.write(self._keep_alive)
             await self._exchange.drain()
-            await asyncio.sleep(self._patience_s)
+            await asyncio.sleep(self._keep_alive_s)
 
     async def _start(self) -> None:
         if self._head is not None:
             head, self._head = self._head, None
             await self._send(head)
 
-    def _taken(self) -> bytes:
-        taken, self._waiting = self._waiting, b""
+    def _take_waiting(self) -> bytes:
+        taken, self._unsent = self._unsent, b""
         return taken
 
 
 class EventStream(Response):
     """Sends frames as they are written, then what ends a stream in its protocol.
 
-    The first frame is awaited before the headers, so that a refusal by the engine is a real 4xx
-    or 5xx; only when it takes longer than `patience_s` after `EventBody.expect` do headers and
+    The first frame is awaited before the headers, so that a get_refusal_reason by the engine is a real 4xx
+    or 5xx; only when it takes longer than `keep_alive_s` after `EventBody.start_keep_alive` do headers and
     comments go out first, so that proxies keep the line. An error after the headers is one frame.
     Everything runs in one task. (sse-starlette costs twice as much CPU per frame, and Starlette's
     StreamingResponse does not wait for the first frame.)
@@ -187,7 +187,7 @@ class EventStream(Response):
         self,
         write: Callable[[EventBody], Awaitable[None]],
         headers: Mapping[str, str],
-        patience_s: float,
+        keep_alive_s: float,
         account: AbstractAsyncContextManager[None],
         wire: WireFormat,
     ) -> None:
@@ -195,7 +195,7 @@ class EventStream(Response):
         self._account = account
         self._write = write
         self._wire = wire
-        self._patience_s = patience_s
+        self._keep_alive_s = keep_alive_s
         self.status_code = 200
         self.background = None
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -210,29 +210,29 @@ class EventStream(Response):
         exchange = exchange_of(scope)
         # Nobody asks for what the client has said while a stream lasts.
         scope["headers"], exchange.fields = (), _NO_FIELDS
-        body = EventBody(head, exchange, send, self._patience_s, self._wire.patience)
+        body = EventBody(head, exchange, send, self._keep_alive_s, self._wire.keep_alive)
         del head  # which would be kept until the last
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):
                 await self._write(body)
         except Exception as error:
-            if not body.started:
+            if not body.has_started:
                 raise
             context = context_of(scope)
             context.error, context.late_status = type(error), status_of(error)
             if isinstance(error, Failure):
-                context.refused = refusal(error)
+                context.refused = get_refusal_reason(error)
             if isinstance(error, ClientDisconnected):
                 return
-            end = self._wire.failure(told(error)) + end
+            end = self._wire.failure(to_failure(error)) + end
         finally:
-            body.be_patient()
+            body.stop_keep_alive()
         await body.end(end)
 
 
-def told(error: Exception) -> Failure:
-    """What a client that has half an answer is told of its end."""
+def to_failure(error: Exception) -> Failure:
+    """What a client that has half an answer is to_failure of its end."""
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

@@ -21,7 +21,7 @@ _MAX_DEPTH = 100
 _MAX_PARTS = 200_000
 _MAX_KEYS = 4096  # pydantic collects an error for every unknown key, at 4 us each
 _CONTAINERS = frozenset({dict, list})
-_SHORT = 16 * 1024  # bytes
+_SHORT_BYTES = 16 * 1024  # bytes
 
 
 def load(
@@ -35,30 +35,32 @@ def load(
 
     `repeated_keys` is for what a model has written: of a key that comes twice the last counts.
     """
-    plain = _outside_strings(text, what)
+    plain = _strip_strings(text, what)
     containers, colons = plain.count(b"{") + plain.count(b"["), plain.count(b":")
     _check_parts(containers, "objects and arrays", what)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
-    if len(text) <= _SHORT and containers <= max_depth and colons <= _MAX_KEYS:
+    if len(text) <= _SHORT_BYTES and containers <= max_depth and colons <= _MAX_KEYS:
         # Written again it has no key twice. That is quicker than a look at each part.
-        keys = _outside_strings(orjson.dumps(value), what).count(b":")
+        keys = _strip_strings(orjson.dumps(value), what).count(b":")
     else:
-        keys, most = _keys(value, what, max_depth)
-        if most > _MAX_KEYS:
-            raise InvalidRequest(f"{what} has an object of {most} keys; allowed: {_MAX_KEYS}.")
+        keys, largest = _count_keys(value, what, max_depth)
+        if largest > _MAX_KEYS:
+            raise InvalidRequest(f"{what} has an object of {largest} keys; allowed: {_MAX_KEYS}.")
     if keys != colons and not repeated_keys:
-        raise InvalidRequest(f"{what} has the key {_repeated_key(text)!r} twice in one object.")
+        raise InvalidRequest(
+            f"{what} has the key {_find_repeated_key(text)!r} twice in one object."
+        )
     return value
 
 
-def load_cut(text: bytes, what: str) -> dict[str, Any]:
+def load_partial(text: bytes, what: str) -> dict[str, Any]:
     """Of a JSON object that a model wrote, and that was cut, the members that are whole; of any
     other text none. Raises InvalidRequest as `load`.
     """
-    plain = _outside_strings(text, what)
+    plain = _strip_strings(text, what)
     _check_parts(plain.count(b"{") + plain.count(b"["), "objects and arrays", what)
     try:
         found = from_json(text, allow_partial=True)
@@ -75,7 +77,7 @@ def load_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _outside_strings(text: bytes, what: str) -> bytes:
+def _strip_strings(text: bytes, what: str) -> bytes:
     """The text between strings: every other piece, once the escaped quotes are gone."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -88,10 +90,10 @@ def _check_parts(count: int, kind: str, what: str) -> None:
         raise InvalidRequest(f"{what} has {count} {kind}; allowed: {_MAX_PARTS}.")
 
 
-def _keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
+def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
     """How many keys there are in all, and in the largest object. Raises when nested too deep."""
     level = [value] if type(value) in _CONTAINERS else []
-    depth = total = most = 0
+    depth = total = largest = 0
     while level:
         depth += 1
         if depth > max_depth:
@@ -101,16 +103,16 @@ def _keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
             inner = container
             if type(container) is dict:
                 total += len(container)
-                most = max(most, len(container))
+                largest = max(largest, len(container))
                 inner = container.values()
             # Long lists of numbers and strings are passed over without a step of Python for each.
             if not _CONTAINERS.isdisjoint(map(type, inner)):
                 below += [item for item in inner if type(item) in _CONTAINERS]
         level = below
-    return total, most
+    return total, largest
 
 
-def _repeated_key(text: bytes) -> str:
+def _find_repeated_key(text: bytes) -> str:
     """The first key that comes twice in one object; orjson keeps the last and does not tell."""
     found: list[str] = []
 

@@ -10,24 +10,24 @@ from collections.abc import Sequence
 
 from gateway.api.messages import Message
 from gateway.api.schemas import ChatCompletionRequest
-from gateway.api.serving import Prompts, rendered
+from gateway.api.serving import PromptsAndForm, render_chat
 from gateway.api.turns import BETWEEN
 from gateway.errors import InvalidRequest
 from gateway.tokenization.chat_format import ChatFormat
 
 
-def prompt_of(chat: ChatCompletionRequest, form: ChatFormat) -> Prompts:
+def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndForm:
     """As `rendered`, with system messages in their place where the template takes them there.
 
     Raises InvalidRequest.
     """
     try:
-        return rendered(chat, form)
+        return render_chat(chat, form)
     except InvalidRequest:
         if all(message.role != "system" for message in chat.messages[1:]):
             raise
         messages = _with_one_system_message(chat.messages)
-        return rendered(chat.model_copy(update={"messages": messages}), form)
+        return render_chat(chat.model_copy(update={"messages": messages}), form)
 
 
 def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:

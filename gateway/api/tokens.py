@@ -12,14 +12,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.chat_tools import Tools
 from gateway.api.field_types import MAX_IDS, TokenId
 from gateway.api.intake import Intake
 from gateway.api.messages import Messages, Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.request_log import service_of
-from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.successors import OF_DETOKENIZE, OF_TOKENIZE
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.ids import TemplateIds
@@ -27,7 +27,7 @@ from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 
-router = Router()
+router = ApiRouter()
 
 
 class TokenizeRequest(Strict):
@@ -75,7 +75,7 @@ class Text:
 )
 async def tokenize(request: Request) -> Response:
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, TokenizeRequest)
@@ -111,7 +111,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
     ids = TemplateIds(chat.tool_form)
     return chat.render(
-        [message.for_template(ids) for message in wanted.messages],
+        [message.to_template(ids) for message in wanted.messages],
         [tool.model_dump(exclude_none=True) for tool in wanted.tools or ()] or None,
         wanted.chat_template_kwargs,
         open_turn=wanted.add_generation_prompt,
@@ -128,7 +128,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
 )
 async def detokenize(request: Request) -> Response:
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, DetokenizeRequest)

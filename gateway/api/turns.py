@@ -25,11 +25,11 @@ class Turn:
     answers: str | None = None
     """The call that a tool's result is of."""
 
-    def call(self, call_id: str, name: str, arguments: str) -> None:
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
         function = {"name": name, "arguments": arguments}
         self.calls.append({"id": call_id, "type": "function", "function": function})
 
-    def message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """As OpenAI's chats have it."""
         message: dict[str, Any] = {"role": self.role, "content": BETWEEN.join(self.texts)}
         if self.thoughts:
@@ -58,7 +58,7 @@ def check_result(
         raise InvalidRequest(f"{where}: no {found} comes before this {result}.", param=where)
 
 
-def turn_of(turns: list[Turn], role: str) -> Turn:
+def get_or_add_turn(turns: list[Turn], role: str) -> Turn:
     """The one that is open, where it is of this side; else a new one."""
     if not turns or turns[-1].role != role:
         turns.append(Turn(role))

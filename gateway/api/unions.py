@@ -15,7 +15,7 @@ def by_type(
 
     Args:
         tags: the tag of each type; any other type has the tag `[other]`. Brackets keep tags out of
-            paths (`gateway.api.validation.location`).
+            paths (`gateway.api.validation.get_path`).
         untyped: the type of an object without one.
         expected: the allowed types as the error names them, if the union has no `[other]`.
     """

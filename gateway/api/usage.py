@@ -1,4 +1,4 @@
-"""`usage` of an answer: what is told, and its form in the OpenAPI document."""
+"""The `usage` object of an answer, and its model for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Usage(BaseModel):
     ] = PromptTokensDetails(cached_tokens=0)
 
 
-def usage_so_far(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -34,24 +34,21 @@ def usage_so_far(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def final_usage(
-    last: Sequence[TextDelta], *, prompt_tokens: int, tells_cached: bool
+def build_final_usage(
+    last: Sequence[TextDelta], *, prompt_tokens: int, reports_cached: bool
 ) -> dict[str, Any]:
-    """Of an answer whose choices have these last deltas.
-
-    Without `tells_cached` no cached tokens are told.
-    """
-    told = usage_so_far(prompt_tokens, sum(delta.tokens for delta in last))
-    if tells_cached:
+    """Build `usage` from the last deltas of all choices; cached tokens only if `reports_cached`."""
+    usage = build_usage(prompt_tokens, sum(delta.tokens for delta in last))
+    if reports_cached:
         cached = cached_tokens(last, prompt_tokens)
-        told["prompt_tokens_details"] = {"cached_tokens": cached}
-    return told
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    return usage
 
 
 def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
-    """Those of the prompts that were in the engine's KV cache before.
+    """Return how many prompt tokens were in the engine's KV cache before the request.
 
-    The choices of one prompt share its cache, so the least cached choice counts.
+    The choices of one prompt fill the cache for each other, so the least cached choice counts.
     """
     reused = min(delta.stats.reused_tokens if delta.stats else 0 for delta in last)
     return min(reused, prompt_tokens)

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from gateway.api import ignored
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
+# Pydantic names the tried branch of a union within the get_path, besides `list[...]` and the like.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
 # Of a chat's parameters, those that are no words of any other language.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
@@ -75,7 +75,7 @@ def invalid_request(
     return kind(message, param=where or None)
 
 
-def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The refusal of a chat in the words of another protocol: `names` has its for a chat's."""
     if type(error).__init__ is not InvalidRequest.__init__:
         return error  # It writes its own message, of a client's name that may be such a word.
@@ -102,22 +102,22 @@ def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
-    path = location(picked)
+    path = get_path(picked)
     if picked["type"] in _TAGS:
-        return _tag_problem(picked, unserved)
-    wanted = [_words(picked)]
+        return _build_tag_problem(picked, unserved)
+    wanted = [_describe(picked)]
     if _is_of_type(picked):
-        others = [each for each in problems if _is_of_type(each) and location(each) == path]
-        wanted = [*dict.fromkeys(map(_words, others))]
+        others = [each for each in problems if _is_of_type(each) and get_path(each) == path]
+        wanted = [*dict.fromkeys(map(_describe, others))]
     words = " or ".join([wanted[0], *(each.removeprefix(_INPUT) for each in wanted[1:])])
-    return Problem(path, words + _found(picked), _kind(picked))
+    return Problem(path, words + _describe_found(picked), _get_kind(picked))
 
 
-def _tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
+def _build_tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
     """Return the problem of an object whose `type` is missing, or none of those that are known."""
-    path, value = location(problem), problem["input"]
+    path, value = get_path(problem), problem["input"]
     if problem["type"] == "union_tag_not_found":
-        return Problem(path, "Field required" + _found_fields(value), problem["type"])
+        return Problem(path, "Field required" + _describe_fields(value), problem["type"])
     tags = _TAG.findall(problem["ctx"]["expected_tags"])
     allowed = [repr(tag) for tag in tags if tag not in unserved]
     words = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
@@ -125,7 +125,7 @@ def _tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
     return Problem(path, f"{_INPUT}{words}; found {found}", problem["type"])
 
 
-def location(problem: ErrorDetails) -> list[int | str]:
+def get_path(problem: ErrorDetails) -> list[int | str]:
     """The path of the field, as the client wrote it."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
 
@@ -150,8 +150,8 @@ def show_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return _cut(repr(value[: _MAX_VALUE_CHARS + 1]))
-    return _cut(str(value))
+        return _shorten(repr(value[: _MAX_VALUE_CHARS + 1]))
+    return _shorten(str(value))
 
 
 def list_names(names: Collection[str]) -> str:
@@ -160,13 +160,13 @@ def list_names(names: Collection[str]) -> str:
     return ", ".join(shown) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
 
 
 def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
     """Return how far the branch of a union got that has this problem."""
-    path, kind = location(problem), problem["type"]
+    path, kind = get_path(problem), problem["type"]
     # A list that is too long was not left for its items.
     is_too_long = kind == "too_long"
     # Of a list's branches for items of several types, the one that stopped last fits most items.
@@ -184,14 +184,14 @@ def _is_of_type(problem: ErrorDetails) -> bool:
     return problem["type"] in _JSON_TYPES or problem["type"] == "literal_error"
 
 
-def _kind(problem: ErrorDetails) -> str:
+def _get_kind(problem: ErrorDetails) -> str:
     """Return pydantic's type of a problem, and one of our own for what is too long if not empty."""
     is_never_filled = problem.get("ctx", {}).get("max_length") == 0
     return "empty_required" if is_never_filled else problem["type"]
 
 
-def _words(problem: ErrorDetails) -> str:
-    kind = _kind(problem)
+def _describe(problem: ErrorDetails) -> str:
+    kind = _get_kind(problem)
     if kind in _NOT_SERVED:
         return "not supported by this server; leave it out"
     if kind == "extra_forbidden":
@@ -201,11 +201,11 @@ def _words(problem: ErrorDetails) -> str:
     return problem["msg"].replace(" after validation", "")
 
 
-def _found(problem: ErrorDetails) -> str:
+def _describe_found(problem: ErrorDetails) -> str:
     """Return what was found, where the words have no such part."""
-    kind, value = _kind(problem), problem["input"]
+    kind, value = _get_kind(problem), problem["input"]
     if kind == "missing":
-        return _found_fields(value)
+        return _describe_fields(value)
     if kind in ("extra_forbidden", *_NOT_SERVED, *_LENGTHS):
         return ""
     if kind in ("string_too_long", "string_too_short"):
@@ -215,7 +215,7 @@ def _found(problem: ErrorDetails) -> str:
     return f"; found {show_value(value)}"
 
 
-def _found_fields(value: Any) -> str:
+def _describe_fields(value: Any) -> str:
     return f"; found {list_names(value)}" if isinstance(value, dict) and value else ""
 
 

@@ -1,4 +1,4 @@
-"""Answers with many numbers: written off the event loop, sent in pieces, within bounds on memory.
+"""Answers with many numbers: write_embeddings off the event loop, on_sent in pieces, within bounds on memory.
 
 2048 embeddings of 4096 numbers are 90 MB of text. To write them takes seconds, and the lock of the
 interpreter all along but between two rows; to send them in one piece would copy them once more.
@@ -14,12 +14,12 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-FEW_NUMBERS = 8192
+MAX_INLINE_NUMBERS = 8192
 """Writing so many takes a millisecond."""
-_PIECE = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 
 
-def written(rows: Any, first: int, *, as_base64: bool) -> bytes:
+def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
     """The rows of a numpy array of float32 as OpenAI's objects, separated by commas.
 
     `first` is the place of the first one in the answer. Base64 is of little-endian float32, as
@@ -35,7 +35,7 @@ def written(rows: Any, first: int, *, as_base64: bool) -> bytes:
     return b",".join(objects)
 
 
-def nbytes(rows: int, width: int, *, as_base64: bool) -> int:
+def estimate_bytes(rows: int, width: int, *, as_base64: bool) -> int:
     """About what so many take here: as numbers and as text."""
     return rows * width * (4 + (6 if as_base64 else 12))
 
@@ -43,19 +43,19 @@ def nbytes(rows: int, width: int, *, as_base64: bool) -> int:
 class LargeAnswer(Response):
     """JSON in pieces, each of which is forgotten once it is with the client.
 
-    `sent` is called at the end, however that comes.
+    `on_sent` is called at the end, however that comes.
     """
 
     def __init__(
         self,
         pieces: Sequence[bytes],
         headers: dict[str, str],
-        sent: Callable[[], None] = lambda: None,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(media_type="application/json", headers=headers)
         self.headers["content-length"] = str(sum(map(len, pieces)))
         self._pieces = list(reversed(pieces))
-        self._sent = sent
+        self._on_sent = on_sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -63,9 +63,9 @@ class LargeAnswer(Response):
             await send({"type": "http.response.start", **start})
             while self._pieces:
                 piece = self._pieces.pop()
-                for begin in range(0, len(piece), _PIECE):
-                    part = piece[begin : begin + _PIECE]
-                    more = bool(self._pieces) or begin + _PIECE < len(piece)
+                for begin in range(0, len(piece), _PIECE_BYTES):
+                    part = piece[begin : begin + _PIECE_BYTES]
+                    more = bool(self._pieces) or begin + _PIECE_BYTES < len(piece)
                     await send({"type": "http.response.body", "body": part, "more_body": more})
         finally:
-            self._sent()
+            self._on_sent()

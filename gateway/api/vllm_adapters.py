@@ -13,16 +13,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
 from adapters.record import Record
-from gateway.api.adapters import SMALL, audited, told
+from gateway.api.adapters import MAX_JSON_BYTES, audit_change, to_audit_state
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.messages import Strict
-from gateway.api.routing import ADMIN, BODY, Router, needs, refusals
+from gateway.api.routing import ADMIN, BODY, ApiRouter, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.service import Service
 from gateway.sources.disk import is_folder_below
 
-router = Router()
+router = ApiRouter()
 
 
 class LoadLoraAdapter(Strict):
@@ -53,16 +53,18 @@ async def load(
     service: Admin,
     audit: Auditor,
     root: Annotated[Path, Depends(_adapter_root)],
-    wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, SMALL)],
+    wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, MAX_JSON_BYTES)],
 ) -> str:
     """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
     name = wanted.lora_name
-    with audited(audit, service, "adapters.load", name) as action:
-        action.after = told(await _loaded(service, root, wanted, audit.admin))
+    with audit_change(audit, service, "adapters.load", name) as action:
+        action.after = to_audit_state(await _load_adapter(service, root, wanted, audit.admin))
     return f"Success: LoRA adapter '{name}' added successfully."
 
 
-async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: str) -> Record:
+async def _load_adapter(
+    service: Service, root: Path, wanted: LoadLoraAdapter, admin: str
+) -> Record:
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
         raise InvalidRequest(
@@ -71,7 +73,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
             param="lora_name",
         )
     folder = root / wanted.lora_path
-    # The same words for what is elsewhere and what is nowhere: others' folders are not told of.
+    # The same words for what is elsewhere and what is nowhere: others' folders are not to_audit_state of.
     if not await run_in_threadpool(is_folder_below, root, folder):
         raise InvalidRequest(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
@@ -103,10 +105,10 @@ class UnloadLoraAdapter(Strict):
 async def unload(
     service: Admin,
     audit: Auditor,
-    wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, SMALL)],
+    wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, MAX_JSON_BYTES)],
 ) -> str:
     name = wanted.lora_name
-    with audited(audit, service, "adapters.unload", name) as action:
+    with audit_change(audit, service, "adapters.unload", name) as action:
         await service.adapters.remove(name)
         action.after = None
     return f"Success: LoRA adapter '{name}' removed successfully."

@@ -12,11 +12,11 @@ from fastapi import Request, Response
 
 from gateway.api.auth import is_for_admins
 from gateway.api.request_log import service_of
-from gateway.api.routing import Router
+from gateway.api.routing import ApiRouter
 from gateway.http.errors import UnknownUrl
-from gateway.web.files import WebFile, web_files
+from gateway.web.files import WebFile, load_web_files
 
-router = Router()
+router = ApiRouter()
 
 _PLAYGROUND, _OPERATORS = "index.html", "operators.html"
 
@@ -53,29 +53,29 @@ async def page(request: Request) -> Response:
     """The playground; on a port for admins alone, the operators' page."""
     port = request.app.state.admin_port
     alone = port is not None and is_for_admins(request)
-    return _answer(request, _OPERATORS if alone else _PLAYGROUND)
+    return _build_response(request, _OPERATORS if alone else _PLAYGROUND)
 
 
 @router.get("/operators", include_in_schema=False)
 async def operators_page(request: Request) -> Response:
     if not is_for_admins(request):
         raise UnknownUrl(request.method, request.url.path)
-    return _answer(request, _OPERATORS)
+    return _build_response(request, _OPERATORS)
 
 
 @router.get("/web/{path:path}", include_in_schema=False)
 async def web_file(request: Request, path: str) -> Response:
     if path.endswith(".html"):  # they are at addresses of their own
         raise UnknownUrl(request.method, request.url.path)
-    return _answer(request, path)
+    return _build_response(request, path)
 
 
-def _answer(request: Request, name: str) -> Response:
-    found = web_files().get(name) if service_of(request.scope).settings.console else None
+def _build_response(request: Request, name: str) -> Response:
+    found = load_web_files().get(name) if service_of(request.scope).settings.console else None
     if found is None:
         raise UnknownUrl(request.method, request.url.path)
     headers = _HEADERS | {"etag": found.etag}
-    if _is_known(found, request.headers.get("if-none-match", "")):
+    if _is_cached(found, request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
     body = found.body
     if _GZIP.search(request.headers.get("accept-encoding", "")):
@@ -84,7 +84,7 @@ def _answer(request: Request, name: str) -> Response:
     return Response(body, headers=headers | {"content-type": found.media_type})
 
 
-def _is_known(file: WebFile, tags: str) -> bool:
+def _is_cached(file: WebFile, tags: str) -> bool:
     """Whether the client has it, by the weak comparison that RFC 9110 (13.1.2) asks for."""
     wanted = file.etag.removeprefix("W/")
     return any(tag.strip().removeprefix("W/") in (wanted, "*") for tag in tags.split(","))

@@ -15,16 +15,16 @@ from gateway.http.workers import Worker
 _HELP = "\n# HELP "
 
 
-async def of_all_workers(worker: Worker, own: str) -> str:
+async def merge_all_workers(worker: Worker, own: str) -> str:
     """`own`, the metrics of this worker, with those of the others; each has a label `worker`.
 
     A worker that does not answer (it is starting, or stuck) is left out.
     """
     others = await asyncio.gather(*[ask(path, "/metrics") for path in worker.siblings])
     texts = {worker.index: own}
-    for path, said in zip(worker.siblings, others, strict=True):
-        if said is not None:
-            texts[int(path.stem)] = said.body.decode()
+    for path, response in zip(worker.siblings, others, strict=True):
+        if response is not None:
+            texts[int(path.stem)] = response.body.decode()
     families: dict[str, list[str]] = {}
     for index, text in sorted(texts.items()):
         add_worker(families, text, index)

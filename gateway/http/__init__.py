@@ -1,1 +1,1 @@
-"""Every touch of the server library."""
+"""HTTP server: the only package that uses the server library, uvicorn."""

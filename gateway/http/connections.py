@@ -1,8 +1,8 @@
-"""How many connections a process has, and which goes when there are as many as it takes.
+"""Limit on the connections of a process, and which connection to close when it is reached.
 
-A connection waits for its client (it has just come, or has had its answer) or it has a request
-under way. One that waits costs its client nothing, so it may be closed for another. All that is
-done for a connection or a request takes the same time however many there are.
+A connection is either idle (just opened, or its answer was sent) or has a request under way. An
+idle connection can be closed for a new one without losing anything. Every operation here takes
+constant time, whatever the number of connections.
 """
 
 from __future__ import annotations
@@ -16,119 +16,127 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-RESERVED = 64
-"""Connections beyond the limit, for what is answered always: health, metrics and admins."""
+RESERVED_CONNECTIONS = 64
+"""Connections above the limit, for health checks, metrics and admins, which are always served."""
 
-_TELL_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
+    """A connection as `Connections` uses it."""
+
     @property
     def address(self) -> str | None:
         """The client's IP address; None on a socket that has none."""
 
     @property
-    def lags(self) -> bool:
-        """Whether it has a request under way whose body does not come: its client sends very
-        slowly, or it is not read from, because there is no room for it."""
+    def is_slow(self) -> bool:
+        """True if the body of a request under way arrives very slowly or not at all.
 
-    def cut(self) -> None:
-        """Ends it at once."""
+        Reading may also be paused because the body waits for memory.
+        """
 
-    def give_way(self) -> None:
-        """Answers that there is no room for its request, and ends it."""
+    def abort(self) -> None:
+        """Close the connection without waiting for unsent data."""
+
+    def evict(self) -> None:
+        """Answer the request with 503 and close the connection."""
 
 
 class Connections:
-    """Those of one process.
+    """The client connections of one process.
 
-    Up to `limit` may have a request under way, and an address may have `of_address` connections (0
-    for any number); of what comes beyond, only what is answered always is to be answered. To find
-    that out there is room for `RESERVED` more. When that is full too, the one that has waited for
-    its client longest goes first.
+    At most `limit` connections may have a request under way, and one address may have `of_address`
+    connections (0 means any number). Above that, only health checks, metrics and admins are served.
+    The request must be read to tell, so `RESERVED_CONNECTIONS` more may be open. Above those, the
+    connection that has been idle longest is closed.
     """
 
     ending = False
-    """Whether the server ends: answers that begin now are the last ones of their connections."""
+    """True while the server shuts down: each connection closes after its next answer."""
 
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
         self._of_address = of_address or math.inf
         self._addresses: Counter[str] = Counter()
-        # The one that has waited longest comes first. What is in neither has been cut.
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
-        self._under_way: set[Connection] = set()
-        # Those that were found to lag, by when; some may lag no more.
-        self._lagging: OrderedDict[Connection, None] = OrderedDict()
-        self._told = self._full_at = -math.inf
+        # Idle connections, longest idle first. A connection in neither collection was aborted.
+        self._waiting: OrderedDict[ClientConnection, None] = OrderedDict()
+        self._under_way: set[ClientConnection] = set()
+        # Oldest report first. A connection may have become fast again.
+        self._slow: OrderedDict[ClientConnection, None] = OrderedDict()
+        self._logged_at = self._full_at = -math.inf
         self._full = ""
 
-    def add(self, connection: Connection) -> bool:
-        """A client has connected. False when there is no room even to hear what it wants."""
+    def add(self, connection: ClientConnection) -> bool:
+        """Add a new connection; return False if it must be closed before its request is read."""
         self._waiting[connection] = None
-        network = _network(connection.address)
+        network = _client_network(connection.address)
         if network is not None:
             self._addresses[network] += 1
-            if self._addresses[network] > self._of_address + RESERVED:
+            if self._addresses[network] > self._of_address + RESERVED_CONNECTIONS:
                 return False
-        if len(self._waiting) + len(self._under_way) <= self._limit + RESERVED:
+        if len(self._waiting) + len(self._under_way) <= self._limit + RESERVED_CONNECTIONS:
             return True
         oldest = next(iter(self._waiting))
         if oldest is connection:
-            self._tell("new ones are refused")
+            self._report("new ones are refused")
             return False
-        self._tell("those are closed that have been idle longest")
+        self._report("those are closed that have been idle longest")
         self._forget(oldest)
-        oldest.cut()
+        oldest.abort()
         return True
 
-    def remove(self, connection: Connection) -> None:
-        """It is gone."""
+    def remove(self, connection: ClientConnection) -> None:
+        """Forget a connection that was closed."""
         if connection in self._waiting or connection in self._under_way:
             self._forget(connection)
 
-    def begin(self, connection: Connection) -> bool:
-        """The head of a request has come. False when only what is answered always should be."""
+    def begin(self, connection: ClientConnection) -> bool:
+        """Record that a request's headers arrived.
+
+        Return False if the request may only be served if it is a health check, metrics or an
+        admin's.
+        """
         self._waiting.pop(connection, None)
         self._under_way.add(connection)
         if self._of_address is not math.inf:
-            network = _network(connection.address)
+            network = _client_network(connection.address)
             if network is not None and self._addresses[network] > self._of_address:
                 return False
-        return len(self._under_way) <= self._limit or self._make_room(connection)
+        return len(self._under_way) <= self._limit or self._evict_slow(connection)
 
-    def lag(self, connection: Connection) -> None:
-        """It `lags`."""
-        self._lagging.setdefault(connection)
+    def mark_slow(self, connection: ClientConnection) -> None:
+        """Record that `connection.is_slow` is True, so that it may be evicted."""
+        self._slow.setdefault(connection)
 
-    def end(self, connection: Connection) -> None:
-        """Its request has been answered."""
+    def end(self, connection: ClientConnection) -> None:
+        """Record that the request was answered and the connection is idle."""
         if connection in self._under_way:
             self._under_way.remove(connection)
             self._waiting[connection] = None
 
-    def refuse(self, connection: Connection) -> None:
-        """It has been told that nothing more is read from it, and is the first to be cut."""
+    def refuse(self, connection: ClientConnection) -> None:
+        """Record that the connection was sent an error and closes; it is the next to be aborted."""
         self.end(connection)
         if connection in self._waiting:
             self._waiting.move_to_end(connection, last=False)
 
-    def _make_room(self, newcomer: Connection) -> bool:
-        """Has one that lags give way."""
-        while self._lagging:
-            oldest, _ = self._lagging.popitem(last=False)
-            if oldest is not newcomer and oldest in self._under_way and oldest.lags:
-                self._tell("those give way whose bodies do not come")
-                oldest.give_way()
+    def _evict_slow(self, newcomer: ClientConnection) -> bool:
+        """Evict the connection that has been slow longest; return False if there is none."""
+        while self._slow:
+            oldest, _ = self._slow.popitem(last=False)
+            if oldest is not newcomer and oldest in self._under_way and oldest.is_slow:
+                self._report("those give way whose bodies do not come")
+                oldest.evict()
                 return True
-        self._tell("further requests get 503")
+        self._report("further requests get 503")
         return False
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ClientConnection) -> None:
         self._waiting.pop(connection, None)
         self._under_way.discard(connection)
-        self._lagging.pop(connection, None)
-        network = _network(connection.address)
+        self._slow.pop(connection, None)
+        network = _client_network(connection.address)
         if network is not None:
             self._addresses[network] -= 1
             if not self._addresses[network]:
@@ -136,19 +144,19 @@ class Connections:
 
     @property
     def problem(self) -> str:
-        """A text while there are too many connections, and for a minute after; else empty."""
-        return self._full if time.monotonic() - self._full_at < _TELL_AGAIN_S else ""
+        """Message for operators while the limit is reached and for a minute after; else empty."""
+        return self._full if time.monotonic() - self._full_at < _LOG_INTERVAL_S else ""
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         now = self._full_at = time.monotonic()
         self._full = f"AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS: {what}"
-        if now - self._told > _TELL_AGAIN_S:
-            self._told = now
+        if now - self._logged_at > _LOG_INTERVAL_S:
+            self._logged_at = now
             log.warning("%s", self._full)
 
 
-def _network(address: str | None) -> str | None:
-    """What one client has for itself: an address of IPv4, or of IPv6 the first half of one."""
+def _client_network(address: str | None) -> str | None:
+    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64."""
     if address is None or ":" not in address:
         return address
     parsed = ipaddress.IPv6Address(address)

@@ -1,4 +1,4 @@
-"""Failures of HTTP itself: of what carries a request, before anybody asks what it wants."""
+"""Errors of the HTTP layer, before the request's content is looked at."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gateway.errors import GatewayError
 
 
 class MalformedRequest(GatewayError):
-    """This is not HTTP, or not such that every reader of it would understand the same."""
+    """The request is not valid HTTP, or a proxy could read it differently."""
 
 
 class HeadersTooLarge(GatewayError):
-    """The URL and headers have more than `limit` bytes."""
+    """The URL and headers exceed `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The URL and headers are larger than {limit} bytes.")
@@ -24,14 +24,14 @@ class SlowRequest(GatewayError):
 
 
 class TooManyConnections(GatewayError):
-    """This process has as many as it takes, or this client's address has."""
+    """The connection limit of this process or of the client's address is reached."""
 
     def __init__(self) -> None:
         super().__init__("The gateway has as many connections as it takes; try again.")
 
 
 class UnknownUrl(GatewayError):
-    """No endpoint has this path; `advice` says which path may be meant."""
+    """No endpoint has this path; `advice` names a similar path."""
 
     def __init__(self, method: str, path: str, advice: str = "") -> None:
         super().__init__(f"Unknown URL: {method} {path}.{advice}")
@@ -39,11 +39,11 @@ class UnknownUrl(GatewayError):
 
 
 class ForWebsites(GatewayError):
-    """A browser has sent this for a website, which nobody has let in."""
+    """A browser sent the request for a website that is not allowed to call this gateway."""
 
 
 class MethodNotAllowed(GatewayError):
-    """The URL is known, for the methods `allowed`."""
+    """The path exists, but only for the methods in `allowed`."""
 
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
         super().__init__(f"{method} is not allowed on {path}.")
@@ -51,14 +51,14 @@ class MethodNotAllowed(GatewayError):
 
 
 class WebSocketNotOffered(GatewayError):
-    """A client asks to go on over WebSocket, where the same is served over plain HTTP."""
+    """A client tried to upgrade to WebSocket; the endpoint is served over plain HTTP only."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"WebSocket is not offered here; send POST {path} over HTTP instead.")
 
 
 class ContentTooLarge(GatewayError):
-    """`what` has more than `limit` bytes."""
+    """`what` exceeds `limit` bytes."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"The {what} is larger than {limit} bytes.")
@@ -66,7 +66,7 @@ class ContentTooLarge(GatewayError):
 
 
 class UnsupportedMediaType(GatewayError):
-    """The body is not of the kind, or not in the encoding, that the endpoint reads."""
+    """The body has a media type or encoding that the endpoint does not accept."""
 
     def __init__(self, header: str, found: str, allowed: str) -> None:
         super().__init__(f"{header}: found {found or 'none'}; allowed: {allowed}.")

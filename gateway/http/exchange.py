@@ -1,8 +1,8 @@
-"""One request and its answer.
+"""A request and its answer, for ASGI and for direct use.
 
-An ASGI application reads and answers by `receive` and `send`. One that finds the exchange in its
-scope, under `EXCHANGE`, may go past them and past all that wraps them: a streamed token is then
-one call, and what every answer says is said once.
+An ASGI application reads and answers through `receive` and `send`. An application may also take the
+exchange from its scope, under `EXCHANGE`, and write to it directly, past all middleware: a streamed
+token is then one call.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 EXCHANGE = "gateway.exchange"
-"""The extension in an ASGI scope that holds its `Exchange`."""
-NO_ROOM = "gateway.no_room"
-"""The extension in an ASGI scope of a request that is one too many: only what is answered always,
-whatever else goes on, is to be answered."""
+"""Key of the ASGI scope extension that holds the `Exchange`."""
+OVER_CONNECTION_LIMIT = "gateway.no_room"
+"""Key of the ASGI scope extension of a request above the connection limit. Only health checks,
+metrics and admins are served then."""
 
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 STATUS_LINES = {
@@ -29,13 +29,13 @@ STATUS_LINES = {
     for status in range(200, 600)
 }
 
-MOST_UNREAD = 64 * 1024
-"""Bytes of a body that may wait for the application before no more are read."""
+MAX_UNREAD_BYTES = 64 * 1024
+"""Bytes of a body that may wait for the application; reading pauses above that."""
 
-# What would end a header, or be read in two ways (RFC 9110, 5.5).
+# Characters that would end a header, or that receivers interpret differently (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Where an answer ends is told here alone: an application's own words could contradict it.
+# Only this module says where an answer ends, so an application cannot contradict it.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 _CLOSE = b"connection: close\r\n\r\n"
@@ -48,38 +48,45 @@ class Carrier(Protocol):
 
     transport: asyncio.Transport
     write_paused: bool
-    """Whether the client has as much waiting for it as may."""
+    """True while the buffer of unsent data is full."""
 
     @property
     def ending(self) -> bool:
-        """Whether answers that begin now are the last ones of their connections."""
+        """True while the server shuts down: each connection closes after its next answer."""
 
     async def drain(self) -> None:
-        """Returns once it has not, or has left."""
+        """Wait until the buffer has space again, or the client has left."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
-    def answered(self) -> None:
-        """The answer is complete."""
+    def on_answered(self) -> None:
+        """Handle that the answer is complete."""
 
-    def failed(self, error: BaseException | None) -> None:
-        """The application has ended without a whole answer."""
+    def on_failed(self, error: BaseException | None) -> None:
+        """Handle that the application ended before the answer was complete.
+
+        `error` is the exception, None if the application returned.
+        """
 
 
 class Exchange:
-    """`receive` and `send` are ASGI's; what `send` has begun, `write` and `end` may go on with."""
+    """A request and its answer.
+
+    `receive` and `send` are ASGI's. After `send` has begun the answer, `write` and `end` may
+    continue it.
+    """
 
     __slots__ = (
         "_body",
+        "_body_bytes_left",
         "_carrier",
+        "_changed",
+        "_end_delivered",
         "_expects_continue",
         "_has_no_body",
         "_head",
-        "_left",
-        "_news",
         "_receiving",
-        "_told_end",
         "_write",
         "complete",
         "disconnected",
@@ -94,70 +101,72 @@ class Exchange:
     def __init__(
         self, carrier: Carrier, method: str, fields: Mapping[bytes, bytes], *, keep_alive: bool
     ) -> None:
-        # No reference to the scope, which has one to this: whatever the request holds would wait
-        # for the garbage collector.
+        # Do not store the scope: it refers to the exchange, and the cycle would keep all objects of
+        # the request until the garbage collector runs.
         self._carrier = carrier
         self._write: Callable[[bytes], None] = carrier.transport.write
         self._body = bytearray()
         self._receiving = True
-        self._told_end = False
+        self._end_delivered = False
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        # Only while somebody waits: most bodies come with their head.
-        self._news: asyncio.Event | None = None
+        # Set only while `receive` waits: most bodies arrive together with the headers.
+        self._changed: asyncio.Event | None = None
         self.head_only = self._has_no_body = method == "HEAD"
         self._head = b""
-        self._left: int | None = None
+        self._body_bytes_left: int | None = None
         self.fields = fields
-        """The request's headers by their names in lower case; of several, the last."""
+        """The request's headers by lower-case name, with the last value of a repeated header."""
         self.keep_alive = keep_alive
         self.status = 0
-        """Of the answer, 0 until it begins; its head goes out with what comes first of its body."""
+        """HTTP status of the answer, 0 until it begins. The headers are sent with the first body
+        bytes."""
         self.headers: list[tuple[bytes, bytes]] = []
-        """What the answer says beside the application's own, whoever gives it."""
+        """Headers to add to the answer, also if the server itself answers."""
         self.complete = False
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
-    def told(self) -> bool:
-        """Whether the client has a part of the answer, or all of it."""
+    def has_sent_bytes(self) -> bool:
+        """Return True if any part of the answer was sent."""
         return self.status != 0 and not self._head
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
-        """Until the application has ended, however that is."""
+        """Run the application for this request until it ends or fails."""
         try:
             await app(scope, self.receive, self.send)
-        except BaseException as error:  # whatever it is, the client must not wait for more
-            # The server cancels what outlives its grace.
+        except BaseException as error:  # for any exception, else the client would wait forever
+            # Cancelled by the server after the shutdown grace: not an error of the application.
             if not isinstance(error, asyncio.CancelledError):
                 log.error("the application failed", exc_info=error)
             if not self.complete and not self.disconnected:
-                self._carrier.failed(error)
+                self._carrier.on_failed(error)
         else:
             if not self.complete and not self.disconnected:
                 log.error("the application has ended without a whole answer")
-                self._carrier.failed(None)
+                self._carrier.on_failed(None)
 
     def feed(self, body: bytes) -> None:
-        """A piece of the request's body has come."""
+        """Add received bytes of the request's body."""
         self._body += body
-        if len(self._body) > MOST_UNREAD:
+        if len(self._body) > MAX_UNREAD_BYTES:
             self._carrier.pause_reading()
-        self._tell()
+        self._notify_receiver()
 
     def feed_end(self) -> None:
+        """Record that the request's body is complete."""
         self._receiving = False
-        # Nothing more is to be kept here, and who is not read from cannot be seen to leave.
+        # The body needs no more memory, and a disconnect is only noticed while reading.
         self._carrier.resume_reading()
-        self._tell()
+        self._notify_receiver()
 
     def disconnect(self) -> None:
-        """The client has left, or is read from no more."""
+        """Record that the client has left, or that its connection is no longer read."""
         if self.disconnected:
             return
         self.disconnected = True
         self._write = _drop
-        self._tell()
+        self._notify_receiver()
         if self.on_disconnect is not None:
             self.on_disconnect()
 
@@ -168,25 +177,32 @@ class Exchange:
                 self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._carrier.resume_reading()
         while not (self.disconnected or self.complete):
-            if self._body or not (self._receiving or self._told_end):
+            if self._body or not (self._receiving or self._end_delivered):
                 body, self._body = bytes(self._body), bytearray()
-                self._told_end = not self._receiving
+                self._end_delivered = not self._receiving
                 return {"type": "http.request", "body": body, "more_body": self._receiving}
-            self._news = self._news or asyncio.Event()
-            await self._news.wait()
+            self._changed = self._changed or asyncio.Event()
+            await self._changed.wait()
         return {"type": "http.disconnect"}
 
-    def whole_body(self, most: int) -> bytes | None:
-        """The body, where all of it has come and it is no longer than `most` bytes. Else None, and
-        nothing is taken of what `receive` gives."""
-        if self._receiving or self._told_end or self.disconnected or len(self._body) > most:
+    def take_complete_body(self, max_bytes: int) -> bytes | None:
+        """Return the body if it is complete and has at most `max_bytes` bytes; else None.
+
+        After None, `receive` still returns the whole body.
+        """
+        if (
+            self._receiving
+            or self._end_delivered
+            or self.disconnected
+            or len(self._body) > max_bytes
+        ):
             return None
         body, self._body = bytes(self._body), bytearray()
-        self._told_end = True
+        self._end_delivered = True
         return body
 
     async def send(self, message: Any) -> None:
-        """Raises RuntimeError for an answer that is none in HTTP. The head waits for nobody."""
+        """Raise RuntimeError for an invalid ASGI message. Headers are sent without waiting."""
         if message["type"] == "http.response.start":
             self._begin(message["status"], message.get("headers", ()))
             return
@@ -200,80 +216,80 @@ class Exchange:
             self.end(body)
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer that is made already, in place of an application's.
+        """Send a complete answer, in place of an application's.
 
-        `lines` are its headers, with its length, but for those of the connection.
+        `lines` are the encoded headers, with `content-length` and without `connection`.
         """
         self.keep_alive = self.keep_alive and not self._carrier.ending
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
         self._write(b"".join((STATUS_LINES[status], lines, last, body)))
         self._write = _drop
-        self._tell()
-        self._carrier.answered()
+        self._notify_receiver()
+        self._carrier.on_answered()
 
     def write(self, body: bytes) -> None:
-        """A piece of the body, behind the head. Raises RuntimeError as `send`."""
+        """Send a piece of the body after the headers. Raise RuntimeError like `send`."""
         if not self.disconnected:
-            self._pass_on(self._framed(body))
+            self._write_with_head(self._frame(body))
 
     def write_chunk(self, data: bytes) -> bool:
-        """A further piece of a body without a length, which must not be empty.
+        """Send a further, non-empty piece of a body without content-length.
 
-        False when `drain` should be awaited before the next one. A streamed token passes no
-        middleware then, and no message in a dict.
+        Return False if `drain` should be awaited before the next piece. Streamed tokens come this
+        way, which needs no middleware and no message dict for each token.
         """
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self._carrier.write_paused
 
     async def drain(self, by: float | None = None) -> None:
-        """Returns once the client has taken enough, or has left.
+        """Wait until the client has received enough, or has left.
 
-        Raises TimeoutError if it still waits for that at `by`, a time of the event loop.
+        Raise TimeoutError if it still waits at `by`, a time of the event loop.
         """
         if self._carrier.write_paused and not self.disconnected:
-            # No timer for each drain: few ever wait.
+            # The timer is only created here, as few drains wait.
             async with asyncio.timeout_at(by):
                 await self._carrier.drain()
 
     def end(self, body: bytes) -> None:
-        """The last piece. Raises RuntimeError as `send`."""
+        """Send the last piece of the body. Raise RuntimeError like `send`."""
         if self.disconnected:
             return
-        last = self._framed(body)
-        if self._left is None:
+        last = self._frame(body)
+        if self._body_bytes_left is None:
             last += self._LAST
-        elif self._left:
+        elif self._body_bytes_left:
             raise RuntimeError("the answer is shorter than its content-length")
-        self._pass_on(last)
+        self._write_with_head(last)
         self.complete = True
-        self._write = _drop  # the next answer must not have a late piece of this one
-        self._tell()
-        self._carrier.answered()
+        self._write = _drop  # a late piece must not get into the next answer
+        self._notify_receiver()
+        self._carrier.on_answered()
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Makes the head, which goes out with what comes first of the body."""
+        """Build the status line and headers, which are sent with the first body bytes."""
         if self.status:
             raise RuntimeError("the answer has begun")
         if status not in STATUS_LINES:
             raise RuntimeError(f"{status} is no status of an answer")
         if not self.disconnected:
-            self._head = self._made(status, [*headers, *self.headers])
-            self.headers.clear()  # a stream would keep them until its end
+            self._head = self._build_head(status, [*headers, *self.headers])
+            self.headers.clear()  # else a stream would hold them in memory until its end
         self.status = status
 
-    def _made(self, status: int, said: list[tuple[bytes, bytes]]) -> bytes:
-        if _UNSAFE.search(b" ".join([value for _, value in said])):
+    def _build_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        if _UNSAFE.search(b" ".join([value for _, value in headers])):
             raise RuntimeError("a header's value has a control character")
         self._expects_continue = False
-        stays = self.keep_alive and not self._carrier.ending
+        keep_alive_after = self.keep_alive and not self._carrier.ending
         lines = [STATUS_LINES[status]]
         length = None
-        for given, value in said:
-            name = _checked(given)
+        for given, value in headers:
+            name = _normalize_name(given)
             if name in _FRAMING:
                 if name == b"connection":
-                    stays = stays and b"close" not in value.lower()
+                    keep_alive_after = keep_alive_after and b"close" not in value.lower()
                 elif name == b"content-length":
                     if length is not None or not value.isdigit():
                         raise RuntimeError("a length that is none, or a second one")
@@ -285,21 +301,21 @@ class Exchange:
             self._has_no_body, length = True, 0
         elif length is None:
             lines.append(self._CODING)
-        # A header `upgrade` goes with its name here (RFC 9110, 7.8).
+        # The header `upgrade` must be named in `connection` (RFC 9110, 7.8).
         last = b"connection: upgrade, close\r\n\r\n" if status == 426 else _CLOSE
-        lines.append(b"\r\n" if stays else last)
-        self._left, self.keep_alive = length, stays
+        lines.append(b"\r\n" if keep_alive_after else last)
+        self._body_bytes_left, self.keep_alive = length, keep_alive_after
         return b"".join(lines)
 
-    def _framed(self, body: bytes) -> bytes:
+    def _frame(self, body: bytes) -> bytes:
         if not self.status or self.complete:
             raise RuntimeError("a piece of a body before its head, or behind its end")
         if self._has_no_body:
             return b""
-        if self._left is None:
+        if self._body_bytes_left is None:
             return self._chunk(body) if body else b""
-        self._left -= len(body)
-        if self._left < 0:
+        self._body_bytes_left -= len(body)
+        if self._body_bytes_left < 0:
             raise RuntimeError("the answer is longer than its content-length")
         return body
 
@@ -310,19 +326,22 @@ class Exchange:
     def _chunk(body: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(body), body)
 
-    def _pass_on(self, data: bytes) -> None:
+    def _write_with_head(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
         self._write(data)
 
-    def _tell(self) -> None:
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+    def _notify_receiver(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
-class OldExchange(Exchange):
-    """With a client of HTTP/1.0, which knows no chunks: its connection ends with the answer."""
+class Http10Exchange(Exchange):
+    """An exchange with an HTTP/1.0 client, without chunked encoding.
+
+    The connection closes at the end of the answer.
+    """
 
     __slots__ = ()
 
@@ -339,12 +358,12 @@ class OldExchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Where pieces go that nobody waits for."""
+    """Ignore the data: the writer after the answer is complete or the client has left."""
 
 
 @lru_cache(maxsize=256)
-def _checked(name: bytes) -> bytes:
-    """A header's name in lower case. Raises RuntimeError."""
+def _normalize_name(name: bytes) -> bytes:
+    """Return a header's name in lower case. Raise RuntimeError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise RuntimeError(f"{name!r} is no name of a header")
     return name.lower()

@@ -1,8 +1,8 @@
-"""What a request's head must not say: things that two readers of it could understand in two ways.
+"""Checks of request headers that a proxy and the gateway could read differently.
 
 httptools (llhttp) already refuses contradicting lengths, folded lines, bare line feeds, spaces
-before colons and odd chunk sizes. These are left: each of them lets a proxy in front and the
-gateway disagree on where a request ends or whose it is (RFC 9112, 11.2).
+before colons and odd chunk sizes. The checks here cover the rest: without them, a proxy in front
+and the gateway could disagree on where a request ends or who sent it (RFC 9112, 11.2).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from gateway.http.errors import MalformedRequest
 
 _VERSIONS = frozenset({"1.0", "1.1"})
-# Of these the first would be taken here and perhaps the last by whoever checked it before.
-_ONCE = frozenset(
+# If one of these came twice, a proxy might check the first value and the gateway use the last.
+_SINGLE_HEADERS = frozenset(
     {
         *(b"authorization", b"content-encoding", b"content-type", b"expect", b"host"),
         *(b"transfer-encoding", b"upgrade", b"x-api-key"),
@@ -23,9 +23,9 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The headers by name; of several, the last. Their names are in lower case.
+    """Return the headers by lower-case name, with the last value of a repeated header.
 
-    Raises MalformedRequest.
+    Raise MalformedRequest for headers or a version that this server does not accept.
     """
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
@@ -38,21 +38,24 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     if version == "1.0":
-        # What it asks for would be taken for the answer (RFC 9110, 10.1.1).
+        # An HTTP/1.0 client would take `100 Continue` for the answer (RFC 9110, 10.1.1).
         fields.pop(b"expect", None)
     return fields
 
 
 def _check_once(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises MalformedRequest where one came twice that must not."""
-    single = [name for name, _ in headers if name in _ONCE]
+    """Raise MalformedRequest if a header in `_SINGLE_HEADERS` is repeated."""
+    single = [name for name, _ in headers if name in _SINGLE_HEADERS]
     twice = next((name for name in single if single.count(name) > 1), None)
     if twice is not None:
         raise MalformedRequest(f"The header {twice.decode()} came more than once.")
 
 
-def framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
-    """The one of checked headers that tells where the body ends; None where there is none."""
+def find_framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    """Return the header that says where the body ends; None if there is no body.
+
+    `headers` have passed `check_head`.
+    """
     return next(
         (
             (name, value)

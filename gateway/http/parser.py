@@ -1,9 +1,9 @@
-"""Reads requests, also those with a body that offer to go on in another protocol.
+"""Request parser that ignores offers to upgrade the protocol, also if the request has a body.
 
-A server may ignore such an offer (RFC 9110, 7.8), as this one does. java.net.http, on which many
-Java clients stand, makes one (h2c) with each request that it sends without TLS. httptools takes all
-that follows such a head for the other protocol, whatever the head says of a body. So the body is
-read by a second parser, which is given a head first that says the same of the body and no more.
+A server may ignore such an offer (RFC 9110, 7.8). java.net.http, which many Java clients use,
+offers h2c with each request that it sends without TLS. httptools takes all data after such headers
+for the other protocol, even if the headers announce a body. So a second parser reads the body. It
+is first given a minimal head with the same content-length or transfer-encoding.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Protocol
 from httptools import HttpParserUpgrade, HttpRequestParser
 
 
-class Events(Protocol):
-    """What httptools calls, and what `RequestParser` asks and sets."""
+class ParserEvents(Protocol):
+    """Callbacks of httptools, and the state that `RequestParser` reads and sets."""
 
     parser: HttpRequestParser
-    """The parser that is to be given what comes next."""
+    """The parser for the next data."""
 
     framing: tuple[bytes, bytes] | None
-    """Of a head that made an offer: the header that tells its body's end, if there is a body."""
+    """The header that says where the body of a request with an upgrade offer ends, if any."""
 
     def on_message_begin(self) -> None: ...
     def on_url(self, url: bytes) -> None: ...
@@ -31,18 +31,18 @@ class Events(Protocol):
 
 
 class RequestParser(HttpRequestParser):
-    """Puts another parser in its place where it cannot go on itself."""
+    """A parser that sets `events.parser` to another one for a body after an upgrade offer."""
 
     __slots__ = ("_events",)
 
-    def __init__(self, events: Events, head: _Head | None = None) -> None:
+    def __init__(self, events: ParserEvents, head: _HeadFilter | None = None) -> None:
         super().__init__(head or events)
         self._events = events
-        # A second request may come behind one that asked to close: it gets no answer (uvicorn).
+        # Accept data after a request with `connection: close`, which gets no answer (as uvicorn).
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # asyncio has bytes
-        """Raises what httptools does; HttpParserUpgrade only where no body follows the offer."""
+        """Parse data; raise httptools' errors, and HttpParserUpgrade only if there is no body."""
         try:
             super().feed_data(data)
         except HttpParserUpgrade as offer:
@@ -50,15 +50,15 @@ class RequestParser(HttpRequestParser):
                 raise
             head = b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % self._events.framing
             self._events.framing = None
-            parser = self._events.parser = RequestParser(self._events, _Head(self._events))
+            parser = self._events.parser = RequestParser(self._events, _HeadFilter(self._events))
             parser.feed_data(head)
             parser.feed_data(data[offer.args[0] :])
 
 
-class _Head:
-    """Keeps a parser's first head from whom its events are for."""
+class _HeadFilter:
+    """Callbacks that suppress the events of the minimal head and pass on all later ones."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: ParserEvents) -> None:
         self._events = events
         self._over = False
         self.on_body = events.on_body

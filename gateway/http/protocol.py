@@ -1,6 +1,6 @@
 """HTTP/1.1 for an ASGI application, with limits on size and time, and errors in OpenAI's envelope.
 
-uvicorn listens, starts and ends; this is the protocol that it makes for each connection.
+uvicorn listens and runs the event loop; it creates an `HttpProtocol` for each connection.
 """
 
 from __future__ import annotations
@@ -26,114 +26,122 @@ from gateway.http.errors import (
     SlowRequest,
     TooManyConnections,
 )
-from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange, OldExchange
-from gateway.http.head import check_head, framing
+from gateway.http.exchange import (
+    EXCHANGE,
+    OVER_CONNECTION_LIMIT,
+    STATUS_LINES,
+    App,
+    Exchange,
+    Http10Exchange,
+)
+from gateway.http.head import check_head, find_framing
 from gateway.http.parser import RequestParser
 from gateway.scheduling.start_queue import StartQueue, work_of
 
-Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
-"""Gives the status, headers and body of what a connection answers itself."""
+BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
+"""Builds the status, headers and body of an error that the connection answers itself."""
 
 
 class Door(Protocol):
-    """The application's part in requests that find the event loop busy."""
+    """The application's decisions about requests that arrive while the event loop is busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is answered always, whatever else goes on."""
+        """Return False for a request that is always served at once, such as a health check."""
 
     def name_tenant(self, scope: dict[str, Any]) -> str:
-        """Return whose request it is, by its key alone; empty for a stranger's."""
+        """Return the tenant's name by the request's key; empty if the key is missing or wrong."""
 
     def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
-        """Count a request that would wait for too long, and return its answer."""
+        """Count a request that would wait too long, and return the answer that refuses it."""
 
 
 class RefusalAnswer(NamedTuple):
-    """A complete answer, as `Exchange.answer` takes it."""
+    """A complete answer, as the arguments of `Exchange.answer`."""
 
     status: int
-    lines: bytes
+    header_lines: bytes
     body: bytes
 
 
-MAX_HEAD = 64 * 1024
-"""Bytes of a request's URL and headers, or of what a chunked body has beside itself."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Maximum bytes of a request's URL and headers, and of the framing of a chunked body."""
 
-SLOWEST_BODY = 64 * 1024
-"""Bytes that a body must bring in the time that it has, unless it ends."""
+MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
+"""Bytes of a body that must arrive in each period of `ConnectionLimits.body` seconds."""
 
-_BRISK_BODY = 16 * 1024
-# A chunked body may come in so many times its own bytes: those of chunks of one byte are six times.
-_MOST_FRAMING = 8
-# Seconds after which a body that brings fewer of those in each of them lags.
-_BRISK_AFTER = 2
+_MIN_BODY_BYTES_PER_S = 16 * 1024
+# Maximum ratio of received bytes to body bytes of a chunked body: one-byte chunks have 6.
+_MAX_FRAMING_RATIO = 8
+# Seconds before a body below `_MIN_BODY_BYTES_PER_S` counts as slow.
+_SLOW_AFTER_S = 2
 
 _LINGER_S = 1.0
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Phase(Enum):
-    """What a connection waits for from its client."""
+    """The part of a request that a connection waits for."""
 
     IDLE = 0
-    """Nothing: it is between requests, or the answer is being made."""
+    """No part: the connection is between requests, or the answer is being made."""
     HEAD = 1
     BODY = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Patience, in seconds."""
+    """Timeouts of a connection, in seconds."""
 
     head: float = 10.0
-    """From connecting, or from a request's first byte, to the end of its headers."""
+    """Time from connecting, or from a request's first byte, to the end of its headers."""
     body: float = 60.0
-    """To the end of a body, or to the next `SLOWEST_BODY` bytes of it."""
+    """Time for a body to end, or for its next `MIN_BODY_BYTES_PER_PERIOD` bytes."""
     write: float = 60.0
-    """In which a client takes nothing of an answer that waits for it."""
+    """Time in which the client reads nothing of an answer that waits to be sent."""
     idle: float = 75.0
-    """From an answer to the next request. Longer than clients and proxies keep idle connections
-    (httpx 5 s, load balancers 60 s): whoever closes first must not be the server, or a request that
-    is just being sent is lost."""
+    """Time from an answer to the next request.
+
+    Clients and proxies must close idle connections first (httpx after 5 s, load balancers after
+    60 s): if the server did, a request that is being sent would be lost.
+    """
 
 
 class HttpProtocol(asyncio.Protocol):
-    """A connection whose client may be slow, greedy or hostile.
+    """A connection whose client may be slow, greedy or hostile; httptools sets no limits itself.
 
-    httptools sets no limits by itself. One request at a time: what comes behind a request that is
-    not answered yet is not read, and the connection closes after that answer, as RFC 9112 allows
-    (9.3.2). No client of ours pipelines, and an attacker would have hundreds of requests queued
-    with a few kilobytes.
+    A connection serves one request at a time. Data after a request that is not answered yet is
+    not read, and the connection closes after that answer, as RFC 9112 (9.3.2) allows. Known clients
+    do not pipeline, and an attacker could otherwise queue hundreds of requests with a few KB.
     """
 
-    # In place of a dict: many connections only wait.
+    # Slots save memory, as there may be many idle connections.
     __slots__ = (
-        "_all",
-        "_answer_to",
         "_app",
         "_app_state",
+        "_build_error",
+        "_checks",
         "_client",
+        "_closes_after_answer",
+        "_closes_after_body",
+        "_connections",
         "_door",
         "_error",
         "_exchange",
         "_headers",
-        "_heard",
-        "_last",
         "_limits",
         "_loop",
-        "_over",
         "_pending",
         "_phase",
         "_read_paused",
-        "_refused",
+        "_received",
         "_scheme",
         "_server",
         "_starts",
         "_state",
-        "_stuck",
+        "_stopped_reading",
+        "_stuck_checks",
         "_unsent",
         "_url",
-        "_waited",
         "_writable",
         "address",
         "framing",
@@ -154,14 +162,23 @@ class HttpProtocol(asyncio.Protocol):
         app: App,
         limits: ConnectionLimits,
         connections: Connections,
-        answer: Answer,
+        build_error: BuildErrorResponse,
         starts: StartQueue | None = None,
         door: Door | None = None,
     ) -> None:
-        """What uvicorn gives, and `connections`, which are all of this process.
+        """Create the protocol for a new connection.
 
-        `answer` gives the status, headers and body of what this connection answers itself. With
-        `starts`, requests that `door` lets wait begin when it is their turn there.
+        Args:
+            config: from uvicorn, like the next three; unused here.
+            server_state: uvicorn's sets of connections and tasks.
+            app_state: the `state` of each request's scope.
+            _loop: the event loop; None for the running one.
+            app: the ASGI application.
+            limits: timeouts.
+            connections: all connections of this process.
+            build_error: builds the errors that this connection answers itself.
+            starts: the queue of requests while the event loop is busy; None for no queue.
+            door: decides which requests may be queued in `starts`.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -169,8 +186,8 @@ class HttpProtocol(asyncio.Protocol):
         self._app_state = app_state
         self._app = app
         self._limits = limits
-        self._all = connections
-        self._answer_to = answer
+        self._connections = connections
+        self._build_error = build_error
         self._starts = starts
         self._door = door
         self.address: str | None = None
@@ -179,89 +196,94 @@ class HttpProtocol(asyncio.Protocol):
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
         self._pending = 0
-        """Bytes of the reads since something was complete, without the read that held its end; of a
-        body's, what goes beyond `_MOST_FRAMING` times the body in them."""
+        """Received bytes of an incomplete head; for a body, received bytes above
+        `_MAX_FRAMING_RATIO` times its own bytes. Reset whenever a head or body is complete."""
         self._phase = Phase.HEAD
-        self._heard = 0
-        """Bytes in this phase; of a body, since its patience was last renewed."""
-        self._waited = 0
-        """Calls of `check` in this phase, or since that."""
+        self._received = 0
+        """Bytes received in this phase; for a body, since its timeout was last restarted."""
+        self._checks = 0
+        """Calls of `check` in this phase, or since the timeout was last restarted."""
         self._unsent = 0
-        self._stuck = 0
-        """Calls of `check` since `_unsent`, the bytes that wait for the client, last changed."""
+        self._stuck_checks = 0
+        """Calls of `check` since `_unsent`, the bytes in the write buffer, last changed."""
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.framing: tuple[bytes, bytes] | None = None
         """See `RequestParser`."""
         self._exchange: Exchange | None = None
-        """Under way; None between a whole answer and the next request."""
+        """The request under way; None between a complete answer and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
-        """While the client has as much waiting for it as may."""
-        self._refused = False
-        """Whether nothing more is read."""
-        self._over = False
-        """Whether it closes behind what is left of an answered request's body."""
-        self._last = False
-        """Whether the server ends, and this connection after the answer that is under way."""
+        """Set when the write buffer has space again; None while it has."""
+        self._stopped_reading = False
+        """True once all further data is ignored."""
+        self._closes_after_body = False
+        """True if the connection closes at the end of the body of an already answered request."""
+        self._closes_after_answer = False
+        """True if the server shuts down and the connection closes after the current answer."""
         self._error: GatewayError | None = None
-        """What stopped the parser, where that was us."""
-        # Asked for each token: no property.
+        """The error with which this protocol stopped the parser."""
+        # Read for each token, so not a property.
         self.write_paused = False
 
     @property
-    def lags(self) -> bool:
-        if self._phase is not Phase.BODY or self._waited < _BRISK_AFTER:
+    def is_slow(self) -> bool:
+        if self._phase is not Phase.BODY or self._checks < _SLOW_AFTER_S:
             return False
-        # Whoever is not read from cannot be slow, but holds its place with no work for it.
-        return self._read_paused or self._heard < self._waited * _BRISK_BODY
+        # Reading is paused, so the rate check does not apply; the connection still counts against
+        # the limit.
+        return self._read_paused or self._received < self._checks * _MIN_BODY_BYTES_PER_S
 
-    def cut(self) -> None:
-        # Closing would wait for a client that does not take its answer.
+    def abort(self) -> None:
+        # `close` would wait for a client that does not read its answer.
         self.transport.abort()
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         self._refuse(TooManyConnections())
 
     def check(self) -> None:
-        """To be called once a second: ends what takes too long.
+        """Close the connection if a timeout has passed. Must be called once a second.
 
-        Calls are counted and not the time, so that a process that was stopped or busy does not
-        hold that against its clients; and a connection costs no timer of its own.
+        Timeouts count calls instead of time, so time in which this process was stopped or busy is
+        not held against clients. A connection also needs no timer of its own.
         """
         self._check_writing()
-        if self._refused or (self._phase is Phase.IDLE and self._exchange is not None):
+        if self._stopped_reading or (self._phase is Phase.IDLE and self._exchange is not None):
             return
-        self._waited += 1
+        self._checks += 1
         limits = self._limits
         if self._phase is Phase.IDLE:
-            if self._waited > limits.idle:
+            if self._checks > limits.idle:
                 self.transport.close()
-        elif self._phase is Phase.HEAD and self._waited > limits.head:
-            if self._heard:
+        elif self._phase is Phase.HEAD and self._checks > limits.head:
+            if self._received:
                 self._refuse(SlowRequest(f"The headers took more than {limits.head:g} s."))
             else:
-                self.transport.close()  # an answer to nothing could be taken for the next one's
-        elif self._phase is Phase.BODY and self._waited > limits.body:
-            # Whoever is not read from cannot be slow; what nobody wants has that time once.
+                self.transport.close()  # the client could take an error for its next answer
+        elif self._phase is Phase.BODY and self._checks > limits.body:
+            # Reading is paused, so the rate check does not apply. An unread body of an already
+            # answered request gets one timeout period, not several.
             wanted = self._exchange is not None
-            if not wanted or (self._heard < SLOWEST_BODY and not self._read_paused):
+            if not wanted or (self._received < MIN_BODY_BYTES_PER_PERIOD and not self._read_paused):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
             else:
-                self._waited = self._heard = 0
-        elif self.lags:
-            self._all.lag(self)
+                self._checks = self._received = 0
+        elif self.is_slow:
+            self._connections.mark_slow(self)
 
     def _check_writing(self) -> None:
-        """Only while nothing is added to what waits, so that any change is the client's doing."""
-        left = 0
+        """Abort the connection if the client reads nothing for `limits.write` seconds.
+
+        It is only measured while no data is added to the buffer, so any change is the client's.
+        """
+        unsent = 0
         if self.write_paused or self.transport.is_closing():
-            left = self.transport.get_write_buffer_size()
-        if left != self._unsent or not left:
-            self._unsent, self._stuck = left, 0
+            unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent or not unsent:
+            self._unsent, self._stuck_checks = unsent, 0
             return
-        self._stuck += 1
-        if self._stuck > self._limits.write:
+        self._stuck_checks += 1
+        if self._stuck_checks > self._limits.write:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -270,52 +292,53 @@ class HttpProtocol(asyncio.Protocol):
         self.address = self._client and self._client[0]
         if transport.get_extra_info("sslcontext") is not None:
             self._scheme = "https"
-        # What comes by way of a path has no port.
+        # A Unix socket has no port.
         own = _address(transport, "sockname")
-        self._server = _shared(*own) if own else ("", None)
+        self._server = _intern_address(*own) if own else ("", None)
         self._state.connections.add(self)  # type: ignore[arg-type]  # which are its own protocols
-        if not self._all.add(self):
+        if not self._connections.add(self):
             self._refuse(TooManyConnections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        self._all.remove(self)
+        self._connections.remove(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.disconnect()
         self.resume_writing()
-        # They know each other: together they would wait for the garbage collector.
+        # Break the cycle of parser and protocol, which only the garbage collector would free.
         del self.parser
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._stopped_reading:
             return
         if self._phase is Phase.IDLE:
             self._enter(Phase.HEAD)
         self._pending += len(data)
-        self._heard += len(data)
+        self._received += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # an offer, which is not taken
+            pass  # the offer to upgrade is ignored
         except httptools.HttpParserError:
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
-        if self._pending > MAX_HEAD and not self._refused:
-            self._refuse(HeadersTooLarge(MAX_HEAD))
+        if self._pending > MAX_HEAD_BYTES and not self._stopped_reading:
+            self._refuse(HeadersTooLarge(MAX_HEAD_BYTES))
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._pending = self._heard = self._waited = 0
+        self._pending = self._received = self._checks = 0
 
     def on_message_begin(self) -> None:
-        if self._exchange is not None or self._refused:
+        if self._exchange is not None or self._stopped_reading:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
-            self._pending = 0  # empty lines before a request
+            self._pending = 0  # empty header_lines before a request
         else:
             self._enter(Phase.HEAD)
-            # It began in the read that ended the one before: how long it is must be counted.
-            self._heard = MAX_HEAD + 1
+            # The request began in the data that ended the previous one, so its size is unknown:
+            # this makes `on_headers_complete` count it.
+            self._received = MAX_HEAD_BYTES + 1
         self._url = b""
         self._headers = []
 
@@ -323,19 +346,19 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are no headers: whoever checked those has not seen these (RFC 9110, 6.5.1).
+        # Trailers are ignored, as they have not passed a proxy's checks (RFC 9110, 6.5.1).
         if self._phase is Phase.HEAD:
-            # llhttp leaves the spaces behind a value on it.
+            # llhttp does not strip spaces after a value.
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._pending = 0
         parser = self.parser
         headers, self._headers = self._headers, []
-        if self._heard > MAX_HEAD:
+        if self._received > MAX_HEAD_BYTES:
             size = len(self._url) + sum([len(name) + len(value) for name, value in headers])
-            if size > MAX_HEAD:
-                self._stop(HeadersTooLarge(MAX_HEAD))
+            if size > MAX_HEAD_BYTES:
+                self._stop(HeadersTooLarge(MAX_HEAD_BYTES))
         version = parser.get_http_version()
         try:
             fields = check_head(version, headers)
@@ -344,12 +367,12 @@ class HttpProtocol(asyncio.Protocol):
         method = parser.get_method().decode("ascii")
         keep_alive = version != "1.0" and parser.should_keep_alive()
         if parser.should_upgrade():
-            self.framing = framing(headers)
+            self.framing = find_framing(headers)
             if self.framing is None:
-                keep_alive = False  # the client may go on in the other protocol
+                keep_alive = False  # the client may continue in the other protocol
             elif method == "CONNECT":
                 self._stop(MalformedRequest("CONNECT: not offered here."))
-        kind = OldExchange if version == "1.0" else Exchange
+        kind = Http10Exchange if version == "1.0" else Exchange
         exchange = kind(self, method, fields, keep_alive=keep_alive)
         scope = self._scope(method, version, exchange, headers)
         self._exchange = exchange
@@ -357,12 +380,12 @@ class HttpProtocol(asyncio.Protocol):
         if self._starts is None or self._door is None or not self._door.may_wait(scope):
             self._begin(exchange, scope)
         else:
-            self._begin_in_turn(self._starts, self._door, exchange, scope)
+            self._begin_or_queue(self._starts, self._door, exchange, scope)
 
-    def _begin_in_turn(
+    def _begin_or_queue(
         self, starts: StartQueue, door: Door, exchange: Exchange, scope: dict[str, Any]
     ) -> None:
-        """Begin with a request, queue it, or refuse it."""
+        """Start a request, queue it until the event loop is less busy, or refuse it."""
         length = exchange.fields.get(b"content-length", b"")
         work = work_of(int(length) if length.isdigit() else None)
         if starts.try_begin(work):
@@ -374,10 +397,10 @@ class HttpProtocol(asyncio.Protocol):
             exchange.answer(*door.refuse(scope, tenant, wait_s))
 
     def _begin(self, exchange: Exchange, scope: dict[str, Any]) -> bool:
-        """Have the application answer; return False if the client has left."""
+        """Start the application's task; return False if the client has left."""
         if exchange.disconnected:
             return False
-        # With one name for all: the loop's own method makes each a number that nobody reads.
+        # A fixed name: `create_task` would format an unused number for each task.
         task = asyncio.Task(exchange.run(self._app, scope), loop=self._loop, name="request")
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -389,8 +412,8 @@ class HttpProtocol(asyncio.Protocol):
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         extensions: dict[str, object] = {EXCHANGE: exchange}
-        if not self._all.begin(self):
-            extensions[NO_ROOM] = True
+        if not self._connections.begin(self):
+            extensions[OVER_CONNECTION_LIMIT] = True
         return {
             "type": "http",
             "asgi": _ASGI,
@@ -400,7 +423,7 @@ class HttpProtocol(asyncio.Protocol):
             "scheme": self._scheme,
             "method": method,
             "root_path": "",
-            "path": _decoded(path) if "%" in path else path,
+            "path": _decode_path(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",
             "headers": headers,
@@ -409,27 +432,27 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        # Not 0: a byte of body would make up for any length of its chunk's extensions. Nor less: a
-        # large body would for trailers of any length.
-        self._pending = max(0, self._pending - _MOST_FRAMING * len(body))
+        # Do not reset it to 0: one body byte would allow chunk extensions of any length. Do not let
+        # it go below 0: a large body would allow trailers of any length.
+        self._pending = max(0, self._pending - _MAX_FRAMING_RATIO * len(body))
         if self._exchange is not None:
             self._exchange.feed(body)
 
     def on_message_complete(self) -> None:
         if self.framing is not None:
-            return  # the body is still to come, from another parser
+            return  # another parser will read the body
         self._enter(Phase.IDLE)
         if self._exchange is not None:
             self._exchange.feed_end()
-        elif self._over:
-            self._refused = True
+        elif self._closes_after_body:
+            self._stopped_reading = True
             self.transport.close()
 
-    # What an exchange asks.
+    # The interface `Carrier`, for the exchange.
 
     @property
     def ending(self) -> bool:
-        return self._all.ending
+        return self._connections.ending
 
     async def drain(self) -> None:
         while self._writable is not None:
@@ -445,23 +468,23 @@ class HttpProtocol(asyncio.Protocol):
             self._read_paused = False
             self.transport.resume_reading()
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         exchange, self._exchange = self._exchange, None
-        self._all.end(self)
+        self._connections.end(self)
         if self.transport.is_closing():
             return
-        if self._phase is Phase.BODY:  # what is left of it is passed over
+        if self._phase is Phase.BODY:  # skip the rest of the body
             self.resume_reading()
-            self._waited = self._heard = 0
+            self._checks = self._received = 0
         if exchange is not None and not exchange.keep_alive:
             self._hang_up()
-        elif self._last:
-            self._last = False
+        elif self._closes_after_answer:
+            self._closes_after_answer = False
             self._linger()
 
-    def failed(self, error: BaseException | None) -> None:
+    def on_failed(self, error: BaseException | None) -> None:
         exchange = self._exchange
-        if exchange is None or exchange.told:
+        if exchange is None or exchange.has_sent_bytes:
             self.transport.close()
             return
         if isinstance(error, asyncio.CancelledError):
@@ -470,23 +493,25 @@ class HttpProtocol(asyncio.Protocol):
             self._send(InternalError("The server had an unexpected error."))
         exchange.keep_alive = False
         exchange.disconnect()
-        self.answered()
+        self.on_answered()
 
     def _hang_up(self) -> None:
-        """Closes behind an answer, once nothing more comes, or not for long: a connection that is
-        closed with data unread is reset, and the answer lost with it."""
-        if self._phase is Phase.IDLE and not self._refused:
+        """Close after an answer, once the client has stopped sending or a short time has passed.
+
+        Closing with unread data would reset the connection and lose the answer.
+        """
+        if self._phase is Phase.IDLE and not self._stopped_reading:
             self.transport.close()
             return
         if self.transport.can_write_eof():
             self.transport.write_eof()
         if self._phase is Phase.BODY:
-            self._over = True
-        else:  # a second request, or what looks like one
-            self._refused = True
+            self._closes_after_body = True
+        else:  # a second request, or invalid data
+            self._stopped_reading = True
             self._loop.call_later(_LINGER_S, self.transport.close)
 
-    # What asyncio says of the transport.
+    # Flow control, called by asyncio.
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -499,16 +524,16 @@ class HttpProtocol(asyncio.Protocol):
             self._writable = None
 
     def shutdown(self) -> None:
-        """The server ends. Answers that begin now say that they are their connection's last.
+        """Close the connection as soon as no request can be lost, as the server shuts down.
 
-        Those that began before could not, so the client may send one more request the moment it
-        has one; and on an idle connection a request may be on its way. Closing would lose it.
+        Answers that begin now carry `connection: close`. After an answer that began before, the
+        client may send one more request, and on an idle connection a request may be on its way.
         """
         exchange = self._exchange
         if exchange is None:
             self._linger()
         elif exchange.status:
-            self._last = True
+            self._closes_after_answer = True
         else:
             exchange.keep_alive = False
 
@@ -522,33 +547,36 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Ends the parser, whose caller then refuses."""
+        """Stop the parser by an exception; `data_received` then answers with `error`."""
         self._error = error
         raise ValueError
 
     def _refuse(self, error: GatewayError) -> None:
-        """Reads no more; answers, where that cannot be taken for another request's answer."""
-        if self._refused:
+        """Stop reading and close.
+
+        Send the error only if the client cannot take it for the answer to another request.
+        """
+        if self._stopped_reading:
             return
-        self._refused = True
+        self._stopped_reading = True
         exchange = self._exchange
         if self._phase is Phase.BODY:
             if exchange is not None:
                 exchange.disconnect()
-            if exchange is None or exchange.told:
-                self.transport.close()  # it has an answer, or a part of one
+            if exchange is None or exchange.has_sent_bytes:
+                self.transport.close()  # the request has an answer already, or a part of one
                 return
         elif exchange is not None:
             exchange.keep_alive = False
             return
         self._send(error)
-        self._all.refuse(self)
-        # As in `_hang_up`; of what comes nothing is even parsed.
+        self._connections.refuse(self)
+        # Close late, for the reason in `_hang_up`. Further data is not even parsed.
         self.resume_reading()
         self._loop.call_later(_LINGER_S, self.transport.close)
 
     def _send(self, error: GatewayError) -> None:
-        status, more, body = self._answer_to(error)
+        status, more, body = self._build_error(error)
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -556,25 +584,25 @@ class HttpProtocol(asyncio.Protocol):
             "connection": "close",
         } | more
         if (exchange := self._exchange) is not None:
-            # The id by which the logs know the request.
+            # These include the request id that the logs have.
             headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
             body = b"" if exchange.head_only else body
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        self.transport.write(STATUS_LINES[status] + lines.encode("latin-1") + b"\r\n" + body)
+        header_lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self.transport.write(STATUS_LINES[status] + header_lines.encode("latin-1") + b"\r\n" + body)
 
 
 def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
-    """Host and port; None on a socket that has none."""
+    """Return the host and port of one end of a connection; None for a Unix socket."""
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
 @lru_cache(maxsize=64)
-def _shared(host: str, port: int) -> tuple[str, int]:
-    """One for all connections that came by the same address."""
+def _intern_address(host: str, port: int) -> tuple[str, int]:
+    """Return one shared tuple for all connections to the same address, to save memory."""
     return host, port
 
 
-def _decoded(path: str) -> str:
-    """All but a line's end: a route's expression takes one behind its own end, too."""
+def _decode_path(path: str) -> str:
+    """Decode a URL's path, except line feeds: `$` in a route's pattern would match before one."""
     return urllib.parse.unquote(path).replace("\n", "%0A")

@@ -1,6 +1,6 @@
-"""uvicorn's server: where it listens, how it looks after its connections, and how it ends.
+"""uvicorn's server with this gateway's listening sockets, connection checks and shutdown.
 
-`UNDOCUMENTED` lists what this file uses of uvicorn that its documentation does not promise.
+`UNDOCUMENTED` lists the uvicorn attributes used here that its documentation does not promise.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.backlog import Backlog
 from gateway.http.connections import Connections
-from gateway.http.protocol import Answer, ConnectionLimits, Door, HttpProtocol
+from gateway.http.protocol import BuildErrorResponse, ConnectionLimits, Door, HttpProtocol
 from gateway.http.tls import load_server_context
-from gateway.http.workers import AT_ONCE, Worker
+from gateway.http.workers import STOP_NOW_SIGNAL, Worker
 from gateway.scheduling.start_queue import StartQueue
 
 log = logging.getLogger(__name__)
@@ -43,39 +43,40 @@ _TICK_S = 0.1
 
 
 class Application(Protocol):
-    """What is served, and what its server tells it and asks it."""
+    """The served application, and its interface to the server."""
 
     @property
     def asgi(self) -> Callable[..., Any]:
         """The ASGI application."""
 
     @property
-    def answer(self) -> Answer:
-        """For what a connection answers itself."""
+    def build_error_response(self) -> BuildErrorResponse:
+        """The builder of errors that a connection answers itself."""
 
-    def listening(self, admin_port: int) -> None:
-        """The port for admins, once it is known."""
+    def set_admin_port(self, admin_port: int) -> None:
+        """Record the port for admins, which is known once the server listens."""
 
     @property
-    def failed(self) -> bool:
-        """Whether it cannot go on; asked ten times a second."""
+    def has_failed(self) -> bool:
+        """Return True if the process must exit. Called ten times a second."""
 
     @property
     def door(self) -> Door:
-        """For requests that find the event loop busy."""
+        """The decisions about requests that arrive while the event loop is busy."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Take note of all connections of this process, and of the requests that wait for it."""
+        """Record the connections of this process and its queue of waiting requests."""
 
     def drain(self) -> bool:
-        """The server will end: no new requests should be sent here. False if it never began."""
+        """Report not ready, as the server shuts down. Return False if the service never started."""
 
 
 class Server(uvicorn.Server):
-    """Ends in steps: readiness off, no new connections, no new requests, then cancellation.
+    """uvicorn's server, which shuts down in steps.
 
-    With a port for admins it listens there too, with the same application. A worker listens on
-    what its parent gave it, and ends with its parent.
+    The steps are: readiness off, no new connections, no new requests, then cancellation. If there
+    is a port for admins, the server also listens there, with the same application. A worker listens
+    on its parent's sockets and ends when its parent does.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class Server(uvicorn.Server):
             settings.max_connections, settings.max_connections_per_address
         )
         self._tls = load_server_context(settings)
-        self._serves_with = None if self._tls is None else self._tls.value
+        self._tls_context = None if self._tls is None else self._tls.value
         self._listeners: list[socket.socket] = []
         self._backlog: Backlog | None = None
         self._renewal_fails = False
         starts = StartQueue()
-        self._make_protocol = _protocol(application, settings, self._connections, starts)
-        super().__init__(_config(application, settings, self._take_protocol))
+        self._make_protocol = _bind_protocol(application, settings, self._connections, starts)
+        super().__init__(_make_config(application, settings, self._accept_from_uvicorn))
         self.application = application
         application.watch(self._connections, starts)
         self._admin_port = settings.admin_port
@@ -103,31 +104,33 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         own: socket.socket | None = None
         if self._worker is not None:
-            signal.signal(AT_ONCE, self._end_at_once)
+            signal.signal(STOP_NOW_SIGNAL, self._end_at_once)
             *sockets, own = self._worker.sockets()
-            asyncio.get_running_loop().add_reader(self._worker.parent, self._orphaned)
+            asyncio.get_running_loop().add_reader(self._worker.parent, self._on_parent_exit)
         if self._admin_port is not None:
             assert sockets is not None, "`bind` gives them"
-            self.application.listening(sockets[1].getsockname()[1])
-        if self._serves_with is not None:
-            self.config.ssl = self._serves_with
-            # Servers close what they listen on, and later ones must listen on the same.
+            self.application.set_admin_port(sockets[1].getsockname()[1])
+        if self._tls_context is not None:
+            self.config.ssl = self._tls_context
+            # A server closes its sockets at its end, and the next one needs the same sockets.
             self._listeners = [listener.dup() for listener in sockets or ()]
             for listener in self._listeners:
-                # All that are duplicated share this: else an accept would block the event loop.
+                # Duplicates share this flag; without it, `accept` would block the event loop.
                 listener.setblocking(False)
         if sockets:
-            self._backlog = Backlog(sockets[0], self._new_protocol, lambda: self._serves_with)
+            self._backlog = Backlog(
+                sockets[0], self._accept_from_backlog, lambda: self._tls_context
+            )
         await super().startup(sockets)
         for listener in sockets or ():
-            # uvicorn tells only of sockets that it has made itself.
+            # uvicorn logs only sockets that it has created itself.
             log.info("listening on %s port %d", *listener.getsockname()[:2])
         if own is not None:
-            # The other workers know no certificates.
+            # Other workers connect without TLS.
             loop = asyncio.get_running_loop()
-            self.servers.append(await loop.create_server(self._internal_protocol, sock=own))
+            self.servers.append(await loop.create_server(self._accept_internal, sock=own))
 
-    def _internal_protocol(self) -> asyncio.Protocol:
+    def _accept_internal(self) -> asyncio.Protocol:
         return HttpProtocol(
             self.config,
             self.server_state,
@@ -135,27 +138,27 @@ class Server(uvicorn.Server):
             app=self.application.asgi,
             limits=ConnectionLimits(),
             connections=self._connections,
-            answer=self.application.answer,
+            build_error=self.application.build_error_response,
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """uvicorn calls it ten times a second until it shuts down."""
+        """Check connections, the certificate and the application; uvicorn calls it each 0.1 s."""
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, HttpProtocol)
                 connection.check()
-        if self._tls is not None and self._tls.value is not self._serves_with:
+        if self._tls is not None and self._tls.value is not self._tls_context:
             await self._renew(self._tls.value)
-        if self.application.failed:
-            self.exit_code = 1  # so that whoever started this process starts another
+        if self.application.has_failed:
+            self.exit_code = 1  # so that the process manager restarts this process
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
-        """Take new connections with another context. Those that are there go on as they are.
+        """Accept new connections with another TLS context. Existing connections keep theirs.
 
-        Sessions are resumed within a context alone, so none of before is. Without descriptors, say,
-        all stays as it is until the next tick.
+        TLS sessions cannot be resumed in another context. If listening fails, for example without
+        free file descriptors, the old context stays in use until the next tick.
         """
         renewed: list[asyncio.Server] = []
         try:
@@ -175,7 +178,7 @@ class Server(uvicorn.Server):
             return
         if self._renewal_fails:
             log.info("new connections get the renewed certificate")
-        self._renewal_fails, self._serves_with = False, context
+        self._renewal_fails, self._tls_context = False, context
         before = self.servers[: len(renewed)]
         self.servers[: len(renewed)] = renewed
         for server in before:
@@ -185,26 +188,26 @@ class Server(uvicorn.Server):
         own = listener.dup()
         try:
             return await asyncio.get_running_loop().create_server(
-                self._client_protocol, sock=own, ssl=context, backlog=self.config.backlog
+                self._accept_from_listener, sock=own, ssl=context, backlog=self.config.backlog
             )
         except BaseException:
             own.close()
             raise
 
-    def _client_protocol(self) -> asyncio.Protocol:
-        return self._take_protocol(
+    def _accept_from_listener(self) -> asyncio.Protocol:
+        return self._accept_from_uvicorn(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
-    def _take_protocol(self, **arguments: Any) -> asyncio.Protocol:
-        """Return the protocol of a connection that one of `servers` has taken."""
+    def _accept_from_uvicorn(self, **arguments: Any) -> asyncio.Protocol:
+        """Return the protocol of a connection that one of `servers` has accepted."""
         if self._backlog is not None:
             self._backlog.note_connection()
         protocol: asyncio.Protocol = self._make_protocol(**arguments)
         return protocol
 
-    def _new_protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a connection that was taken besides."""
+    def _accept_from_backlog(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that `Backlog` has accepted."""
         protocol: asyncio.Protocol = self._make_protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -212,10 +215,10 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
-            # A client's next request finds another gateway.
+            # Close connections after their next answer, so that clients move to another gateway.
             self._connections.ending = True
             await self._drain()
-        # While anybody holds them, the kernel takes connections that nobody serves.
+        # While one is open anywhere, the kernel accepts connections that nobody serves.
         for listener in self._listeners:
             listener.close()
         if self._backlog is not None:
@@ -225,17 +228,17 @@ class Server(uvicorn.Server):
             self._worker.clean_up()
 
     async def _drain(self) -> None:
-        """Still answers, so that no connection is closed on a request that is on its way."""
+        """Keep serving for the drain period, so that requests on their way are not lost."""
         for _ in range(math.ceil(self._drain_s / _TICK_S)):
             if self.force_exit:
                 return
             await asyncio.sleep(_TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience.
+        """Force the exit on a second SIGTERM; uvicorn itself does so only on a second SIGINT.
 
-        A worker's parent has a signal of its own for that. These may come to a worker twice: from
-        its parent, and from a service manager that signals all processes of a service.
+        A worker's parent sends STOP_NOW_SIGNAL for that instead. A worker may get SIGTERM twice:
+        from its parent, and from a service manager that signals all processes of a service.
         """
         if self._worker is None:
             self.force_exit = self.should_exit
@@ -246,17 +249,19 @@ class Server(uvicorn.Server):
     def _end_at_once(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = self.force_exit = True
 
-    def _orphaned(self) -> None:
+    def _on_parent_exit(self) -> None:
         assert self._worker is not None
         asyncio.get_running_loop().remove_reader(self._worker.parent)
         self.should_exit = self._is_orphan = True
 
 
 def bind(settings: Settings) -> list[socket.socket]:
-    """A socket for clients, and one for admins where they have a port of their own.
+    """Return a bound socket for clients, and one for admins if they have their own port.
 
-    Whoever takes long to start binds first, so that a taken port is told at once. Nothing listens
-    yet: until it is served, clients are refused and need not wait. Raises ConfigurationError.
+    Ports are bound before the slow parts of the start, so that a port in use is reported at once.
+    The sockets do not listen yet: until then clients are refused instead of waiting.
+
+    Raise ConfigurationError if a port cannot be bound.
     """
     host = settings.host
     ports = {"GATEWAY_PORT": settings.port, "GATEWAY_ADMIN_PORT": settings.admin_port}
@@ -275,7 +280,7 @@ def bind(settings: Settings) -> list[socket.socket]:
     return bound
 
 
-def _protocol(
+def _bind_protocol(
     application: Application, settings: Settings, connections: Connections, starts: StartQueue
 ) -> Any:
     limits = ConnectionLimits(
@@ -283,32 +288,32 @@ def _protocol(
         body=settings.body_timeout,
         write=settings.write_timeout,
     )
-    # uvicorn annotates it as a class, and only calls it.
+    # uvicorn's annotation wants a class, but it only calls the object.
     return partial(
         HttpProtocol,
         app=application.asgi,
         limits=limits,
         connections=connections,
-        answer=application.answer,
+        build_error=application.build_error_response,
         starts=starts,
         door=application.door,
     )
 
 
-def _config(application: Application, settings: Settings, protocol: Any) -> uvicorn.Config:
+def _make_config(application: Application, settings: Settings, protocol: Any) -> uvicorn.Config:
     return uvicorn.Config(
         application.asgi,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
         http=protocol,
-        interface="asgi3",  # else it looks whether the application is a coroutine's function
+        interface="asgi3",  # else uvicorn inspects the application
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         date_header=False,
-        # What a client says of its address is nothing to count wrong keys and connections by.
+        # A client could forge these headers to evade the limits by address.
         proxy_headers=False,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
     )

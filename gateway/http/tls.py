@@ -1,4 +1,4 @@
-"""TLS of the server itself: its certificate, and whether clients must have one."""
+"""TLS of the server: its certificate, and whether clients must present one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gateway.config.settings import Settings
 
 
 def load_server_context(settings: Settings) -> ReloadedValue[ssl.SSLContext] | None:
-    """Return the server's context, made anew when its files change; None without TLS.
+    """Return the server's TLS context, reloaded when its files change; None without TLS.
 
-    Raises ConfigurationError for files that cannot be served with.
+    Raise ConfigurationError if the files cannot be used.
     """
     cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     if cert is None:

@@ -1,11 +1,11 @@
-"""Several processes on one port: a parent that binds, starts workers, and passes signals on.
+"""Several processes on one port: a parent that binds, starts workers, and forwards signals.
 
-Python runs one core, so a machine with more has a worker for each. They share the listening socket
-(whoever is idle accepts, so a busy worker gets fewer new connections) and nothing that they write.
+A Python process uses one core, so run one worker for each core. Workers share the listening socket
+(an idle worker accepts first, so a busy one gets fewer new connections) but no writable memory.
 
-Workers are forks of the parent, which has imported all that they need and does nothing else: one
-starts in a tenth of the time of a new interpreter, and their memory is the parent's until they
-change it. The parent must have no other threads: what they held would be held for ever.
+Workers are forks of the parent, which has imported all modules and does nothing else. A fork starts
+in a tenth of the time of a new interpreter, and shares memory with the parent until it writes. The
+parent must have no other threads: locks that they held would stay locked in the workers.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-AT_ONCE = signal.SIGUSR2
-"""From the parent: end without waiting for anybody. Ends a worker that is still starting, too."""
+STOP_NOW_SIGNAL = signal.SIGUSR2
+"""Signal from the parent: stop now, without waiting for requests. It also stops a worker that is
+still starting."""
 
 _FORK = multiprocessing.get_context("fork")
 _ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
-# A worker that dies at once again must not become a loop that fills the log.
+# A worker that dies right after each start would otherwise fill the log.
 _RESTART_PAUSE_S = 1.0
-# Nor one whose settings are wrong: somebody is likely to be writing the file at this moment.
+# Longer for wrong settings: the file is probably being edited.
 _REFUSED_PAUSE_S = 5.0
 _WRONG_SETTINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a worker is given by its parent.
+    """A worker's index and the resources that it gets from its parent.
 
     Attributes:
         index: its number, from 0.
-        count: how many there are.
-        listeners: the shared listening sockets: for clients, then for admins where they have a
-            port of their own.
-        parent: the descriptor of a pipe that ends when the parent does.
-        folder: where each worker listens on a socket of its own, `{index}.sock`, for the others.
+        count: the number of workers.
+        listeners: the shared listening sockets: for clients, then for admins if they have their own
+            port.
+        parent: the descriptor of a pipe that closes when the parent ends.
+        folder: where each worker listens on its own socket, `{index}.sock`, for the other workers.
     """
 
     index: int
@@ -59,7 +60,7 @@ class Worker:
     folder: Path
 
     def sockets(self) -> list[socket.socket]:
-        """What to listen on: the shared sockets and the worker's own."""
+        """Return the sockets to listen on: the shared ones and the worker's own."""
         own = socket.socket(socket.AF_UNIX)
         self.socket_of(self.index).unlink(missing_ok=True)
         own.bind(str(self.socket_of(self.index)))
@@ -74,17 +75,23 @@ class Worker:
         return self.folder / f"{index}.sock"
 
     def clean_up(self) -> None:
-        """For a worker at its end whose parent has gone: the last one removes the folder."""
+        """Remove the worker's socket; the last worker also removes the folder.
+
+        A worker calls it at its end if the parent is dead.
+        """
         self.socket_of(self.index).unlink(missing_ok=True)
         if not any(sibling.exists() for sibling in self.siblings):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workers:
-    """The parent. Use `run`; it belongs to the main thread of a process without others.
+    """The parent process. Call `run` in the main thread of a process without other threads.
 
-    `folder` is one that nobody else uses, and that the workers share. `work` is what a worker does
-    with its place; it returns its exit code.
+    Args:
+        count: the number of workers.
+        listeners: the sockets that workers listen on.
+        folder: a folder for the workers' own sockets.
+        work: runs in each worker and returns its exit code.
     """
 
     def __init__(
@@ -104,95 +111,96 @@ class Workers:
         self._code = 0
 
     def run(self) -> int:
-        """Blocks until SIGTERM or SIGINT and the end of all workers; returns the exit code.
+        """Block until SIGTERM or SIGINT and the end of all workers; return the exit code.
 
-        SIGHUP goes to each worker. A second SIGTERM goes to them as `AT_ONCE`: one more SIGTERM
-        would be lost on a worker that had no turn since the first.
+        SIGHUP is forwarded to each worker. A second SIGTERM is forwarded as `STOP_NOW_SIGNAL`: a
+        worker that has not yet handled the first SIGTERM would not notice another one.
         """
         with _pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
                 signal.signal(number, self._pass_on)
-            places = [
+            workers = [
                 Worker(index, self._count, self._listeners, read, self._folder)
                 for index in range(self._count)
             ]
-            # What the collector never looks at stays memory of the parent's in each worker.
+            # Frozen objects are not touched by the collector, so workers share their memory.
             gc.collect()
             gc.freeze()
-            for place in places:
-                self._start(place)
+            for worker in workers:
+                self._start(worker)
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # While anybody holds them, the kernel takes connections that nobody serves.
+                    # While one is open anywhere, the kernel accepts connections nobody serves.
                     for listener in self._listeners:
                         listener.close()
-                for place in places:
-                    self._look_after(place)
+                for worker in workers:
+                    self._check_worker(worker)
         return self._code
 
-    def _start(self, place: Worker) -> None:
-        # None may meet a handler that is the parent's; SIGHUP waits until the worker has its own.
+    def _start(self, worker: Worker) -> None:
+        # A forked child must not run the parent's handlers. SIGHUP stays blocked until the worker
+        # has its own handler.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDED_BY, signal.SIGHUP})
         try:
-            child = _FORK.Process(target=self._begin, args=(place,))
+            child = _FORK.Process(target=self._begin, args=(worker,))
             child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._children[place.index] = child
-        self._started[place.index] = time.monotonic()
-        if self._ending:  # told so while it was being started
+        self._children[worker.index] = child
+        self._started[worker.index] = time.monotonic()
+        if self._ending:  # the signal came while the child was being started
             _send(child, signal.SIGTERM)
 
-    def _begin(self, place: Worker) -> NoReturn:
-        """In the worker."""
-        # A terminal's Ctrl-C is for the parent, which passes it on.
+    def _begin(self, worker: Worker) -> NoReturn:
+        """Run the work in the forked child and exit with its code."""
+        # Ctrl-C in a terminal must reach only the parent, which forwards it.
         os.setpgid(0, 0)
         os.close(self._write)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDED_BY)
-        raise SystemExit(self._work(place))
+        raise SystemExit(self._work(worker))
 
-    def _look_after(self, place: Worker) -> None:
-        child = self._children.get(place.index)
+    def _check_worker(self, worker: Worker) -> None:
+        child = self._children.get(worker.index)
         if child is None or (code := child.exitcode) is None:
             return
         refused = code == _WRONG_SETTINGS
-        # While others serve, what is wrong has become so after their start: it may be mended.
+        # If other workers serve, the settings broke after their start and may be repaired.
         serving = any(other.exitcode is None for other in self._children.values())
         if refused and not serving and not self._ending:
             self._code = code
             self._pass_on(signal.SIGTERM, None)
         pause = _REFUSED_PAUSE_S if refused else _RESTART_PAUSE_S
         if self._ending:
-            del self._children[place.index]
-        elif time.monotonic() - self._started[place.index] > pause:
+            del self._children[worker.index]
+        elif time.monotonic() - self._started[worker.index] > pause:
             print(
-                f"gateway: worker {place.index} ended with {code}; starting another",
+                f"gateway: worker {worker.index} ended with {code}; starting another",
                 file=sys.stderr,
                 flush=True,
             )
-            self._start(place)
+            self._start(worker)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP:
-            number = AT_ONCE if self._ending else signal.SIGTERM
+            number = STOP_NOW_SIGNAL if self._ending else signal.SIGTERM
             self._ending = True
         for child in self._children.values():
             _send(child, number)
 
 
 def _send(child: BaseProcess, number: int) -> None:
-    if child.exitcode is None:  # and so its number is still its own
+    if child.exitcode is None:  # so its process id was not reused
         assert child.pid is not None
-        # Unless the signal came in the moment in which its end is being noted.
+        # The child may end between the check and the kill.
         with suppress(ProcessLookupError):
             os.kill(child.pid, number)
 
 
-def refuse(error: Exception) -> int:
-    """Says what is wrong with the settings; returns the exit code."""
+def report_bad_settings(error: Exception) -> int:
+    """Print what is wrong with the settings and return the exit code."""
     print(f"gateway: {error}", file=sys.stderr, flush=True)
     return _WRONG_SETTINGS
 

@@ -1,1 +1,1 @@
-"""The console: pages for browsers, as they are sent. What is not Python here, browsers get."""
+"""The console's pages. All files here that are not Python are served to browsers unchanged."""

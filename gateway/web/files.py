@@ -1,4 +1,4 @@
-"""The console's files, read and packed once: from then on a request costs no disk."""
+"""The console's files, read and compressed once, so that requests need no disk access."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = {
 
 
 class WebFile(NamedTuple):
-    """`etag` is a weak one: it names the content, packed or not."""
+    """A file of the console. `etag` is weak: it is the same for `body` and `packed` (gzip)."""
 
     media_type: str
     body: bytes
@@ -28,16 +28,16 @@ class WebFile(NamedTuple):
 
 
 @cache
-def web_files() -> Mapping[str, WebFile]:
-    """By their paths below this folder, such as `playground/main.js`: there are no others."""
+def load_web_files() -> Mapping[str, WebFile]:
+    """Load all files, by their path below this folder, such as `playground/main.js`."""
     return {
-        path.relative_to(_FOLDER).as_posix(): _read(path)
+        path.relative_to(_FOLDER).as_posix(): _load_file(path)
         for path in sorted(_FOLDER.rglob("*"))
         if path.suffix in _TYPES
     }
 
 
-def _read(path: Path) -> WebFile:
+def _load_file(path: Path) -> WebFile:
     body = path.read_bytes()
     digest = hashlib.sha256(body).hexdigest()[:20]
     packed = gzip.compress(body, mtime=0)

@@ -12,7 +12,7 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.conversations.upkeep import GOODBYE_S
 from gateway.scheduling.replicas import _LOOKUP_PERIOD_S
-from gateway.service_setup import _ENDING_S
+from gateway.service_setup import _CLOSE_TIMEOUT_S
 from ops.deployment.running import EXIT_MARGIN, TRITON_EXIT_TIMEOUT
 from tests.deploy.manifests import OVERLAYS, Object, Pod, pods, rendered
 
@@ -63,7 +63,7 @@ def test_a_gateway_gets_the_time_that_its_end_takes(folder: Path) -> None:
     pod = _pod(manifests, "gateway")
     assert _before_term(pod) >= NODES_LEARN_S
     needed = _before_term(pod) + _value(manifests, "drain_seconds")
-    needed += _value(manifests, "shutdown_grace") + _ENDING_S + GOODBYE_S
+    needed += _value(manifests, "shutdown_grace") + _CLOSE_TIMEOUT_S + GOODBYE_S
     assert pod.spec["terminationGracePeriodSeconds"] >= needed + RESERVE_S
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.server import Gateway
+from gateway.server import GatewayApplication
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
@@ -19,7 +19,7 @@ async def test_generations_pass_fastapi_by(tmp_path: Path) -> None:
         running(tmp_path, endpoint) as (client, _, server),
     ):
         assert (await client.get("/v1/completions")).headers["allow"] == "POST"
-        cast(Gateway, server.application).api.routes.clear()
+        cast(GatewayApplication, server.application).api.routes.clear()
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == "hello"

@@ -110,21 +110,21 @@ async def test_a_flood_of_one_is_bounded_and_not_before_another(
             return int(service.adapters.store.stats.disk_hits - before)
 
         flood = [_ask(client, "kf", name) for name in names]
-        await becomes(lambda: service.cold_sends.waiting == FLOOD - 2)
+        await becomes(lambda: service.upload_budget.waiting == FLOOD - 2)
         late = _ask(client, "kf", "late", **{"x-request-timeout": "0.5"})
         assert (await late).status_code == 504
-        assert service.cold_sends.waiting == FLOOD - 2
+        assert service.upload_budget.waiting == FLOOD - 2
         other = _ask(client, "ko", "b")
         await becomes(lambda: read() == 3)
-        assert service.cold_sends.in_flight == 3 * NBYTES
+        assert service.upload_budget.in_flight == 3 * NBYTES
         # Whoever leaves makes room.
         flood.pop(0).cancel()
         await becomes(lambda: read() == 4)
-        assert service.cold_sends.in_flight == 3 * NBYTES
+        assert service.upload_budget.in_flight == 3 * NBYTES
         triton.reads.set()
         answers = await asyncio.gather(*flood, other)
         assert [answer.status_code for answer in answers] == [200] * FLOOD
-        assert service.cold_sends.in_flight == 0
+        assert service.upload_budget.in_flight == 0
         assert set(triton.brought) == {NBYTES}
 
 
@@ -149,17 +149,17 @@ async def test_who_shares_an_adapter_with_a_flood_does_not_wait_for_the_flood(
             await _add(client, tmp_path / name, seed)
         before = service.adapters.store.stats.disk_hits
         flood = [_ask(client, "kf", name) for name in names[:2]]
-        await becomes(lambda: service.cold_sends.in_flight == 2 * NBYTES)
+        await becomes(lambda: service.upload_budget.in_flight == 2 * NBYTES)
         flood += [_ask(client, "kf", name) for name in names[2:]]
-        await becomes(lambda: service.cold_sends.waiting == 2)
+        await becomes(lambda: service.upload_budget.waiting == 2)
         other = _ask(client, "ko", "shared")
         await becomes(lambda: service.adapters.store.stats.disk_hits - before == 3)
         # That of the flood's, too, is answered by what the other one brings.
-        await becomes(lambda: service.cold_sends.waiting == 1)
+        await becomes(lambda: service.upload_budget.waiting == 1)
         triton.reads.set()
         answers = await asyncio.gather(*flood, other)
         assert [answer.status_code for answer in answers] == [200] * 5
-        assert service.cold_sends.in_flight == 0
+        assert service.upload_budget.in_flight == 0
         assert triton.brought.count(NBYTES) == len(names)
 
 
@@ -179,7 +179,7 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
             await _add(client, tmp_path / name, seed)
         # Larger than the room for all: it goes alone.
         first = _ask(client, "any", "a")
-        await becomes(lambda: service.cold_sends.in_flight == 1)
+        await becomes(lambda: service.upload_budget.in_flight == 1)
         refused = await _ask(client, "any", "b")
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
@@ -205,10 +205,10 @@ async def test_deadlines_of_who_waits_its_turn_say_nothing_of_the_replica(tmp_pa
         for seed, name in enumerate(("a", "b")):
             await _add(client, tmp_path / name, seed)
         first = _ask(client, "any", "a")
-        await becomes(lambda: service.cold_sends.in_flight == 1)
+        await becomes(lambda: service.upload_budget.in_flight == 1)
         for _ in range(4):
             waits = _ask(client, "any", "b", **{"x-request-timeout": "11"})
-            await becomes(lambda: service.cold_sends.waiting == 1)
+            await becomes(lambda: service.upload_budget.waiting == 1)
             clock.leap(11.5)
             assert (await waits).status_code == 504
         assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
@@ -269,15 +269,15 @@ async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
         for seed, name in enumerate(("a", "b")):
             await _add(client, tmp_path / name, seed)
         given = _ask(client, "any", "a", search)
-        await becomes(lambda: service.cold_sends.in_flight == 1)
+        await becomes(lambda: service.upload_budget.in_flight == 1)
         waits = _ask(client, "any", "b", search, **{"x-request-timeout": "50"})
-        await becomes(lambda: service.cold_sends.waiting == 1)
+        await becomes(lambda: service.upload_budget.waiting == 1)
         if how == "hang-up":
             waits.cancel()
         else:
             clock.leap(60)
             assert (await waits).status_code == 504
-        await becomes(lambda: service.cold_sends.waiting == 0)
+        await becomes(lambda: service.upload_budget.waiting == 0)
         given.cancel()
         await becomes(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
     paid = {(r := json.loads(line))["adapter"]: r for line in log.read_text().splitlines()}

@@ -154,19 +154,19 @@ def test_the_server_shows_a_renewed_certificate_in_all_workers(
 class _Application:
     """The least application that a server needs."""
 
-    failed = False
+    has_failed = False
     door = None
 
     async def asgi(self, scope: object, receive: object, send: object) -> None:
         """Nobody asks."""
 
-    def answer(self, *_: object) -> None:
+    def build_error_response(self, *_: object) -> None:
         """Nobody asks."""
 
     def watch(self, connections: object, starts: object) -> None:
         pass
 
-    def listening(self, admin_port: int) -> None:
+    def set_admin_port(self, admin_port: int) -> None:
         pass
 
     def drain(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.connections import RESERVED, Connections
+from gateway.http.connections import RESERVED_CONNECTIONS, Connections
 from gateway.http.server import Server
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import metric_of, running, save_tokenizer
@@ -97,10 +97,10 @@ async def test_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
             reader, writer = await here.connect(LIVE)
             assert b" 200 " in await reader.readuntil(b"}")
             idle.append((reader, writer))
-        assert here.connections <= limit + RESERVED
+        assert here.connections <= limit + RESERVED_CONNECTIONS
         for path in ("/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/completions"):
             assert (await here.ask(path)).status_code == 200
-        assert here.connections <= limit + RESERVED
+        assert here.connections <= limit + RESERVED_CONNECTIONS
         oldest, newest = idle[:20], idle[-20:]
         assert [await reader.read() for reader, _ in oldest] == [b""] * len(oldest)
         for reader, writer in newest:
@@ -112,10 +112,10 @@ async def test_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
 async def test_what_never_asks_locks_nobody_out(tmp_path: Path, data: bytes) -> None:
     async with world(tmp_path, max_connections=2) as here:
         here.fake.released.set()
-        for _ in range(2 + RESERVED + 20):
+        for _ in range(2 + RESERVED_CONNECTIONS + 20):
             await here.connect(data)
         assert (await here.ask("/v1/completions")).status_code == 200
-        assert here.connections <= 2 + RESERVED
+        assert here.connections <= 2 + RESERVED_CONNECTIONS
 
 
 async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_pat
         admin_port = here.server.servers[1].sockets[0].getsockname()[1]
         busy = await here.busy(limit)
         # They do not take the room of probes.
-        silent = [await here.connect() for _ in range(RESERVED + 20)]
+        silent = [await here.connect() for _ in range(RESERVED_CONNECTIONS + 20)]
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{here.port}", timeout=PATIENCE_S
         ) as client:
@@ -140,12 +140,12 @@ async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_pat
             metrics = await here.ask("/metrics", port=admin_port)
             assert 'path="no room",status="503"' in metrics.text
             assert (await here.ask("/v1/adapters", port=admin_port)).status_code == 403
-            assert here.connections <= limit + RESERVED
+            assert here.connections <= limit + RESERVED_CONNECTIONS
             here.fake.released.set()
             assert [(await task).status_code for task in busy] == [200] * limit
             # The refused one has kept its connection.
             assert (await client.post("/v1/completions", json=ASKED)).status_code == 200
-        assert len(silent) == RESERVED + 20
+        assert len(silent) == RESERVED_CONNECTIONS + 20
 
 
 async def test_requests_that_come_slowly_give_way(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_an_address_has_a_bound_of_its_own(tmp_path: Path) -> None:
         assert (await here.ask("/health/live")).status_code == 200
         assert (await here.ask("/v1/completions", address="127.0.0.2")).status_code == 200
         # Beyond what probes need nothing more is heard.
-        held += [await here.connect() for _ in range(RESERVED)]
+        held += [await here.connect() for _ in range(RESERVED_CONNECTIONS)]
         reader, _ = await here.connect()
         [answer] = answers(await reader.read())
         assert answer.status == 503
@@ -234,15 +234,15 @@ async def test_an_address_has_a_bound_of_its_own(tmp_path: Path) -> None:
 class _Client:
     """Of an address, and nothing else."""
 
-    lags = False
+    is_slow = False
 
     def __init__(self, address: str | None) -> None:
         self.address = address
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         raise AssertionError
 
-    give_way = cut
+    evict = abort
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser
 
-from gateway.api.websites import _is_ours
+from gateway.api.websites import _is_local_name
 from tests.support.browser import browser
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
@@ -159,4 +159,4 @@ def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -
     ],
 )
 def test_which_names_no_website_can_have(host: str, ours: bool) -> None:
-    assert _is_ours(host) is ours
+    assert _is_local_name(host) is ours

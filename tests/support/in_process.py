@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
-from gateway.server import Gateway
+from gateway.server import GatewayApplication
 
 _READY_WITHIN_S = 60.0
 
@@ -43,7 +43,7 @@ async def running(
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
     settings = Settings(port=0, triton_grpc=endpoint, **fields)
-    gateway = Gateway(settings)
+    gateway = GatewayApplication(settings)
     server = Server(gateway, settings)
     task = asyncio.create_task(server.serve(bind(settings)))
     try:

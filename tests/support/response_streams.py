@@ -46,7 +46,7 @@ def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
 
 
 def whole(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
-    body = answer(**fields).collected([deltas], keep=None)
+    body = answer(**fields).build_complete([deltas], num_returned=None)
     Response.model_validate_json(body, strict=True)
     found: dict[str, Any] = json.loads(body)
     return found

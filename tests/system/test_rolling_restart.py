@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.http.workers import AT_ONCE
+from gateway.http.workers import STOP_NOW_SIGNAL
 from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
@@ -219,7 +219,7 @@ async def test_a_second_signal_reaches_workers_that_had_no_turn_since_the_first(
         try:
             for worker in workers:
                 stop(psutil.Process(worker))
-            for number in (signal.SIGTERM, AT_ONCE):
+            for number in (signal.SIGTERM, STOP_NOW_SIGNAL):
                 gateway.process.send_signal(signal.SIGTERM)
                 for worker in workers:
                     wait_until_sent(worker, number)

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from gateway.api.answers import Body, continued
-from gateway.api.anthropic.errors import envelope
+from gateway.api.answers import Body, build_continued
+from gateway.api.anthropic.errors import build_envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import WireFormat
 from gateway.api.usage import cached_tokens
@@ -31,12 +31,12 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 ANTHROPIC = WireFormat(
     done=b"",
-    patience=_PING,
-    failure=lambda error: b"event: error\ndata: " + envelope(error) + b"\n\n",
+    keep_alive=_PING,
+    failure=lambda error: b"event: error\ndata: " + build_envelope(error) + b"\n\n",
 )
 
 
-def frame(kind: str, **members: Any) -> bytes:
+def build_event(kind: str, **members: Any) -> bytes:
     """One event of a stream."""
     data = orjson.dumps({"type": kind, **members})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
@@ -51,8 +51,8 @@ class MessageAnswer:
         """`max_tokens` is what was asked for; the engine's limits may have left less."""
         self._prompt_tokens = batch.prompt_tokens
         # Who is kept apart is not told what others' prompts have left in the cache.
-        self._tells_cached = not batch.caller.apart
-        self._cut = batch.generations[0].max_tokens < max_tokens
+        self._reports_cached = not batch.caller.apart
+        self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
         self._head = {
             "id": f"msg_{batch.request_id}",
@@ -68,26 +68,26 @@ class MessageAnswer:
             "stop_sequence": None,
             "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0},
         }
-        return _Stream(self, body, frame("message_start", message=start) + _PING)
+        return _EventSink(self, body, build_event("message_start", message=start) + _PING)
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
         blocks: list[tuple[dict[str, Any], list[str]]] = []
         calls = _CallBuffer()
         for event in [event for delta in deltas for event in calls.take(delta)]:
             if not blocks or begins_block(event, blocks[-1][0]["type"]):
-                blocks.append((self.block(event), []))
-            if (delta := self.delta(event)) is not None:
+                blocks.append((self.build_block(event), []))
+            if (delta := self.build_delta(event)) is not None:
                 blocks[-1][1].append(delta.popitem()[1])
         content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
         ended = self.build_end(deltas[-1], called=calls.called)
-        told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
-        return orjson.dumps(told | continued(deltas[-1]))
+        told = self._head | {"content": content} | ended | {"usage": self.build_usage(deltas[-1])}
+        return orjson.dumps(told | build_continued(deltas[-1]))
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         return 0
 
-    def block(self, event: Event | Reasoning) -> dict[str, Any]:
+    def build_block(self, event: Event | Reasoning) -> dict[str, Any]:
         """The empty block that begins with an event."""
         if isinstance(event, CallStart):
             return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
@@ -95,7 +95,7 @@ class MessageAnswer:
             return {"type": "thinking", "thinking": "", "signature": ""}
         return {"type": "text", "text": ""}
 
-    def delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
+    def build_delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
         """What an event adds to its block."""
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
@@ -114,17 +114,17 @@ class MessageAnswer:
         """
         reason = "end_turn"
         if last.finish == "length":
-            reason = "model_context_window_exceeded" if self._cut else "max_tokens"
+            reason = "model_context_window_exceeded" if self._is_shortened else "max_tokens"
         elif last.stop is not None:
             reason = "stop_sequence"
         elif called:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": last.stop}
 
-    def usage(self, last: TextDelta) -> dict[str, int]:
+    def build_usage(self, last: TextDelta) -> dict[str, int]:
         """Tokens that were in the engine's cache are no input tokens here."""
         cached = 0
-        if self._tells_cached:
+        if self._reports_cached:
             cached = cached_tokens([last], self._prompt_tokens)
         return {
             "input_tokens": self._prompt_tokens - cached,
@@ -134,7 +134,7 @@ class MessageAnswer:
         }
 
 
-class _Stream:
+class _EventSink:
     """A `Sink` that writes events; `opening` goes before the first."""
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
@@ -158,9 +158,9 @@ class _Stream:
         if delta.finish is not None:
             ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
-            more = {"usage": self._answer.usage(delta)} | continued(delta)
-            frames += frame("message_delta", delta=ended, **more)
-            frames += frame("message_stop")
+            more = {"usage": self._answer.build_usage(delta)} | build_continued(delta)
+            frames += build_event("message_delta", delta=ended, **more)
+            frames += build_event("message_stop")
         return not frames or self._body.write(frames)
 
     async def drain(self, by: float | None = None) -> None:
@@ -170,15 +170,17 @@ class _Stream:
         frames = b""
         if not self._type or begins_block(event, self._type):
             frames = self._stop()
-            block = self._answer.block(event)
+            block = self._answer.build_block(event)
             self._index, self._type = self._index + 1, block["type"]
-            frames += frame("content_block_start", index=self._index, content_block=block)
+            frames += build_event("content_block_start", index=self._index, content_block=block)
             self._text = b""
             if self._type == "text":
-                told = frame("content_block_delta", index=self._index, delta={"type": "text_delta"})
+                told = build_event(
+                    "content_block_delta", index=self._index, delta={"type": "text_delta"}
+                )
                 self._text = told.removesuffix(b"}}\n\n") + b',"text":'
-        if (delta := self._answer.delta(event)) is not None:
-            frames += frame("content_block_delta", index=self._index, delta=delta)
+        if (delta := self._answer.build_delta(event)) is not None:
+            frames += build_event("content_block_delta", index=self._index, delta=delta)
         return frames
 
     def _stop(self) -> bytes:
@@ -187,8 +189,8 @@ class _Stream:
         frames = b""
         if self._type == "thinking":
             signed = {"type": "signature_delta", "signature": _SIGNATURE}
-            frames = frame("content_block_delta", index=self._index, delta=signed)
-        return frames + frame("content_block_stop", index=self._index)
+            frames = build_event("content_block_delta", index=self._index, delta=signed)
+        return frames + build_event("content_block_stop", index=self._index)
 
 
 def begins_block(event: Event | Reasoning, open_type: str) -> bool:

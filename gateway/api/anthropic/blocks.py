@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from gateway.api.messages import Lenient
-from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
+from gateway.api.turns import BETWEEN, Turn, check_result, get_or_add_turn
 from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
@@ -44,7 +44,7 @@ class _ToolUse(Lenient):
 
 
 class Unserved(Lenient):
-    """What is no text: it is refused by its place, and never left out."""
+    """What is no text: it is refused by its path, and never left out."""
 
     type: Literal[
         "image",
@@ -107,7 +107,7 @@ class Message(Lenient):
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
 
 
-def system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
+def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
     """Return the text of a system prompt. Raises UnsupportedParameter for a block of another kind.
 
     Claude Code puts a block of facts about itself in front. It differs from request to request, so
@@ -117,34 +117,37 @@ def system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
         return system or ""
     return BETWEEN.join(
         [
-            _text(block, f"system.{n}")
+            _get_text(block, f"system.{n}")
             for n, block in enumerate(system)
             if not (isinstance(block, _Text) and block.text.startswith(_CLIENT_FACTS))
         ]
     )
 
 
-def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
+def _join_result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
     """Return the text of a tool's result. Raises UnsupportedParameter."""
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
-            [_reference_text(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
+            [
+                _describe_reference(block, f"{where}.{n}", tools)
+                for n, block in enumerate(content or ())
+            ]
         )
     return _FAILED + content if result.is_error else content
 
 
-def _reference_text(
+def _describe_reference(
     block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]
 ) -> str:
     if not isinstance(block, _ToolReference):
-        return _text(block, where)
+        return _get_text(block, where)
     # A client whose MCP server has left sends the reference on, and could not continue after a 400.
     can = "can" if block.tool_name in tools else "cannot"
     return f"The tool {block.tool_name} {can} be called now."
 
 
-def _text(block: _Text | Unserved, where: str) -> str:
+def _get_text(block: _Text | Unserved, where: str) -> str:
     if isinstance(block, Unserved):
         raise UnsupportedParameter(
             f"{where}: found a block of type {show_value(block.type)}; this server takes "
@@ -154,7 +157,7 @@ def _text(block: _Text | Unserved, where: str) -> str:
     return block.text
 
 
-def chat_messages(
+def to_chat_messages(
     system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
@@ -168,37 +171,37 @@ def chat_messages(
     if system:
         turns.append(Turn("system", [system]))
     for number, message in enumerate(messages):
-        _read(turns, message, f"messages.{number}.content", calls, tools)
-    return [turn.message() for turn in turns]
+        _add_message(turns, message, f"messages.{number}.content", calls, tools)
+    return [turn.to_message() for turn in turns]
 
 
-def _read(
+def _add_message(
     turns: list[Turn], message: Message, where: str, calls: set[str], tools: Collection[str]
 ) -> None:
     """Add a message to the turns, and the ids of its calls to `calls`."""
     if isinstance(message.content, str):
-        turn_of(turns, message.role).texts.append(message.content)
+        get_or_add_turn(turns, message.role).texts.append(message.content)
         return
     for number, block in enumerate(message.content):
-        place = f"{where}.{number}"
+        path = f"{where}.{number}"
         owner = _OWNERS.get(type(block), message.role)
         if owner != message.role:
             raise InvalidRequest(
-                f"{place}: a block of type {show_value(block.type)} is the {owner}'s.", param=place
+                f"{path}: a block of type {show_value(block.type)} is the {owner}'s.", param=path
             )
         if isinstance(block, _RedactedThinking):
             continue
         if isinstance(block, _ToolResult):
-            check_result(block.tool_use_id, calls, f"{place}.tool_use_id", "tool_use", "result")
-            text = _result_text(block, f"{place}.content", tools)
+            check_result(block.tool_use_id, calls, f"{path}.tool_use_id", "tool_use", "result")
+            text = _join_result_text(block, f"{path}.content", tools)
             turns.append(Turn("tool", [text], answers=block.tool_use_id))
             continue
-        turn = turn_of(turns, message.role)
+        turn = get_or_add_turn(turns, message.role)
         if isinstance(block, _ToolUse):
             arguments = orjson.dumps(block.input).decode()
-            turn.call(block.id, block.name, arguments)
+            turn.add_call(block.id, block.name, arguments)
             calls.add(block.id)
         elif isinstance(block, _Thinking):
             turn.thoughts.append(block.thinking)
         else:
-            turn.texts.append(_text(block, place))
+            turn.texts.append(_get_text(block, path))

@@ -20,9 +20,9 @@ class CacheFillAnswer(MessageAnswer):
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         return _WithoutOutput(super().stream(body, usage))
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+    def collected(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
-        return super().collected([[_without_output(deltas[-1])]], keep=keep)
+        return super().build_complete([[_without_output(deltas[-1])]], num_returned=num_returned)
 
 
 class _WithoutOutput:

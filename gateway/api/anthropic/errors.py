@@ -23,8 +23,8 @@ _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
 _TOO_LONG = "prompt is too long: "
 
 
-def envelope(error: Failure) -> bytes:
-    message = failures.message(error)
+def build_envelope(error: Failure) -> bytes:
+    message = failures.build_message(error)
     if isinstance(error, ContextLengthExceeded):
         message = _TOO_LONG + message
     status = status_of(error)

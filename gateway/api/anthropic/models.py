@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from fastapi import Request
 
-from gateway.api.answer_schemas import Answer
-from gateway.api.queries import parameter, whole
+from gateway.api.answer_schemas import AnswerModel
+from gateway.api.queries import parameter, parse_int
 from gateway.errors import InvalidRequest
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
@@ -25,7 +25,7 @@ PAGE = [
 """The parameters of a page, for the OpenAPI document."""
 
 
-class ModelInfo(Answer):
+class ModelInfo(AnswerModel):
     """A model. Its prompt and its output share `max_input_tokens`; null if not known."""
 
     type: Literal["model"] = "model"
@@ -41,7 +41,7 @@ class ModelInfo(Answer):
     max_tokens: int | None
 
 
-class ModelPage(Answer):
+class ModelPage(AnswerModel):
     """A page of models. The ids are those of its first and last model, null if it is empty."""
 
     data: list[ModelInfo]
@@ -71,7 +71,7 @@ def describe(name: str, created: int, *, context: int | None, generates: bool) -
 def select_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
     """Return the page that the query asks for. Raises InvalidRequest."""
     query = request.query_params
-    limit = whole(request, "limit", least=1, most=MAX_LIMIT) or DEFAULT_LIMIT
+    limit = parse_int(request, "limit", minimum=1, maximum=MAX_LIMIT) or DEFAULT_LIMIT
     if not _includes_active([*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]):
         models = []
     after, before = query.get("after_id"), query.get("before_id")

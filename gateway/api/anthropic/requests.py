@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gateway.api import chat_tools
-from gateway.api.anthropic.blocks import UNSERVED, Message, TextBlocks, chat_messages, system_text
+from gateway.api.anthropic.blocks import (
+    UNSERVED,
+    Message,
+    TextBlocks,
+    join_system_text,
+    to_chat_messages,
+)
 from gateway.api.anthropic.tools import (
     MAX_TOOLS,
     Tool,
@@ -19,17 +25,17 @@ from gateway.api.anthropic.tools import (
     to_chat_choice,
     to_function,
 )
-from gateway.api.field_types import StopStrings, Whole
+from gateway.api.field_types import JsonInt, StopStrings
 from gateway.api.hosted_tools import name_hosted
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
-from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
+from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
-from gateway.api.validation import invalid_request, join_dotted, renamed
+from gateway.api.validation import invalid_request, join_dotted, rename_parameters
 from gateway.errors import InvalidRequest
 
-_WRITTEN: dict[str, str] = {
+_CLIENT_NAMES: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
     "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config.effort",
@@ -43,7 +49,7 @@ _TAGGED = frozenset({"content", "system"})
 
 class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Whole | None = Field(None, ge=1)
+    budget_tokens: JsonInt | None = Field(None, ge=1)
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -81,11 +87,11 @@ class Prompt(Strict):
     # What would have an effect, and is not served.
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
-    def chat(self) -> dict[str, Any]:
+    def to_chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
         own = own_tools(self.tools) if self.tools else []
         names = {tool.name or "" for _, tool in own} if own else frozenset()
-        messages = chat_messages(system_text(self.system), self.messages, names)
+        messages = to_chat_messages(join_system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
         if not messages:
             raise InvalidRequest("messages: none of them says anything.", param="messages")
@@ -99,7 +105,7 @@ class Prompt(Strict):
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         if own:
             chat["tools"] = [to_function(tool, n) for n, tool in own]
-            chat["tool_places"] = tuple([n for n, _ in own])
+            chat["tool_positions"] = tuple([n for n, _ in own])
         if self.tool_choice is not None:
             check_demand(self.tool_choice, self.tools or (), names)
             chat |= to_chat_choice(self.tool_choice)
@@ -108,9 +114,9 @@ class Prompt(Strict):
             chat["chat_template_kwargs"] = {"enable_thinking": thinks}
         if self.thinking is not None and self.thinking.display == "omitted":
             chat["omit_thinking"] = True
-        return chat | self._output()
+        return chat | self._build_output_fields()
 
-    def _output(self) -> dict[str, Any]:
+    def _build_output_fields(self) -> dict[str, Any]:
         """The fields for the answer's form. Raises InvalidRequest for two formats."""
         output: dict[str, Any] = {}
         format_, name = self.output_format, "output_format"
@@ -126,7 +132,7 @@ class Prompt(Strict):
         if format_ is not None:
             schema = {"name": "output", "schema": format_.schema_, "strict": True}
             output["response_format"] = {"type": "json_schema", "json_schema": schema}
-            output["format_place"] = name
+            output["format_path"] = name
         return output
 
     @property
@@ -143,10 +149,10 @@ class Prompt(Strict):
 
 
 class MessagesRequest(Prompt):
-    max_tokens: Whole = Field(ge=0)
+    max_tokens: JsonInt = Field(ge=0)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     stop_sequences: StopStrings | None = None
     stream: bool | None = None
     # Without effect on the answer.
@@ -163,8 +169,8 @@ class MessagesRequest(Prompt):
     container: None = None
     inference_geo: None = None
 
-    def chat(self) -> dict[str, Any]:
-        chat = super().chat() | {
+    def to_chat(self) -> dict[str, Any]:
+        chat = super().to_chat() | {
             "max_tokens": self.max_tokens or 1,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -179,13 +185,13 @@ class MessagesRequest(Prompt):
         return chat
 
 
-class Chat(ChatCompletionRequest):
+class MessagesChat(ChatCompletionRequest):
     """A chat, of which an answer may leave out the thoughts, or all."""
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_places: tuple[int, ...] = ()
+    tool_positions: tuple[int, ...] = ()
     """The places of `tools` in the request."""
-    format_place: str = ""
+    format_path: str = ""
     """The name of the format in the request."""
     omit_thinking: bool = False
     without_output: bool = False
@@ -193,16 +199,16 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `blocks`, which names the block."""
 
-    def name_place(self, place: str) -> str:
-        if place == "response_format":
-            return self.format_place
-        found = OF_TOOL.fullmatch(place)
-        return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
+    def describe_path(self, path: str) -> str:
+        if path == "response_format":
+            return self.format_path
+        found = TOOL_PATH.fullmatch(path)
+        return path if found is None else f"tools.{self.tool_positions[int(found[1])]}.input_schema"
 
 
 def parse(
     model: type[Prompt], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
-) -> Parsed[Chat]:
+) -> Parsed[MessagesChat]:
     """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
@@ -222,9 +228,9 @@ def parse(
     except ValidationError as error:
         raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)
-    fields = {name: value for name, value in wanted.chat().items() if value is not None}
+    fields = {name: value for name, value in wanted.to_chat().items() if value is not None}
     try:
-        chat = Chat.model_validate(fields)
+        chat = MessagesChat.model_validate(fields)
     except ValidationError as error:
         raise as_written(invalid_request(error)) from None
     hints = [*given.hints, *wanted.hints]
@@ -235,4 +241,4 @@ def parse(
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Name the parameter as the client wrote it, where a chat calls it otherwise."""
-    return renamed(error, _WRITTEN)
+    return rename_parameters(error, _CLIENT_NAMES)

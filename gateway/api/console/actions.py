@@ -7,21 +7,21 @@ from typing import Annotated, Literal
 from fastapi import Request
 from pydantic import Field
 
-from gateway.api.answer_schemas import Answer
+from gateway.api.answer_schemas import AnswerModel
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.console.answer_schemas import Override as OverrideState
 from gateway.api.console.looks import Console
 from gateway.api.messages import Strict
-from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
+from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, NotFound
 from gateway.observability.audit import Audit
 from gateway.scheduling.override import MOST_WEIGHT, Override
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
-_SMALL = 64 * 1024  # bytes of a JSON body here
+_MAX_JSON_BYTES = 64 * 1024  # bytes of a JSON body here
 
 
 class ReplicaChange(Strict):
@@ -31,7 +31,7 @@ class ReplicaChange(Strict):
     drain: bool | None = None
 
 
-class ReplicaChanged(Answer):
+class ReplicaChanged(AnswerModel):
     endpoint: str
     object: Literal["replica"] = "replica"
     weight: float
@@ -42,7 +42,7 @@ class ReplicaChanged(Answer):
     ]
 
 
-class RequestCancelled(Answer):
+class RequestCancelled(AnswerModel):
     id: str
     object: Literal["request"] = "request"
     cancelled: Literal[True] = True
@@ -58,7 +58,7 @@ async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -
     """`request_id` is its name among `requests` of the state."""
     console: Console = request.app.state.console
     with audit.action("requests.cancel", request_id, None):
-        if not (console.cancel(request_id) or await console.cancel_elsewhere(request_id)):
+        if not (console.cancel(request_id) or await console.cancel_on_siblings(request_id)):
             raise NotFound(f"There is no running request `{request_id[:200]}`.")
     return RequestCancelled(id=request_id)
 
@@ -74,7 +74,7 @@ async def change(
     service: Admin,
     audit: Auditor,
     endpoint: Name,
-    wanted: Annotated[ReplicaChange, json_body(ReplicaChange, _SMALL)],
+    wanted: Annotated[ReplicaChange, json_body(ReplicaChange, _MAX_JSON_BYTES)],
 ) -> ReplicaChanged:
     """It holds until it is taken back, also after a restart."""
     _check_known(service, endpoint)
@@ -85,8 +85,8 @@ async def change(
     )
     if override == Override():
         raise InvalidRequest("weight: missing, and so is drain; send one of them.", param="weight")
-    await _put(service, audit, "replicas.override", endpoint, override)
-    return _replica(service, endpoint)
+    await _store_override(service, audit, "replicas.override", endpoint, override)
+    return _build_replica(service, endpoint)
 
 
 @router.delete(
@@ -99,11 +99,11 @@ async def change(
 async def take_back(service: Admin, audit: Auditor, endpoint: Name) -> ReplicaChanged:
     if endpoint not in service.overrides.current:
         _check_known(service, endpoint)
-    await _put(service, audit, "replicas.take_back", endpoint, None)
-    return _replica(service, endpoint)
+    await _store_override(service, audit, "replicas.take_back", endpoint, None)
+    return _build_replica(service, endpoint)
 
 
-async def _put(
+async def _store_override(
     service: Service, audit: Audit, action: str, endpoint: str, override: Override | None
 ) -> None:
     known = service.overrides.current.get(endpoint)
@@ -118,7 +118,7 @@ def _check_known(service: Service, endpoint: str) -> None:
         raise NotFound(f"There is no replica `{endpoint[:200]}` here.")
 
 
-def _replica(service: Service, endpoint: str) -> ReplicaChanged:
+def _build_replica(service: Service, endpoint: str) -> ReplicaChanged:
     """As it is now. One that has gone has what was said of it alone."""
     override = service.overrides.current.get(endpoint)
     weight, drain = 0.0, False

@@ -103,7 +103,7 @@ class TenantState(_Facts):
     keys: dict[str, KeyState]
 
 
-class _Request(_Facts):
+class _RequestFacts(_Facts):
     request_id: str
     tenant: str
     model: str
@@ -115,11 +115,11 @@ class _Request(_Facts):
     worker: Count
 
 
-class RunningRequest(_Request):
+class RunningRequest(_RequestFacts):
     state: Literal["queued", "running", "stopping"]
 
 
-class EndedRequest(_Request):
+class EndedRequest(_RequestFacts):
     ended: float
     status: int
     finish: list[str] = Field(default_factory=list)

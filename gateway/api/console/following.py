@@ -13,12 +13,12 @@ from gateway.api.auth import Admin, Auditor, credentials_of
 from gateway.api.console.answer_schemas import State
 from gateway.api.console.looks import Console
 from gateway.api.request_log import exchange_of
-from gateway.api.routing import ADMIN, Router, needs, refusals
+from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.sse import EVENT_HEADERS, cancel_on_disconnect
 from gateway.errors import ClientDisconnected, ShuttingDown
 from gateway.service import Service
 
-router = Router()
+router = ApiRouter()
 
 
 @router.get(
@@ -51,10 +51,10 @@ async def state(request: Request, _: Admin) -> Response:
 async def events(request: Request, service: Admin, _: Auditor) -> Response:
     console: Console = request.app.state.console
     console.enter()
-    return _Following(service, console, credentials_of(request.scope))
+    return _EventFeed(service, console, credentials_of(request.scope))
 
 
-class _Following(Response):
+class _EventFeed(Response):
     """Ends when the client leaves, when its key is an admin's no more, and with the gateway."""
 
     def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:

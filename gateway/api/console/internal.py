@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from gateway.api.console.looks import INTERNAL, Console
-from gateway.api.routing import Router
+from gateway.api.routing import ApiRouter
 from gateway.api.siblings import check_internal
 
-router = Router()
+router = ApiRouter()
 
 
 async def _console(request: Request) -> Console:

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from gateway.api.request_log import may_be_an_id
-from gateway.api.siblings import Said, ask
+from gateway.api.request_log import is_request_id
+from gateway.api.siblings import WorkerResponse, ask
 from gateway.console.feed import Feed
 from gateway.console.merge import merged
 from gateway.console.part import Part, Parts, now
@@ -23,9 +23,9 @@ from gateway.monitor.watched import Ended, Watched
 from gateway.service import Service
 
 INTERNAL = "/internal/console"
-_MOST_READERS = 16
-_AT_ONCE = 4
-_MOST_WAITING = 16
+_MAX_READERS = 16
+_MAX_CONCURRENT_LOOKUPS = 4
+_MAX_WAITING = 16
 _SILENT = "Another worker of this gateway does not answer now; try again."
 
 
@@ -36,21 +36,21 @@ class Console:
         self._service = service
         self._siblings = [] if worker is None else worker.siblings
         parts = Parts(service, 0 if worker is None else worker.index)
-        self._whole = partial(parts.make, whole=True)
+        self._make_full_part = partial(parts.make, whole=True)
         self.part = Shared[Part](partial(parts.make, whole=False))
         """For the other workers."""
-        self.feed = Feed(self._state)
+        self.feed = Feed(self._build_state)
         self._readers = 0
         # Whoever asks for what is not there has all workers asked: one tenant does so once at a
         # time, and all together a few times. Few wait for that, as anybody can ask faster.
-        self._asking = asyncio.Semaphore(_AT_ONCE)
-        self._asks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
+        self._tenant_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = Counter[str]()
 
     def enter(self) -> None:
         """One who follows. Raises Overloaded; else `leave` must follow."""
-        if self._readers >= _MOST_READERS:
-            raise Overloaded(f"{_MOST_READERS} consoles follow this gateway's events already.")
+        if self._readers >= _MAX_READERS:
+            raise Overloaded(f"{_MAX_READERS} consoles follow this gateway's events already.")
         self._readers += 1
 
     def leave(self) -> None:
@@ -63,46 +63,48 @@ class Console:
             watched.cancel()
         return watched is not None
 
-    async def cancel_elsewhere(self, request_id: str) -> bool:
+    async def cancel_on_siblings(self, request_id: str) -> bool:
         """As `cancel`, of the other workers. Raises Overloaded where one does not say."""
-        if not may_be_an_id(request_id):
+        if not is_request_id(request_id):
             return False
         target = f"{INTERNAL}/requests/{quote(request_id, safe='')}/cancel"
-        return _found(await self._ask_all(target, "POST")) is not None
+        return _pick_response(await self._ask_all(target, "POST")) is not None
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """What is known here of a tenant's own request."""
         found = self._service.monitor.requests.of(tenant, request_id)
-        return None if found is None else _told(found)
+        return None if found is None else _to_tenant_facts(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """As `find`, of all workers. Raises Overloaded where one does not say, or many wait."""
-        if not may_be_an_id(request_id):
+        if not is_request_id(request_id):
             return None
         if (found := self.find(tenant, request_id)) is not None or not self._siblings:
             return found
-        if self._waiting[tenant] >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} such requests of this key wait already; try again.")
+        if self._waiting[tenant] >= _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} such requests of this key wait already; try again.")
         query = urlencode({"tenant": tenant})
         target = f"{INTERNAL}/requests/{quote(request_id, safe='')}?{query}"
         self._waiting[tenant] += 1
         try:
-            async with self._asks[tenant], self._asking:
-                said = _found(await self._ask_all(target))
+            async with self._tenant_locks[tenant], self._lookup_slots:
+                said = _pick_response(await self._ask_all(target))
         finally:
             self._waiting[tenant] -= 1
         return None if said is None else orjson.loads(said.body)
 
-    async def _ask_all(self, target: str, method: str = "GET") -> list[Said | None]:
+    async def _ask_all(self, target: str, method: str = "GET") -> list[WorkerResponse | None]:
         return await asyncio.gather(*[ask(path, target, method) for path in self._siblings])
 
-    async def _state(self) -> dict[str, Any]:
-        own, others = await asyncio.gather(self._whole(), self._ask_all(f"{INTERNAL}/part"))
+    async def _build_state(self) -> dict[str, Any]:
+        own, others = await asyncio.gather(
+            self._make_full_part(), self._ask_all(f"{INTERNAL}/part")
+        )
         told = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
         return merged([own, *told], now())
 
 
-def _found(said: Sequence[Said | None]) -> Said | None:
+def _pick_response(said: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """What the worker says that has it; None where all say that they do not.
 
     Raises Overloaded where none has it and one did not say: it may be that one.
@@ -115,13 +117,13 @@ def _found(said: Sequence[Said | None]) -> Said | None:
     return None
 
 
-def _told(found: Watched | Ended) -> dict[str, Any]:
+def _to_tenant_facts(found: Watched | Ended) -> dict[str, Any]:
     """For the tenant: nothing that is the operator's, such as where it ran."""
     if isinstance(found, Watched):
         facts = found.facts()
     else:
         facts = found.facts() | found.outcome()
         facts["state"] = "stopping" if found.stopping else "ended"
-    kept = ("state", "model", "started", "prompt_tokens", "completion_tokens", "ended", "status")
-    told = {name: facts[name] for name in (*kept, "stop", "stop_ms") if name in facts}
+    names = ("state", "model", "started", "prompt_tokens", "completion_tokens", "ended", "status")
+    told = {name: facts[name] for name in (*names, "stop", "stop_ms") if name in facts}
     return {"id": facts["request_id"], "object": "request"} | told

@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 
 from gateway.api import failures
-from gateway.api.answers import Body, continued
+from gateway.api.answers import Body, build_continued
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
@@ -69,14 +69,14 @@ class ResponseAnswer:
         self._stream = Stream(self, body)
         return self._stream
 
-    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
         output = Output(self.form)
         for delta in deltas:
             output.take(delta)
         return self.finished(deltas[-1], output)
 
-    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+    def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         if self.form.logprobs is None:
             return 0
         return sum(len(delta.logprobs) for deltas in received for delta in deltas)
@@ -98,7 +98,7 @@ class ResponseAnswer:
 
     def wire(self) -> WireFormat:
         """What its stream has besides the events of an answer."""
-        return WireFormat(done=b"", patience=OPENAI.patience, failure=self._failed)
+        return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._failed)
 
     def finished(self, last: TextDelta, output: Output) -> bytes:
         """The response object, which has come to its end."""
@@ -110,7 +110,7 @@ class ResponseAnswer:
             output=build_items(output.items, cut=cut),
             usage=self._usage(last, output),
             incomplete_details={"reason": "max_output_tokens"} if limited else None,
-            **continued(last),
+            **build_continued(last),
         )
 
     def response(self, status: str, **members: Any) -> bytes:
@@ -144,8 +144,8 @@ class ResponseAnswer:
         code = "server_error" if status >= 500 else "invalid_prompt"
         if status == 429:
             code = "rate_limit_exceeded"
-        told = {"code": code, "message": failures.message(error)}
-        return stream.failed(told, failures.envelope(error))
+        told = {"code": code, "message": failures.build_message(error)}
+        return stream.failed(told, failures.build_envelope(error))
 
 
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:

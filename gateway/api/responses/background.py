@@ -26,8 +26,8 @@ from gateway.api.responses.progress import (
     delete_events,
 )
 from gateway.api.responses.stored import FINISHED
-from gateway.api.serving import Prepared
-from gateway.api.sse import told
+from gateway.api.serving import PreparedRequest
+from gateway.api.sse import to_failure
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
@@ -110,7 +110,7 @@ class Background:
         if sum([run.tenant == tenant for run in self.runs.values()]) >= _MOST_RUNNING:
             raise Overloaded("Too many responses of this key are made in the background.")
 
-    async def begin(self, request: RequestContext, ready: Prepared, keeping: Keeping) -> str:
+    async def begin(self, request: RequestContext, ready: PreparedRequest, keeping: Keeping) -> str:
         """The id of a response that is made from now on, and can be asked for.
 
         Raises what `Conversations.put` raises.
@@ -141,7 +141,7 @@ class Background:
         self,
         run: Run,
         answer: ResponseAnswer,
-        ready: Prepared,
+        ready: PreparedRequest,
         context: RequestContext,
         kept: asyncio.Future[None],
     ) -> None:
@@ -192,7 +192,7 @@ class Background:
             log.error("events of %s may be left of it: %s", run.id, error.message)
 
     async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
-        run.events.write(answer.wire().failure(told(error)))
+        run.events.write(answer.wire().failure(to_failure(error)))
         try:
             await self._put(run, answer.held[0], "failed", FINISHED)
         except GatewayError as worse:  # then it is told as lost, once its lease is over

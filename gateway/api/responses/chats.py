@@ -20,9 +20,9 @@ from gateway.api.responses.items import (
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
-from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
+from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, renamed
+from gateway.api.validation import invalid_request, rename_parameters
 from gateway.errors import InvalidRequest
 
 _SAID = MessageItem(role="user", content="")
@@ -59,10 +59,10 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `check_outputs`: items that come before may not be known yet."""
 
-    def name_place(self, place: str) -> str:
-        if place == "response_format.json_schema.schema":
+    def describe_path(self, path: str) -> str:
+        if path == "response_format.json_schema.schema":
             return "text.format.schema"
-        return _place(place, self.tool_places)
+        return _place(path, self.tool_places)
 
 
 def parse(
@@ -119,12 +119,12 @@ def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = Tr
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    return renamed(error, _WRITTEN)
+    return rename_parameters(error, _WRITTEN)
 
 
 def _place(name: str, places: Sequence[str]) -> str:
     """A tool's parameter as it is called here."""
-    found = OF_TOOL.fullmatch(name)
+    found = TOOL_PATH.fullmatch(name)
     if found is None:
         return name
     return f"{places[int(found[1])]}.{found[2]}"

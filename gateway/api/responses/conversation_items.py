@@ -160,7 +160,7 @@ async def all_items(
     async for page in pages(kept, tenant, conversation):
         data += [record.data for record in page]
         nbytes, last = nbytes + sum([len(record.data) for record in page]), page[-1].order
-        await intake.make_room(nbytes)
+        await intake.reserve_history(nbytes)
     items: list[Item] = await intake.work(lambda: orjson.loads(b"[" + b",".join(data) + b"]"))
     responses = dict.fromkeys(one for item in items if (one := response_of(item["id"])))
     turns = await known_turns(kept, tenant, responses, nbytes, intake)

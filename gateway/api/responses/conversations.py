@@ -30,9 +30,9 @@ from gateway.api.responses.lists import PAGE, ItemList, Page, listed, page_of
 from gateway.api.responses.looks import Asking, asking
 from gateway.api.responses.options import Metadata
 from gateway.api.responses.stored import Item, dumped, resolved
-from gateway.api.routing import BODY, Name, Router, Schema, needs, refusals
+from gateway.api.routing import BODY, ApiRouter, Name, Schema, needs, refusals
 
-router = Router()
+router = ApiRouter()
 
 NewItems = Annotated[list[items.Item], Field(fail_fast=True, max_length=20)]
 
@@ -156,7 +156,7 @@ async def list_items(request: Request, conversation_id: Name) -> Response:
         data: list[bytes] = []
         async for page in pages(ask.kept, ask.tenant, conversation_id):
             data += [record.data for record in page]
-            await ask.intake.make_room(sum(map(len, data)))
+            await ask.intake.reserve_history(sum(map(len, data)))
         return _bytes(await ask.intake.work(partial(_page, wanted, data)))
 
 

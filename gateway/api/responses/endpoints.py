@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api import ignored
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
 from gateway.api.parameters import rules
 from gateway.api.request_log import Handler, context_of, service_of
@@ -24,15 +24,21 @@ from gateway.api.responses.looks import asked_by
 from gateway.api.responses.prompts import count_of, truncated
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.responses.retrieval import followed
-from gateway.api.routing import BODY, Router, needs, refusals
-from gateway.api.serving import Prepared, Prompts, headers_of, prepared, respond
+from gateway.api.routing import BODY, ApiRouter, needs, refusals
+from gateway.api.serving import (
+    PreparedRequest,
+    PromptsAndForm,
+    build_headers,
+    prepare_request,
+    respond,
+)
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 
-router = Router()
+router = ApiRouter()
 
 _REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
 
@@ -58,11 +64,11 @@ async def create(request: Request) -> Response:
         request.app.state.unkept.add(keeping)
         if keeping.background:
             request.app.state.background.check_room(ask.tenant)
-        return await truncated(service, intake, tenant, chat, keeping.turns.prompt_of, before)
+        return await truncated(service, intake, tenant, chat, keeping.turns.render_prompt, before)
 
-    def written(chat: Chat, form: ChatFormat) -> Prompts:
+    def written(chat: Chat, form: ChatFormat) -> PromptsAndForm:
         assert keeping is not None
-        return keeping.turns.prompt_of(chat, form)
+        return keeping.turns.render_prompt(chat, form)
 
     def answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
         assert keeping is not None
@@ -71,7 +77,7 @@ async def create(request: Request) -> Response:
             service.prompts, chat, batch, stored=keeping.stored, held=keeping.keeps
         )
 
-    ready = await prepared(request, read, written, answer, settle, as_written)
+    ready = await prepare_request(request, read, written, answer, settle, as_written)
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
     ready.hints += (*more_hints,)
@@ -90,7 +96,7 @@ async def create(request: Request) -> Response:
 )
 async def input_tokens(request: Request) -> Response:
     service = service_of(request.scope)
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     read = partial(parse, InputTokensRequest, **rules(service.settings))
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
@@ -99,24 +105,24 @@ async def input_tokens(request: Request) -> Response:
             try:
                 ask = asked_by(request, tenant, intake)
                 chat, before, keeping, more_hints = await settled(service, ask, chat)
-                write = keeping.turns.prompt_of
+                write = keeping.turns.render_prompt
                 chat = await truncated(service, intake, tenant, chat, write, before)
                 count = await count_of(service, intake, tenant, chat, write)
             except InvalidRequest as error:
                 raise as_written(error) from None
     told = {"object": "response.input_tokens", "input_tokens": count}
-    headers = ignored.headers_of([*hints, *more_hints])
+    headers = ignored.build_headers([*hints, *more_hints])
     return Response(orjson.dumps(told), media_type="application/json", headers=headers)
 
 
-async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:
+async def _in_background(request: Request, ready: PreparedRequest, keeping: Keeping) -> Response:
     background: Background = request.app.state.background
     # Nobody waits for its first token.
     ready.batch.caller = replace(
         ready.batch.caller, first_token_within=None, max_expected_wait_s=None
     )
     response_id = await background.begin(context_of(request.scope), ready, keeping)
-    headers = headers_of(ready)
+    headers = build_headers(ready)
     if ready.stream:
         return followed(request, keeping.tenant, response_id, 0, headers)
     assert isinstance(ready.answer, ResponseAnswer)

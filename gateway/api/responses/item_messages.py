@@ -22,7 +22,7 @@ from gateway.api.responses.items import (
 )
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tools import NamespaceTool, Tool
-from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
+from gateway.api.turns import BETWEEN, Turn, check_result, get_or_add_turn
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
@@ -48,31 +48,33 @@ def chat_messages(
         turns.append(Turn("system", [instructions]))
     for number, item in enumerate(items):
         _read(turns, item, flat, f"input[{number - before}]")
-    return [turn.message() for turn in turns]
+    return [turn.to_message() for turn in turns]
 
 
 def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
         # Templates know the older name of a developer, and most take one such message.
         role = "system" if item.role == "developer" else item.role
-        turn_of(turns, role).texts.append(text_of(item.content, f"{where}.content"))
+        get_or_add_turn(turns, role).texts.append(text_of(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
         text = text_of(item.output, f"{where}.output")
         turns.append(Turn("tool", [text], answers=item.call_id))
     elif isinstance(item, ReasoningItem):
         if item.text:
-            turn_of(turns, "assistant").thoughts.append(item.text)
+            get_or_add_turn(turns, "assistant").thoughts.append(item.text)
     elif isinstance(item, FunctionCallItem):
         name = flat(item.namespace, item.name)
-        turn_of(turns, "assistant").call(item.call_id, name, item.arguments)
+        get_or_add_turn(turns, "assistant").add_call(item.call_id, name, item.arguments)
     elif isinstance(item, CustomCallItem):
         name = flat(item.namespace, item.name)
-        turn_of(turns, "assistant").call(item.call_id, name, input_to_arguments(item.input))
+        get_or_add_turn(turns, "assistant").add_call(
+            item.call_id, name, input_to_arguments(item.input)
+        )
     elif isinstance(item, SearchCallItem):
         arguments = item.arguments
         if not isinstance(arguments, str):
             arguments = orjson.dumps(arguments or {}).decode()
-        turn_of(turns, "assistant").call(item.call_id or SEARCH, SEARCH, arguments)
+        get_or_add_turn(turns, "assistant").add_call(item.call_id or SEARCH, SEARCH, arguments)
     elif isinstance(item, SearchOutputItem):
         found = _names(item.tools, flat)
         text = "Tools that can be called now: " + ", ".join(found) if found else "No tools found."

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import orjson
 
 from gateway.api.answers import Body
-from gateway.api.body import LARGE_BODY
+from gateway.api.body import LARGE_BODY_BYTES
 from gateway.api.parameters import check_hints
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, chat_of
@@ -84,7 +84,7 @@ class Keeping:
             conversation = None if head is None else conversation
         make = partial(self._records, response, version, conversation)
         size = len(response) + len(self.own)
-        if size <= LARGE_BODY:
+        if size <= LARGE_BODY_BYTES:
             records = make()
         else:
             records = await self.service.prompts.turns.run(self.tenant, size, make)
@@ -117,7 +117,7 @@ class Unkept:
 
     def add(self, keeping: Keeping) -> None:
         """Counts it for as long as somebody has it. Raises Overloaded where there are too many."""
-        if len(keeping.own) <= LARGE_BODY:
+        if len(keeping.own) <= LARGE_BODY_BYTES:
             return
         large = self._large[keeping.tenant]
         if sum([len(each.own) for each in large]) >= _MOST_UNKEPT:
@@ -132,10 +132,10 @@ class Keeper:
         self._keeping = keeping
         self._answer = answer
 
-    async def whole(self, response: bytes) -> None:
+    async def record_complete(self, response: bytes) -> None:
         await self._keeping.put(response)
 
-    async def streamed(self, body: Body) -> None:
+    async def record_stream(self, body: Body) -> None:
         response, last = self._answer.held
         await self._keeping.put(response)
         body.write(last)

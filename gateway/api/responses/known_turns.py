@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gateway.api import serving
 from gateway.api.responses.chats import Chat
-from gateway.api.system_messages import prompt_of
+from gateway.api.system_messages import render_prompt
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
@@ -30,9 +30,9 @@ class KnownTurns:
         self._known = known
         self._prompt: str | GuardedText = ""
 
-    def prompt_of(self, chat: Chat, form: ChatFormat) -> serving.Prompts:
+    def render_prompt(self, chat: Chat, form: ChatFormat) -> serving.PromptsAndForm:
         """As the function of that name; what is known of it is not tokenized. In any thread."""
-        (prompt,), message = prompt_of(chat, form)
+        (prompt,), message = render_prompt(chat, form)
         assert not isinstance(prompt, list)  # a template writes text
         self._prompt = prompt
         if self._known:

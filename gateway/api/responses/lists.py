@@ -9,7 +9,7 @@ import orjson
 from fastapi import Request
 
 from gateway.api.messages import Strict
-from gateway.api.queries import parameter, whole
+from gateway.api.queries import parameter, parse_int
 from gateway.api.responses.options import Include
 from gateway.errors import InvalidRequest, NotFound
 
@@ -70,7 +70,7 @@ def page_of(request: Request) -> Page:
     """By the query. Raises InvalidRequest."""
     query = request.query_params
     check_include(request)
-    limit = whole(request, "limit", least=1, most=_MOST)
+    limit = parse_int(request, "limit", minimum=1, maximum=_MOST)
     order = query.get("order", "desc")
     if order not in _ORDERS:
         raise InvalidRequest(

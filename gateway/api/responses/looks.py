@@ -15,7 +15,7 @@ from types import TracebackType
 
 from fastapi import Request
 
-from gateway.api.auth import tenant_of
+from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
 from gateway.api.request_log import service_of
 from gateway.config.tenants import Tenant
@@ -91,7 +91,7 @@ async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[As
 
     Raises InvalidKey and RateLimited.
     """
-    tenant = tenant_of(request)
+    tenant = authenticate_tenant(request)
     service = service_of(request.scope)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant) if counted else nullcontext():

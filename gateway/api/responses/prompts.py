@@ -18,7 +18,7 @@ from gateway.api.responses.items import (
     SearchOutputItem,
 )
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.serving import Prompts
+from gateway.api.serving import PromptsAndForm
 from gateway.config.tenants import Tenant
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.pipeline.fit import check_text, longest_prompt
@@ -28,8 +28,8 @@ from gateway.tokenization.chat_format import ChatFormat
 # Of the context, for an answer that does not say how long it may be.
 _ROOM = 8
 
-Write = Callable[[Chat, ChatFormat], Prompts]
-"""`system_messages.prompt_of`, with or without more to it."""
+Write = Callable[[Chat, ChatFormat], PromptsAndForm]
+"""`system_messages.render_prompt`, with or without more to it."""
 
 
 async def count_of(

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from gateway.api.field_types import Int64, StopString, StopStrings, Whole
-from gateway.api.messages import MOST_MESSAGES, Strict
+from gateway.api.field_types import Int64, JsonInt, StopString, StopStrings
+from gateway.api.messages import MAX_MESSAGES, Strict
 from gateway.api.responses.item_messages import brought_tools, chat_messages
 from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.options import (
@@ -89,10 +89,10 @@ class ResponsePrompt(Strict):
         brought = [*brought_tools(items, before)]
         toolset = Toolset.of(self.tools or (), brought) if self.tools or brought else NO_TOOLS
         messages = chat_messages(self.instructions, items, toolset.flat, before)
-        if len(messages) > MOST_MESSAGES:
+        if len(messages) > MAX_MESSAGES:
             raise InvalidRequest(
                 f"input: with all that comes before it there are {len(messages)} messages; "
-                f"allowed: {MOST_MESSAGES}.",
+                f"allowed: {MAX_MESSAGES}.",
                 param="input",
             )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
@@ -141,12 +141,12 @@ class ResponseRequest(ResponsePrompt):
     max_output_tokens: Int64 | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    top_logprobs: JsonInt | None = Field(None, ge=0, le=20)
     include: Annotated[list[Include], Field(fail_fast=True, max_length=32)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     # What vLLM's clients send besides.
-    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     seed: Int64 | None = None
     stop: StopString | StopStrings | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)

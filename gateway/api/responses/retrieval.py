@@ -11,9 +11,9 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from gateway.api.failures import Failure, envelope
+from gateway.api.failures import Failure, build_envelope
 from gateway.api.messages import Strict
-from gateway.api.queries import parameter, whole
+from gateway.api.queries import parameter, parse_int
 from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, streamed
 from gateway.api.responses.lists import (
@@ -28,12 +28,12 @@ from gateway.api.responses.looks import Asking, Looks, asking
 from gateway.api.responses.progress import Status
 from gateway.api.responses.stored import Kept, decode
 from gateway.api.responses.unfinished import Unfinished
-from gateway.api.routing import Name, Router, needs, refusals
+from gateway.api.routing import ApiRouter, Name, needs, refusals
 from gateway.api.sse import OPENAI, EventStream
 from gateway.conversations.record import Record
 from gateway.errors import InvalidRequest
 
-router = Router()
+router = ApiRouter()
 
 _STREAM = [
     parameter("stream", "Its events, of one that is made in the background.", type="boolean"),
@@ -115,7 +115,7 @@ async def list_input_items(request: Request, response_id: Name) -> Response:
     async with asking(request) as ask, ask.look:
         last, _ = await _found(request, ask, response_id)
         found = await ask.intake.work(partial(decode, last))
-        await ask.intake.make_room(found.nbytes)
+        await ask.intake.reserve_history(found.nbytes)
         chain = await ask.kept.get(ask.tenant, found.chain)
         return _json(await ask.intake.work(partial(_page, wanted, chain, found)))
 
@@ -139,7 +139,7 @@ def followed(
 
 def _failed(error: Failure) -> bytes:
     """Of a stream whose events cannot be read: the response may be well all the same."""
-    told = orjson.loads(envelope(error))
+    told = orjson.loads(build_envelope(error))
     told |= {name: told["error"][name] for name in ("code", "message", "param")}
     data = orjson.dumps({"type": "error", "sequence_number": 0} | told)
     return b"event: error\ndata: " + data + b"\n\n"
@@ -152,7 +152,7 @@ async def _found(request: Request, ask: Asking, response_id: str) -> tuple[Recor
     """As `Unfinished.find`."""
     unfinished: Unfinished = request.app.state.unfinished
     record, status = await unfinished.find(ask.tenant, response_id)
-    await ask.intake.make_room(len(record.data))
+    await ask.intake.reserve_history(len(record.data))
     return record, status
 
 
@@ -166,7 +166,7 @@ def _wished(request: Request) -> tuple[bool, int]:
     wish = request.query_params.get("stream", "false")
     if wish not in ("true", "false"):
         raise InvalidRequest(f"stream: found {wish!r}; allowed: true and false.", param="stream")
-    number = whole(request, "starting_after", least=0, most=2**31)
+    number = parse_int(request, "starting_after", minimum=0, maximum=2**31)
     if number is not None and wish == "false":
         raise InvalidRequest("starting_after: goes with stream.", param="starting_after")
     return wish == "true", -1 if number is None else number

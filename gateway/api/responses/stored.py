@@ -232,10 +232,10 @@ async def earlier(kept: Conversations, tenant: str, response_id: str, intake: In
     [last] = await kept.get(tenant, [response_id])
     if last is None or not is_response_id(response_id):
         raise PreviousResponseNotFound(response_id)
-    await intake.make_room(len(last.data))
+    await intake.reserve_history(len(last.data))
     found = await intake.work(lambda: decode(last))
     _check_continuable(found, response_id)
-    await intake.make_room(found.nbytes)
+    await intake.reserve_history(found.nbytes)
     records = []
     for link, record in zip(found.chain, await kept.get(tenant, found.chain), strict=True):
         if record is None:
@@ -263,7 +263,7 @@ async def known_turns(
     try:
         records = await kept.get(tenant, [turns_id(one) for one in responses], patient=False)
         packed = [record.data for record in records if record is not None]
-        await intake.make_room(nbytes + sum(map(len, packed)))
+        await intake.reserve_history(nbytes + sum(map(len, packed)))
         return await intake.work(lambda: turn_record.unpack(b"".join(packed)))
     except (ConversationTooLarge, ConversationsUnavailable, ValueError):
         return {}
@@ -336,10 +336,10 @@ async def resolved(
     for patient in (False, True):
         records = await kept.get(tenant, [*ids], patient=patient)
         there = [record for record in records if record is not None]
-        await intake.make_room(sum([len(record.data) for record in there]))
+        await intake.reserve_history(sum([len(record.data) for record in there]))
         answer = await intake.work(partial(replaced, there))
         if not isinstance(answer, str):
             items, named = answer
-            await intake.make_room(nbytes + named)
+            await intake.reserve_history(nbytes + named)
             return items
     raise NotFound(f"Item with id '{answer}' not found.", param=param)

@@ -150,7 +150,7 @@ class Unfinished:
                     "`background` and `stream`.",
                     param="stream",
                 )
-        body.expect()
+        body.start_keep_alive()
         loop, patience_s = asyncio.get_running_loop(), self._service.settings.keep_alive
         written = loop.time()
         finished = False
@@ -170,7 +170,7 @@ class Unfinished:
                 return
             # The body is patient from its first events on, which may be long before the next ones.
             if loop.time() - written >= patience_s:
-                body.write(OPENAI.patience)
+                body.write(OPENAI.keep_alive)
                 await body.drain()
                 written = loop.time()
             if (run := self._runs.get(response_id)) is not None:

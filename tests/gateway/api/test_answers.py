@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from gateway.api.answers import Answer
+from gateway.api.answers import OpenAIAnswer
 from gateway.api.chunks import Kind, UsageFrames
 from gateway.api.sse import OPENAI
 from gateway.deltas import TextDelta
@@ -24,14 +24,14 @@ pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled
 
 def _written(kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: bool) -> bytes:
     body = Written()
-    sink = Answer(kind, 'm"\n', batch(choices=len(texts))).stream(body, usage)
+    sink = OpenAIAnswer(kind, 'm"\n', batch(choices=len(texts))).stream(body, usage)
     for turn in range(max(map(len, texts), default=0)):
         for index, own in enumerate(texts):
             if turn < len(own):
                 sink.accept(index, TextDelta(own[turn], turn + 1))
     for index, own in enumerate(texts):
         sink.accept(index, TextDelta("", len(own), "stop"))
-    between = OPENAI.patience if comments else b""
+    between = OPENAI.keep_alive if comments else b""
     return between + between.join(body.frames) + OPENAI.done
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
-from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, parse
 from gateway.api.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
@@ -37,7 +37,7 @@ REDACTED = {"role": "assistant", "content": [{"type": "redacted_thinking"}]}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "1"}
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> MessagesChat:
     body = {"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields
     return parse(MessagesRequest, orjson.dumps(body)).request
 
@@ -196,7 +196,7 @@ def test_a_stream_is_the_whole_answer(
     for delta in deltas:
         sink.accept(0, delta)
     streamed = message_of(body.data)
-    whole = json.loads(answer().collected([deltas], keep=None))
+    whole = json.loads(answer().build_complete([deltas], num_returned=None))
     assert streamed == whole
     assert whole["usage"]["input_tokens"] == 100 - 64
     assert whole["usage"]["cache_read_input_tokens"] == 64
@@ -213,7 +213,7 @@ def test_plain_text_is_one_block(pieces: list[str]) -> None:
     message = message_of(body.data)
     text = "".join(pieces)
     assert message["content"] == ([{"type": "text", "text": text}] if text else [])
-    assert message == json.loads(answer().collected([deltas], keep=None))
+    assert message == json.loads(answer().build_complete([deltas], num_returned=None))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_call_that_is_no_object_is_text(arguments: str, finish: Any, text: str
     body = Written()
     deltas = [TextDelta("", 9, finish, events=events)]
     answer().stream(body, "last").accept(0, deltas[0])
-    message = json.loads(answer().collected([deltas], keep=None))
+    message = json.loads(answer().build_complete([deltas], num_returned=None))
     assert message == message_of(body.data)
     assert message["content"] == [
         {"type": "text", "text": f'So\n{{"name": "f", "arguments": {text}'}
@@ -243,7 +243,7 @@ def test_a_call_that_is_no_object_is_text(arguments: str, finish: Any, text: str
 def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
     arguments = '{"x": 123456789012345678901234567890, "y": 1.10}'
     events = tuple(call_events("f", arguments))
-    told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
+    told = answer().build_complete([[TextDelta("", 9, "stop", events=events)]], num_returned=None)
     assert arguments.encode() in told
     assert json.loads(told)["stop_reason"] == "tool_use"
 
@@ -252,7 +252,7 @@ def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
 def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
     """The `json` module of Python reads these words; browsers and most clients do not."""
     events = tuple(call_events("f", f'{{"x": [1, {number}]}}'))
-    told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
+    told = answer().build_complete([[TextDelta("", 9, "stop", events=events)]], num_returned=None)
     [block] = orjson.loads(told)["content"]
     assert block["input"] == {"x": [1, None]}
 
@@ -267,7 +267,7 @@ def test_what_a_message_costs_grows_with_its_length_alone() -> None:
         deltas.append(TextDelta("", 1, "stop", events=()))
         began = time.thread_time()
         parse(MessagesRequest, request)
-        answer().collected([deltas], keep=None)
+        answer().build_complete([deltas], num_returned=None)
         return time.thread_time() - began
 
     small, large = (min(cost(size) for _ in range(3)) for size in (2**11, 2**14))
@@ -276,7 +276,7 @@ def test_what_a_message_costs_grows_with_its_length_alone() -> None:
 
 def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
     deltas = [TextDelta("", 3, "stop", events=(Reasoning("secret"), Content("open")))]
-    told = answer(omit_thinking=True).collected([deltas], keep=None)
+    told = answer(omit_thinking=True).build_complete([deltas], num_returned=None)
     assert b"secret" not in told
     assert [block["type"] for block in json.loads(told)["content"]] == ["thinking", "text"]
 
@@ -430,5 +430,5 @@ async def test_any_failure_of_these_paths_is_in_the_envelope(folder: Path) -> No
 
 
 def test_a_ping_is_what_goes_out_while_nothing_else_does() -> None:
-    [ping] = SSEDecoder().iter_bytes(iter([ANTHROPIC.patience]))
+    [ping] = SSEDecoder().iter_bytes(iter([ANTHROPIC.keep_alive]))
     assert (ping.event, ping.json()) == ("ping", {"type": "ping"})

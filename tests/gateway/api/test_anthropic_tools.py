@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, parse
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -34,11 +34,11 @@ HOSTED: list[dict[str, Any]] = [
 FACTS = "x-anthropic-billing-header: cc_version=2.1.332.a1b; cc_entrypoint=cli; cch="
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> MessagesChat:
     return parse(MessagesRequest, orjson.dumps(BODY | fields)).request
 
 
-def names(wanted: Chat) -> list[str]:
+def names(wanted: MessagesChat) -> list[str]:
     return [tool.function.name for tool in wanted.tools or []]
 
 
@@ -76,7 +76,7 @@ def test_it_is_refused_where_a_choice_demands_it(tool: dict[str, Any]) -> None:
 
 def test_a_schemas_place_counts_the_tools_that_are_left_out() -> None:
     wanted = chat(tools=[HOSTED[0], F], tool_choice={"type": "any"})
-    assert [param for _, param in wanted.guide_parts()] == ["tools.1.input_schema"]
+    assert [param for _, param in wanted.build_guide_parts()] == ["tools.1.input_schema"]
 
 
 def test_a_tool_with_a_schema_is_the_clients_whatever_its_type() -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.answers import Answer
+from gateway.api.answers import OpenAIAnswer
 from gateway.api.anthropic.answers import MessageAnswer
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, parse
@@ -88,12 +88,12 @@ def _deltas(
 
 def _chat(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
     """The choice of a chat's answer, which is that of its stream."""
-    answer, body = Answer("chat", "m", batch(), custom=custom), Written()
+    answer, body = OpenAIAnswer("chat", "m", batch(), custom=custom), Written()
     sink = answer.stream(body, "none")
     for delta in deltas:
         sink.accept(0, delta)
     streamed = chat_choice_of(body.data)
-    [whole] = json.loads(answer.collected([deltas], keep=None))["choices"]
+    [whole] = json.loads(answer.build_complete([deltas], num_returned=None))["choices"]
     assert whole["finish_reason"] == streamed["finish_reason"]
     assert whole["message"]["content"] == streamed["content"]
     assert whole["message"].get("tool_calls", []) == streamed["tool_calls"]
@@ -112,7 +112,7 @@ def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str
     for delta in deltas:
         sink.accept(0, delta)
     streamed = response_of(written.data)
-    found = json.loads(answer.collected([deltas], keep=None))
+    found = json.loads(answer.build_complete([deltas], num_returned=None))
     for response in (streamed, found):
         response["completed_at"] = bool(response["completed_at"])
     assert streamed == found
@@ -125,7 +125,7 @@ def _message(deltas: list[TextDelta]) -> dict[str, Any]:
     sink = answer.stream(body, "last")
     for delta in deltas:
         sink.accept(0, delta)
-    found = json.loads(answer.collected([deltas], keep=None))
+    found = json.loads(answer.build_complete([deltas], num_returned=None))
     assert message_of(body.data) == found
     return dict(found)
 

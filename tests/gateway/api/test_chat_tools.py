@@ -15,11 +15,11 @@ from openai._streaming import SSEDecoder
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
-from gateway.api.answers import Answer
+from gateway.api.answers import OpenAIAnswer
 from gateway.api.chunks import UsageFrames
 from gateway.api.parameters import parse
 from gateway.api.schemas import ChatCompletionRequest
-from gateway.api.serving import rendered
+from gateway.api.serving import render_chat
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent
@@ -68,9 +68,9 @@ def test_a_custom_tool_is_a_function_of_one_string() -> None:
         'Edits\n\nThe input must match this grammar (lark):\nstart: "x"'
     )
     assert function["function"]["parameters"]["required"] == ["input"]
-    assert wanted.forced is not None
-    assert wanted.forced.name == "patch"
-    guide, _ = wanted.guide()
+    assert wanted.forced_call is not None
+    assert wanted.forced_call.name == "patch"
+    guide, _ = wanted.build_guide()
     assert guide is not None
     assert '"patch"' in guide.text
 
@@ -89,17 +89,17 @@ def test_allowed_tools_are_those_that_are_offered() -> None:
     choice = allowed({"type": "function", "function": {"name": "g"}}, CHOSEN)
     wanted = chat(tools=[F, G, PATCH], tool_choice=choice)
     assert offered(wanted) == ["g", "patch"]
-    assert wanted.forced is not None
-    assert wanted.forced.name is None
-    guide, _ = wanted.guide()
+    assert wanted.forced_call is not None
+    assert wanted.forced_call.name is None
+    guide, _ = wanted.build_guide()
     assert guide is not None
     assert '"f"' not in guide.text
-    assert [param for _, param in wanted.guide_parts()] == [
+    assert [param for _, param in wanted.build_guide_parts()] == [
         "tools[1].function.parameters",
         "tools[2].function.parameters",
     ]
     auto = chat(tools=[F, G], tool_choice=allowed(choice["allowed_tools"]["tools"][0], mode="auto"))
-    assert (offered(auto), auto.forced) == (["g"], None)
+    assert (offered(auto), auto.forced_call) == (["g"], None)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_allowed_tools_are_those_that_are_offered() -> None:
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        chat(**fields).guide()
+        chat(**fields).build_guide()
     assert refused.value.param == param
     assert refused.value.message.startswith(param)
     assert not re.search(r"\[\D", refused.value.message.partition(": ")[0])  # no union's tag
@@ -164,7 +164,7 @@ def test_a_call_goes_back_with_its_result(call: dict[str, Any]) -> None:
     said = {"role": "assistant", "tool_calls": [call]}
     results = [{"role": "tool", "tool_call_id": "c1", "content": n} for n in "12"]
     assistant, *_ = chat(messages=[said, *results]).messages
-    [told] = assistant.for_template(TemplateIds(None))["tool_calls"]
+    [told] = assistant.to_template(TemplateIds(None))["tool_calls"]
     assert (told["id"], told["type"]) == ("c1", "function")
     wanted = ("f", {}) if call is CALL else ("patch", {"input": "x\n🦉"})
     assert (told["function"]["name"], told["function"]["arguments"]) == wanted
@@ -177,8 +177,8 @@ def test_many_results_cost_no_more_than_their_number() -> None:
     assert len(chat(messages=[said, *results]).messages) == 2001
 
 
-def _answer() -> Answer:
-    return Answer("chat", "m", batch(), custom=frozenset({"patch"}))
+def _answer() -> OpenAIAnswer:
+    return OpenAIAnswer("chat", "m", batch(), custom=frozenset({"patch"}))
 
 
 def _streamed(deltas: list[TextDelta], usage: UsageFrames) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
 
 @given(deltas_of_calls(), st.sampled_from(["none", "last", "each"]))
 def test_a_stream_is_the_whole_answer(deltas: list[TextDelta], usage: UsageFrames) -> None:
-    whole = _answer().collected([deltas], keep=None)
+    whole = _answer().build_complete([deltas], num_returned=None)
     ChatCompletion.model_validate_json(whole)
     message = json.loads(whole)["choices"][0]["message"]
     streamed = _streamed(deltas, usage)
@@ -296,7 +296,7 @@ def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     form = ChatFormat(tokenizer, TEMPLATE, {}, tool_form="hermes")
     choice = allowed({"type": "function", "function": {"name": "g"}}, mode="auto")
-    _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
+    _, message = render_chat(chat(tools=[F, G], tool_choice=choice), form)
     assert message is not None
     assert list(message.functions) == ["g"]
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from gateway.api.request_log import EXCHANGE
-from gateway.api.serving import timeout_of
+from gateway.api.serving import parse_timeout
 from gateway.errors import InvalidRequest
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
@@ -81,7 +81,7 @@ def test_a_timeout_of_sixty_thousand_digits_is_looked_through_once() -> None:
     request = Request({"type": "http", "extensions": {EXCHANGE: exchange}})
     before = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
-        timeout_of(request, 60)
+        parse_timeout(request, 60)
     assert time.process_time() - before < 0.2  # it was minutes, in which nobody had an answer
     assert len(caught.value.message) < 200
 

@@ -20,7 +20,7 @@ from adapters.errors import (
     StoreError,
     StoreUnavailable,
 )
-from gateway.api.failures import TABLE, Failure, answer, status_of
+from gateway.api.failures import TABLE, Failure, build_response, status_of
 from gateway.errors import (
     ClientDisconnected,
     GatewayError,
@@ -92,14 +92,19 @@ def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: 
 
 
 def test_headers_say_whether_to_try_again() -> None:
-    assert answer(InvalidRequest("No.")).headers == {}
-    assert answer(Overloaded("Full.")).headers == {"x-should-retry": "true", "retry-after": "1"}
-    assert answer(Overloaded("Full.", 7.2)).headers["retry-after"] == "8"
+    assert build_response(InvalidRequest("No.")).headers == {}
+    assert build_response(Overloaded("Full.")).headers == {
+        "x-should-retry": "true",
+        "retry-after": "1",
+    }
+    assert build_response(Overloaded("Full.", 7.2)).headers["retry-after"] == "8"
 
 
 def test_a_limit_in_openais_headers() -> None:
     quotas = {"tokens_per_minute": Quota(100, 93, 59_500)}
-    told = answer(RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=1001, quotas=quotas))
+    told = build_response(
+        RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=1001, quotas=quotas)
+    )
     assert told.status == 429
     assert orjson.loads(told.body)["error"]["type"] == "tokens"
     assert told.headers == {
@@ -112,19 +117,21 @@ def test_a_limit_in_openais_headers() -> None:
     }
     # Never longer than the minute that the limit is over.
     quotas = {"tokens_per_minute": Quota(100, 93, 60_600)}
-    told = answer(
+    told = build_response(
         RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=60_600, quotas=quotas)
     )
     assert told.headers["x-ratelimit-reset-tokens"] == "1m0s"
     assert told.headers["retry-after"] == "61"
     never = RateLimited("Never.", limit="requests_per_minute", wait_ms=None, quotas={})
-    assert answer(never).headers == {"x-should-retry": "false"}
+    assert build_response(never).headers == {"x-should-retry": "false"}
 
 
 def test_a_budget_that_is_used_up_is_not_worth_another_try() -> None:
     """Its code is what OpenAI says then, and whoever reads the header may wait all the same."""
     quotas = {"tokens_per_day": Quota(100, 93, 7_200_500)}
-    told = answer(InsufficientQuota("", limit="tokens_per_day", wait_ms=7_200_500, quotas=quotas))
+    told = build_response(
+        InsufficientQuota("", limit="tokens_per_day", wait_ms=7_200_500, quotas=quotas)
+    )
     error = orjson.loads(told.body)["error"]
     assert (told.status, error["type"], error["code"]) == (429, *["insufficient_quota"] * 2)
     assert told.headers["x-should-retry"] == "false"
@@ -133,27 +140,27 @@ def test_a_budget_that_is_used_up_is_not_worth_another_try() -> None:
 
 
 def test_other_methods_are_named() -> None:
-    told = answer(MethodNotAllowed("PUT", "/v1/models", ["GET", "HEAD"]))
+    told = build_response(MethodNotAllowed("PUT", "/v1/models", ["GET", "HEAD"]))
     assert told.headers == {"allow": "GET, HEAD"}
 
 
 def test_adapters_name_the_field_and_stores_hide_their_addresses() -> None:
-    told = orjson.loads(answer(ShapeMismatch("a.npy", "lora_A", 3, 4)).body)["error"]
+    told = orjson.loads(build_response(ShapeMismatch("a.npy", "lora_A", 3, 4)).body)["error"]
     assert (told["param"], told["code"]) == ("lora_A", "adapter_shape_mismatch")
-    away = orjson.loads(answer(StoreUnavailable("redis://10.0.0.1 is away")).body)["error"]
+    away = orjson.loads(build_response(StoreUnavailable("redis://10.0.0.1 is away")).body)["error"]
     assert "10.0.0.1" not in away["message"]
     assert away["code"] == "adapter_store_unavailable"
 
 
 def test_no_client_repeats_a_change_that_may_have_been_made() -> None:
-    told = answer(ChangeUnknown("zh", OSError(errno.ENOSPC, "No space left on device")))
+    told = build_response(ChangeUnknown("zh", OSError(errno.ENOSPC, "No space left on device")))
     assert (told.status, told.headers["x-should-retry"]) == (500, "false")
     assert orjson.loads(told.body)["error"]["code"] == "adapter_change_unknown"
 
 
 def test_what_a_client_sent_comes_back_short_and_as_json() -> None:
     error = InvalidRequest("\ud800" + "x" * 10_000_000, param="y" * 10_000_000)
-    body = answer(error).body
+    body = build_response(error).body
     assert len(body) < 4000
     assert orjson.loads(body)["error"]["message"].startswith("?xx")
 

@@ -9,9 +9,9 @@ from gateway.api.ignored import (
     HEADER,
     MAX_HEADER_CHARS,
     MAX_NAME_CHARS,
+    build_headers,
     escape,
     format_names,
-    headers_of,
 )
 
 
@@ -45,4 +45,4 @@ def test_a_short_list_is_complete(names: list[str]) -> None:
 
 
 def test_names_that_were_only_counted_count_too() -> None:
-    assert headers_of(("a", "b"), 3) == {HEADER: "a, b, and 3 more"}
+    assert build_headers(("a", "b"), 3) == {HEADER: "a, b, and 3 more"}

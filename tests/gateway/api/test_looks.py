@@ -37,17 +37,17 @@ async def test_few_hold_a_response_while_there_is_no_room_for_it(
 ) -> None:
     async with _keeping_one(tmp_path) as (client, service):
         async with asyncio.TaskGroup() as asking:
-            async with service.histories.permit("", cost=service.histories.largest()):
+            async with service.history_budget.permit("", cost=service.history_budget.largest()):
                 answers = [
                     asking.create_task(client.get(f"/v1/responses/{_ID}{query}")) for _ in range(12)
                 ]
                 async with asyncio.timeout(60):
-                    while service.histories.waiting < 4:
+                    while service.history_budget.waiting < 4:
                         await asyncio.sleep(0.01)
                 for _ in range(12):
                     await client.get("/health/live")
                     await service.conversations.get("", [_ID])
-                assert service.histories.waiting == 4
+                assert service.history_budget.waiting == 4
         # It was not made in the background, so it has no events.
         assert {answer.result().status_code for answer in answers} == {400 if query else 200}
 
@@ -55,6 +55,6 @@ async def test_few_hold_a_response_while_there_is_no_room_for_it(
 async def test_large_bodies_that_wait_for_a_look_let_those_end_who_look(tmp_path: Path) -> None:
     async with _keeping_one(tmp_path) as (client, service):
         # As when all that have a turn for their bodies go on from something.
-        async with service.bodies.permit("", cost=service.bodies.largest()):
+        async with service.body_budget.permit("", cost=service.body_budget.largest()):
             answer = await client.get(f"/v1/responses/{_ID}")
             assert answer.status_code == 200

@@ -298,14 +298,14 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         {"type": "function", "function": {"name": "g", "strict": True}},
     ]
     chat = _chat(tools=tools, **TITLE).request
-    guide, param = chat.guide()
-    looser = chat.looser_guide()
+    guide, param = chat.build_guide()
+    looser = chat.build_looser_guide()
     assert param == "response_format"
     assert guide is not None
     assert looser is not None
     assert '"not"' in guide.text
     assert '"not"' not in looser.text
-    assert [name for _, name in chat.guide_parts()] == [
+    assert [name for _, name in chat.build_guide_parts()] == [
         "response_format",
         "tools[1].function.parameters",
     ]
@@ -314,7 +314,7 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         ("$.$defs.arguments0", "tools[0].function.parameters"),
     )
     tools[0]["function"] |= {"strict": True}
-    assert _chat(tools=tools, **TITLE).request.looser_guide() is None
+    assert _chat(tools=tools, **TITLE).request.build_looser_guide() is None
 
 
 def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:
@@ -365,7 +365,7 @@ def test_what_clients_leave_in_a_conversation_is_passed_over() -> None:
             }
         ],
     ).request
-    user, assistant = [message.for_template(TemplateIds(None)) for message in request.messages]
+    user, assistant = [message.to_template(TemplateIds(None)) for message in request.messages]
     assert user == {"role": "user", "content": "Well. "}
     assert assistant["content"] == "Well. No."
     assert [c["function"]["arguments"] for c in assistant["tool_calls"]] == [{"x": [1]}, {}]
@@ -401,11 +401,11 @@ def test_a_part_that_is_not_text_alone_is_refused(kind: str) -> None:
 def test_of_a_key_that_a_model_wrote_twice_the_last_counts() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": '{"x": 1, "y": {"x": 2}, "x": 3}'}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    message = _chat(messages=[USER, said]).request.messages[1].for_template(TemplateIds(None))
+    message = _chat(messages=[USER, said]).request.messages[1].to_template(TemplateIds(None))
     assert message["tool_calls"][0]["function"]["arguments"] == {"x": 3, "y": {"x": 2}}
 
 
 def test_what_an_assistant_declined_with_is_what_it_said() -> None:
     declined = {"role": "assistant", "content": None, "refusal": "No."}
     message = _chat(messages=[USER, declined]).request.messages[1]
-    assert message.for_template(TemplateIds(None)) == {"role": "assistant", "content": "No."}
+    assert message.to_template(TemplateIds(None)) == {"role": "assistant", "content": "No."}

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from gateway.api.responses.chats import parse
 from gateway.api.responses.items import decoded, encoded
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.system_messages import prompt_of
+from gateway.api.system_messages import render_prompt
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent
@@ -124,8 +124,8 @@ def test_a_custom_tool_is_a_function_of_one_string() -> None:
     )
     assert function.parameters is not None
     assert function.parameters["required"] == ["input"]
-    assert wanted.forced is not None
-    assert wanted.forced.name == "apply_patch"
+    assert wanted.forced_call is not None
+    assert wanted.forced_call.name == "apply_patch"
 
 
 def test_too_many_messages_are_counted_with_those_before() -> None:
@@ -144,7 +144,7 @@ def test_allowed_tools_are_those_that_are_offered() -> None:
     wanted = chat(tools=[PATCH, FUNCTION], tool_choice=allowed)
     assert [tool.function.name for tool in wanted.tools or []] == ["f"]
     assert wanted.tool_choice == "required"
-    assert [name for _, name in wanted.guide_parts()] == ["tools[1].parameters"]
+    assert [name for _, name in wanted.build_guide_parts()] == ["tools[1].parameters"]
 
 
 def test_formats_are_those_of_a_chat() -> None:
@@ -242,7 +242,7 @@ def test_items_of_hosted_tools_are_refused_by_their_place(kind: str) -> None:
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        chat(**fields).guide()
+        chat(**fields).build_guide()
     assert refused.value.param == param
     assert refused.value.message.startswith((f"{param}: ", "tool_choice forces", "You must"))
 
@@ -290,7 +290,7 @@ def test_whatever_is_sent_is_read_or_refused_by_name(data: st.DataObject) -> Non
     at[place] = data.draw(JSON)
     refused = None
     try:
-        chat(**body).guide()
+        chat(**body).build_guide()
     except InvalidRequest as error:
         refused = error
     assert refused is None or (refused.param and "[other]" not in refused.message)
@@ -523,7 +523,7 @@ def test_system_messages_that_become_the_users_are_joined_once() -> None:
     said = [{"role": r, "content": "x" * 4000} for _ in range(1000) for r in ("system", "user")]
     whole = chat(input=said)
     with costs_less_than(0.4):
-        (prompt,), _ = prompt_of(whole, cast(ChatFormat, OneSystemMessage()))
+        (prompt,), _ = render_prompt(whole, cast(ChatFormat, OneSystemMessage()))
     assert prompt == "x" * 4000 + "\n".join(["x" * 4000] * 1999)
 
 

@@ -34,17 +34,17 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_defaults_are_openais() -> None:
-    options = chat().options()
+    options = chat().build_options()
     sampling = options.params.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert not sampling.greedy
     assert chat().output_limit is None
-    assert chat().options().seed != options.seed
+    assert chat().build_options().seed != options.seed
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
 def test_what_is_greedy(fields: dict[str, Any]) -> None:
-    assert chat(**fields).options().params.sampling.greedy
+    assert chat(**fields).build_options().params.sampling.greedy
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -61,9 +61,9 @@ def test_an_echo_is_kept_and_so_is_bounded(text: str) -> None:
     with pytest.raises(InvalidRequest, match="echo: found") as refused:
         chat(messages=[said], echo=True)
     assert refused.value.param == "echo"
-    assert chat(messages=[said]).echoed == ""
+    assert chat(messages=[said]).echo_text == ""
     half = text[: len(text) // 2]
-    assert chat(messages=[said | {"content": half}], echo=True).echoed == half
+    assert chat(messages=[said | {"content": half}], echo=True).echo_text == half
 
 
 def test_schemas_are_kept_and_so_are_bounded_where_the_prompt_is_cut() -> None:
@@ -84,7 +84,7 @@ def test_schemas_are_kept_and_so_are_bounded_where_the_prompt_is_cut() -> None:
     [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", " "], ("a", " "))],
 )
 def test_stop_strings(stop: Any, meant: tuple[str, ...]) -> None:
-    assert chat(stop=stop).options().params.stop == meant
+    assert chat(stop=stop).build_options().params.stop == meant
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))
@@ -234,8 +234,7 @@ def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": '}}
     [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
     assert (
-        message.for_template(TemplateIds(None))["tool_calls"][0]["function"]["arguments"]
-        == '{"x": '
+        message.to_template(TemplateIds(None))["tool_calls"][0]["function"]["arguments"] == '{"x": '
     )
 
 
@@ -243,7 +242,7 @@ def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
 def test_no_arguments_are_an_empty_object_to_templates(arguments: str | None) -> None:
     call = {"id": "c1", "function": {"name": "f", "arguments": arguments}}
     [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
-    [told] = message.for_template(TemplateIds(None))["tool_calls"]
+    [told] = message.to_template(TemplateIds(None))["tool_calls"]
     assert told["function"]["arguments"] == {}
 
 
@@ -257,7 +256,7 @@ def test_arguments_are_an_object_to_templates_and_json_where_they_are_added_to_t
         "{{ a is mapping }}{{ a is string }}"
     )
     said = '{"x": ["é", true]}'
-    assert template.render(m=message.for_template(TemplateIds(None))) == (
+    assert template.render(m=message.to_template(TemplateIds(None))) == (
         f"A{said}B {said} {said} x 2TrueFalse"
     )
 
@@ -269,10 +268,10 @@ def test_deepseeks_first_templates_are_told_that_there_is_no_content() -> None:
     ]
     [silent, spoken] = chat(messages=said).messages
     ids = TemplateIds("deepseek_v3")
-    assert silent.for_template(ids)["content"] is None
-    assert spoken.for_template(ids)["content"] == "So"
+    assert silent.to_template(ids)["content"] is None
+    assert spoken.to_template(ids)["content"] == "So"
     # Others would write the word None.
-    assert silent.for_template(TemplateIds("glm45"))["content"] == ""
+    assert silent.to_template(TemplateIds("glm45"))["content"] == ""
 
 
 def test_messages_for_the_template() -> None:
@@ -296,7 +295,7 @@ def test_messages_for_the_template() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ]
     )
-    developer, assistant, tool = [m.for_template(TemplateIds(None)) for m in request.messages]
+    developer, assistant, tool = [m.to_template(TemplateIds(None)) for m in request.messages]
     assert developer == {"role": "system", "content": "ab"}
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert tool == {"role": "tool", "content": "2", "tool_call_id": "c1"}

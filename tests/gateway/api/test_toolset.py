@@ -143,11 +143,11 @@ def test_a_call_of_a_namespace_that_is_no_more_keeps_its_name() -> None:
 )
 def test_a_namespaces_function_can_be_chosen(named: dict[str, Any]) -> None:
     wanted = chat(tools=[FUNCTION, POSTGRES], tool_choice=named)
-    assert wanted.forced is not None
-    assert wanted.forced.name == "mcp__pg__query"
+    assert wanted.forced_call is not None
+    assert wanted.forced_call.name == "mcp__pg__query"
     only = chat(tools=[FUNCTION, POSTGRES], tool_choice=allowed(named))
     assert names(only) == ["mcp__pg__query"]
-    assert [name for _, name in only.guide_parts()] == ["tools[1].tools[0].parameters"]
+    assert [name for _, name in only.build_guide_parts()] == ["tools[1].tools[0].parameters"]
 
 
 def test_a_namespace_can_be_allowed_as_a_whole() -> None:
@@ -225,11 +225,13 @@ def test_tools_that_items_bring_can_be_called(item: dict[str, Any]) -> None:
     assert names(wanted) == ["tool_search", "mcp__pg__query"]
     assert wanted.called_tools["mcp__pg__query"].namespace == "mcp__pg"
     choice = {"type": "function", "name": "query", "namespace": "mcp__pg"}
-    chosen = chat(input=items, tool_choice=choice | {"strict": True}).forced
+    chosen = chat(input=items, tool_choice=choice | {"strict": True}).forced_call
     assert chosen is not None
     assert chosen.name == "mcp__pg__query"
     required = chat(input=items, tool_choice="required")
-    assert [name for _, name in required.guide_parts()] == ["input[2].tools[0].tools[0].parameters"]
+    assert [name for _, name in required.build_guide_parts()] == [
+        "input[2].tools[0].tools[0].parameters"
+    ]
 
 
 def test_a_search_and_what_it_found_is_in_the_prompt() -> None:

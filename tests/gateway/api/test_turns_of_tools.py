@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.api.body import LARGE_BODY
+from gateway.api.body import LARGE_BODY_BYTES
 from gateway.api.responses import endpoints, prompts
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.stored import read
@@ -55,7 +55,7 @@ async def test_many_tools_are_rendered_once_and_off_the_event_loop(
     tmp_path: Path, on_loop: list[bool]
 ) -> None:
     body = {"model": "m", "input": "x", "tools": TOOLS}
-    assert len(orjson.dumps(body)) < LARGE_BODY
+    assert len(orjson.dumps(body)) < LARGE_BODY_BYTES
     async with asked(tmp_path, max_seq_len=2_000_000) as client:
         told = await client.post("/v1/responses", json=body)
     assert told.status_code == 200, told.text
@@ -117,7 +117,7 @@ async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
     monkeypatch.setattr(prompts, "chat_of", count)
     fields = {"truncation": "auto", "max_output_tokens": 2990, "tools": tools}
     body = {"model": "m", "input": [*TALK[: 2 * len(tools)], QUESTION]} | fields
-    assert len(orjson.dumps(body)) < LARGE_BODY
+    assert len(orjson.dumps(body)) < LARGE_BODY_BYTES
     async with asked(tmp_path, max_seq_len=3000) as client:
         told = await client.post("/v1/responses", json=body)
     assert told.status_code == 400, told.text

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.body import LARGE_BODY
+from gateway.api.body import LARGE_BODY_BYTES
 from gateway.api.responses import keeping
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -33,13 +33,15 @@ async def test_who_asks_much_at_once_is_told_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reference is all that a request sends; most of what it stands for is in no prompt."""
-    monkeypatch.setattr(keeping, "_MOST_UNKEPT", ROOM * LARGE_BODY)
+    monkeypatch.setattr(keeping, "_MOST_UNKEPT", ROOM * LARGE_BODY_BYTES)
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     tokens = ids_of(tmp_path, "words")
     engine = FakeTriton(tokens=tokens, fault="slow", step=0)
     async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, _, _):
-        made = await client.post("/v1/conversations", json={"items": [_said("x" * LARGE_BODY)]})
+        made = await client.post(
+            "/v1/conversations", json={"items": [_said("x" * LARGE_BODY_BYTES)]}
+        )
         conversation = made.json()["id"]
         items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
         reference = {"type": "item_reference", "id": items[0]["id"]}

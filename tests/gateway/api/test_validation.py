@@ -115,7 +115,7 @@ def test_an_unknown_tool_is_refused_with_the_names_of_known_ones() -> None:
     assert known in refusal(ChatCompletionRequest, {"tools": tools, "tool_choice": several})
     wanted = read(ChatCompletionRequest, {"tools": tools, "tool_choice": choice}).request
     with pytest.raises(InvalidRequest) as refused:
-        wanted.guide()
+        wanted.build_guide()
     assert known in refused.value.message
 
 

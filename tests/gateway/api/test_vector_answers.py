@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.vector_answers import written
+from gateway.api.vector_answers import write_embeddings
 from gateway.pipeline.mapped import shaped
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -25,8 +25,8 @@ def rows(draw: st.DrawFn) -> npt.NDArray[np.float32]:
 
 @given(rows(), st.integers(0, 3000))
 def test_both_forms_are_the_models_numbers(found: npt.NDArray[np.float32], first: int) -> None:
-    as_numbers = json.loads(b"[" + written(found, first, as_base64=False) + b"]")
-    as_text = json.loads(b"[" + written(found, first, as_base64=True) + b"]")
+    as_numbers = json.loads(b"[" + write_embeddings(found, first, as_base64=False) + b"]")
+    as_text = json.loads(b"[" + write_embeddings(found, first, as_base64=True) + b"]")
     for index, (one, other) in enumerate(zip(as_numbers, as_text, strict=True)):
         assert one["index"] == other["index"] == first + index
         exact = found[index].astype("<f4").tobytes()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import gateway.web
-from gateway.web.files import web_files
+from gateway.web.files import load_web_files
 from tests.support.gateway_process import GatewayProcess
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
@@ -26,7 +26,7 @@ def test_the_page_and_its_files_are_sent_as_they_are(stack: Stack) -> None:
     page = httpx.get(stack.gateway, timeout=PATIENCE_S)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (FOLDER / "index.html").read_bytes()
-    for name in set(web_files()) - OWN.keys():
+    for name in set(load_web_files()) - OWN.keys():
         answer = httpx.get(f"{stack.gateway}/web/{name}", timeout=PATIENCE_S)
         assert answer.content == (FOLDER / name).read_bytes(), name
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -41,7 +41,7 @@ def test_a_browser_may_load_nothing_from_elsewhere_and_run_nothing_inline(stack:
         assert rules["default-src"] == "'none'"
         assert set(rules.values()) == {"'none'", "'self'", "'script'"}
         assert rules["frame-ancestors"] == rules["base-uri"] == rules["form-action"] == "'none'"
-    for name, file in web_files().items():
+    for name, file in load_web_files().items():
         text = file.body.decode()
         if name.endswith(".html"):
             assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text), name
@@ -127,7 +127,7 @@ def test_it_can_be_turned_off(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_a_port_for_admins_has_their_page_alone(stack: Stack, tmp_path: Path) -> None:
-    operators = 200 if "operators.html" in web_files() else 404
+    operators = 200 if "operators.html" in load_web_files() else 404
     with GatewayProcess(tmp_path / "g", stack, admin_port=0) as two:
         assert "<title>Playground</title>" in httpx.get(two.url, timeout=PATIENCE_S).text
         assert httpx.get(f"{two.url}/operators", timeout=PATIENCE_S).status_code == 404
@@ -136,12 +136,12 @@ def test_a_port_for_admins_has_their_page_alone(stack: Stack, tmp_path: Path) ->
         assert "<title>Playground</title>" not in admin.text
 
 
-@pytest.mark.parametrize("page", sorted(OWN.keys() & web_files().keys()))
+@pytest.mark.parametrize("page", sorted(OWN.keys() & load_web_files().keys()))
 def test_no_page_is_heavy(page: str) -> None:
     others = [folder for name, folder in OWN.items() if name != page]
     taken = {
         name: len(file.body)
-        for name, file in web_files().items()
+        for name, file in load_web_files().items()
         if name == page or not (name in OWN or name.startswith(tuple(others)))
     }
     assert sum(taken.values()) < MOST_BYTES, taken

@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.http.connections import Connections
-from gateway.http.exchange import EXCHANGE, MOST_UNREAD, App
+from gateway.http.exchange import EXCHANGE, MAX_UNREAD_BYTES, App
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -37,7 +37,7 @@ async def connected(
             app=app,
             limits=ConnectionLimits(idle=2),
             connections=Connections(8),
-            answer=answer,
+            build_error=build_response,
         )
 
     async with await loop.create_server(protocol, "127.0.0.1", 0) as server:
@@ -223,7 +223,7 @@ async def test_who_gives_way_unread_is_told_so() -> None:
         while connection.transport.is_reading():
             await asyncio.sleep(0)
         assert not sent.done()
-        connection.give_way()
+        connection.evict()
         assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         await sent
 
@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_with_its_body_unread_is_seen_to_leave() -> N
         await gone.wait()
 
     async with connected(app) as (_, writer, _), asyncio.timeout(60):
-        size = MOST_UNREAD + 1
+        size = MAX_UNREAD_BYTES + 1
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
         writer.write(b"x" * size)
         await writer.drain()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.head import framing
+from gateway.http.head import find_framing
 from gateway.http.parser import RequestParser
 
 OFFER = b"connection: upgrade\r\nupgrade: h2c\r\n"
@@ -39,7 +39,7 @@ class Events:
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            self.framing = framing(self._headers)
+            self.framing = find_framing(self._headers)
 
     def on_body(self, body: bytes) -> None:
         self._add("body", body)

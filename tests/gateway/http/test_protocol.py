@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.http.protocol import MAX_HEAD
+from gateway.http.protocol import MAX_HEAD_BYTES
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import answers, connected, received
@@ -48,10 +48,10 @@ def _until_complete(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     "pieces",
     [
-        [HEAD + b"a: " + b"x" * MAX_HEAD + b"\r\n\r\n"],
+        [HEAD + b"a: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n"],
         [HEAD + b"a: ", *[b"x" * 16384] * MUCH],
         [HEAD, *[b"a: b\r\n" * 4096] * MUCH],
-        [b"GET /" + b"x" * MAX_HEAD + b" HTTP/1.1\r\n\r\n"],
+        [b"GET /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n"],
         [b"\r\n" * 8192] * MUCH,
         [CHUNKED + b"1\r\n{\r\n0\r\n", *[b"a: b\r\n" * 4096] * MUCH],
         [CHUNKED + b"1;", *[b"x" * 16384] * MUCH],
@@ -86,7 +86,7 @@ def test_what_is_not_http_is_answered_in_the_envelope(stack: Stack, data: bytes)
 
 
 def test_large_headers_and_small_chunks_are_served(stack: Stack) -> None:
-    almost = b"a: " + b"x" * (MAX_HEAD - 200) + b"\r\n\r\n"
+    almost = b"a: " + b"x" * (MAX_HEAD_BYTES - 200) + b"\r\n\r\n"
     assert _sent(stack, HEAD + almost)[0] == 200
     body = json.dumps({"tokens": [1] * 20_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
@@ -97,7 +97,7 @@ def test_large_headers_and_small_chunks_are_served(stack: Stack) -> None:
 def test_two_requests_on_one_connection(stack: Stack) -> None:
     with httpx.Client(base_url=stack.gateway, timeout=PATIENCE_S) as client:
         for _ in range(3):
-            headers = {"a": "x" * (MAX_HEAD // 2)}
+            headers = {"a": "x" * (MAX_HEAD_BYTES // 2)}
             assert client.get("/health/live", headers=headers).status_code == 200
 
 

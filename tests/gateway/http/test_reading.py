@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.http.connections import Connections
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
 
@@ -115,7 +115,7 @@ class Reading:
             app=self.app,
             limits=ConnectionLimits(),
             connections=Connections(8),
-            answer=answer,
+            build_error=build_response,
         )
         self.wire = Wire(protocol)
         for piece in pieces:

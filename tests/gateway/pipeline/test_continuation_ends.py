@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.api.answers import Collector
+from gateway.api.answers import DeltaCollector
 from gateway.generation import GenerationParams, Options, Sampling
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
@@ -65,7 +65,7 @@ async def test_the_client_leaves_while_another_begins(tmp_path: Path) -> None:
 
 async def test_what_was_cut_short_while_another_begins_is_whole(tmp_path: Path) -> None:
     """Its tenant's minute was over; then nobody has to answer any more."""
-    clock, sink = EventClock(), Collector(1)
+    clock, sink = EventClock(), DeltaCollector(1)
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
         it.other.fault, it.other.step = "stall", 0

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from gateway.api.chat_tools import ChatFunctionTool
 from gateway.api.formats import StructuredOutputs
-from gateway.api.guides import structured_guide, tool_guide
+from gateway.api.guides import build_structured_guide, build_tool_guide
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.pipeline.fit import fit
@@ -93,7 +93,7 @@ async def test_a_text_that_is_a_guide_is_read_off_the_loop(tmp_path: Path) -> No
 
     def read() -> None:
         with pytest.raises(InvalidRequest):
-            structured_guide(StructuredOutputs(json=text))
+            build_structured_guide(StructuredOutputs(json=text))
 
     fields = {"prompt": "Hi", "structured_outputs": {"json": text}}
     async with _gateway(tmp_path) as (client, _):
@@ -112,7 +112,13 @@ async def test_the_guide_of_many_tools_is_made_off_the_loop(tmp_path: Path) -> N
         answer, stood = await _ask(client, "/v1/chat/completions", **fields, tool_choice="required")
         assert "tool_choice: cannot be enforced" in answer.json()["error"]["message"]
         given = [ChatFunctionTool.model_validate(tool) for tool in tools]
-        assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True, named=str)) / 3
+        assert (
+            stood
+            < _spent(
+                lambda: build_tool_guide(given, ForcedCall(), parallel=True, describe_path=str)
+            )
+            / 3
+        )
 
 
 @pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": MANY}])

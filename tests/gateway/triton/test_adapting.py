@@ -153,7 +153,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-class Gateway:
+class GatewayApplication:
     """A gateway that was told of one model, and `service`, what is inside."""
 
     def __init__(self, client: httpx.AsyncClient, service: Any) -> None:
@@ -189,10 +189,12 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(triton: Server, folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
+async def gateway(
+    triton: Server, folder: Path, **settings: Any
+) -> AsyncIterator[GatewayApplication]:
     fields: dict[str, Any] = {"tokenizer_dir": MODEL, "max_seq_len": None} | settings
     async with running(folder, triton.grpc, **fields) as (client, service, _):
-        yield Gateway(client, service)
+        yield GatewayApplication(client, service)
 
 
 def settings_of(name: str) -> dict[str, Any]:
