@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversations.record import DELETED, FINAL, OVERHEAD, Record
@@ -120,7 +120,6 @@ _EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(events=_EVENTS, pieces=st.integers(0, 4), age=st.sampled_from([0.2, 0.9]))
 def test_nothing_is_lost_or_returns_whatever_happens_between_pieces(
     shared_redis: RedisServer, events: list[tuple[int, str, int]], pieces: int, age: float

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -20,6 +20,7 @@ from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS
 from gateway.tokenization.word_ids import WordIds
 from gateway.tokenization.word_pattern import piece_start_of
 from ops.commands.up import DEMO_MODEL
+from tests.support.examples import scale_examples
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import serving
 from tests.support.in_process import running, save_tokenizer
@@ -95,7 +96,7 @@ def test_words_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyP
     words = of(tokenizer)
     assert words is not None
 
-    @settings(max_examples=1000, deadline=None)
+    @scale_examples(5)
     @given(TEXTS | SPACED_TEXTS, st.booleans(), st.sampled_from([0, 100]))
     def compare(text: str, special: bool, min_pieces_chars: int) -> None:
         assert words is not None
@@ -123,7 +124,7 @@ def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 24)
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 8)
 
-    @settings(max_examples=1000, deadline=None)
+    @scale_examples(5)
     @given(TEXTS | SPACED_TEXTS)
     def compare(text: str) -> None:
         assert words is not None
