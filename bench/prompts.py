@@ -1,4 +1,4 @@
-"""What a prompt costs by its length and its words: the gateway beside SMG, window by window.
+"""Cost of a prompt by its length and its words: the gateway beside SMG, window by window.
 
 Prompts are sent one at a time, and each is new. In a window both are sent the same prompts of one
 kind and length, one of the two after the other.
@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 @dataclass
 class _Case:
-    """Prompts of one kind and length, and what was found, for each server in turn."""
+    """Prompts of one kind and length, and their figures, for one server after the other."""
 
     kind: str
     size: str

@@ -200,9 +200,9 @@ class Exchange:
             self.end(body)
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer that is made already, in place of an application's.
+        """Send a complete answer that is made already, instead of an application's.
 
-        `lines` are its headers, with its length, but for those of the connection.
+        `lines` are its headers, with its length, except those of the connection.
         """
         self.keep_alive = self.keep_alive and not self._carrier.ending
         last = b"\r\n" if self.keep_alive else _CLOSE

@@ -39,7 +39,7 @@ class Door(Protocol):
     """The application's part in requests that find the event loop busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is answered always, whatever else goes on."""
+        """Return False for a request that is answered under any load."""
 
     def name_tenant(self, scope: dict[str, Any]) -> str:
         """Return whose request it is, by its key alone; empty for a stranger's."""

@@ -226,7 +226,7 @@ async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
 
 
 async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
+    """Return `count` calls whose answers have begun and are not read."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
     # The reads of their headers are not to be taken for a token's.

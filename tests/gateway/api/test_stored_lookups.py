@@ -1,4 +1,4 @@
-"""What lookups, deletions and follows of stored state may take, which count in no limit."""
+"""Bounds of lookups, deletions and follows of stored state, which count in no limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _as(name: str) -> dict[str, str]:
 
 
 class _SlowStore:
-    """In place of the store's readings: they wait until the test lets them go."""
+    """Replacement of the store's reads, which block until the test releases them."""
 
     def __init__(self, store: Any) -> None:
         self._get = store.get

@@ -48,7 +48,7 @@ LIMIT = st.none() | st.integers(50, 250)
 
 
 class _Model:
-    """What is used counts in the day and month in which it was told, what is held for its lease."""
+    """Used tokens count in the day and month of their report, held ones for their lease."""
 
     def __init__(self) -> None:
         self.used: list[tuple[datetime, int]] = []

@@ -56,7 +56,7 @@ class _Running:
 
 
 class _World:
-    """What really runs and was used: the truth that limits are about."""
+    """Requests that really run and units that were really used."""
 
     def __init__(self, script: ScriptAt, limits: LimitRequest) -> None:
         self.script = script

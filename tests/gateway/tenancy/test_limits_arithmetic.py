@@ -65,7 +65,7 @@ class _Run:
         return decision
 
     def settlement(self) -> Settlement:
-        """As it ends; of what it reserved, some may be held on by another that runs."""
+        """End the request; another that runs may hold on to a part of its reservation."""
         asked, used = self.running.pop(0)
         places = 0 if self.limits[2] is None else asked.places
         if self.limits[1] is None:

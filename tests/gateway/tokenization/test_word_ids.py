@@ -330,7 +330,7 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
 
 @pytest.mark.parametrize("text", ["a  " * 10**6, "a  " * 10**6 + "b c " * 10**4, "\n " * 10**6])
 def test_a_place_to_cut_is_not_looked_for_in_all_of_a_long_text(text: str) -> None:
-    """It is looked for in one turn of the event loop, at 0.1 us a space."""
+    """The search is one turn of the event loop, at 0.1 us a space."""
     words = of(BYTES)
     assert words is not None
     gc.disable()
@@ -486,7 +486,7 @@ def test_a_text_of_many_words_of_other_alphabets_is_left_to_the_library() -> Non
 
 
 def test_both_libraries_have_the_same_white_space() -> None:
-    """What Python takes for none is none to the tokenizer, at which pieces are told apart."""
+    """No character splits words for the tokenizer that Python does not take for white space."""
     chars = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     split = pre_tokenizers.Split(Regex(r"\s"), "isolated").pre_tokenize_str
     alone = {piece for piece, _ in split("a".join(chars)) if len(piece) == 1}

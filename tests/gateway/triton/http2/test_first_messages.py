@@ -206,7 +206,7 @@ async def test_each_stream_has_its_messages_once_and_in_order() -> None:
 
 
 async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_delivered() -> None:
-    """What lies undelivered stays below two large reads, and not at a window for each stream."""
+    """Undelivered data stays below two large reads, instead of a window for each stream."""
     size, most = 8000, 0
     server = Server(silence)
     async with connected(server) as transport:
