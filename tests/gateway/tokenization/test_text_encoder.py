@@ -7,7 +7,6 @@ import json
 import random
 import threading
 from array import array
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -25,13 +24,6 @@ from tests.support.examples import scale_examples
 
 PROSE = "The capital of France is the city in which most people live and work today. "
 LONG = PROSE * 1000
-
-
-@pytest.fixture
-def prompts() -> Iterator[Prompts]:
-    prompts = Prompts.load(DEMO_MODEL)
-    yield prompts
-    prompts.close()
 
 
 def _random_words(chars: int, seed: int = 0) -> str:
