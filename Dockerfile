@@ -17,7 +17,7 @@ ENV UV_LINK_MODE=copy
 WORKDIR /src
 COPY requirements requirements
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/tools/bin/pip install --require-hashes --requirement requirements/tools.txt
+    /opt/tools/bin/pip install --no-compile --require-hashes --requirement requirements/tools.txt
 # Dependencies change less often than code and have a layer of their own. uv takes a tenth of pip's
 # time. It does not read pip's configuration: where that is what leads to a registry, pip installs.
 # The file has all that is needed; dependencies of it that it does not name are never imported.
@@ -57,7 +57,7 @@ RUN sh deploy/image/assemble.sh /opt/venv /image "${SOURCE_DATE_EPOCH}"
 
 FROM build AS build-sbom
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/tools/bin/pip install --require-hashes --requirement requirements/sbom.txt
+    /opt/tools/bin/pip install --no-compile --require-hashes --requirement requirements/sbom.txt
 RUN /opt/tools/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json \
         --pyproject pyproject.toml --mc-type application /opt/venv/bin/python
 

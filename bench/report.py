@@ -19,7 +19,7 @@ TITLES = {
     "protocols": "The same through each protocol, 16 at a time",
     "instructions": "Instructions, a request of one token and a token",
     "first_token": "Time to the first token, one request at a time",
-    "beside": "First token beside streams of 50 tokens/s, window by window in turn",
+    "beside": "First token beside streams of 50 tokens/s, in alternating windows",
     "levels": "Throughput by concurrency",
     "many": "1,024 streams below saturation",
     "memory": "Memory",
@@ -27,11 +27,11 @@ TITLES = {
     "long": "Long prompts, one after the other, alone and beside 100 streams of 50 tokens/s",
     "cancel": "From the client's leaving to Triton, 100 other streams running",
     "workers": "Workers on one port",
-    "limits": "Limits counted in Redis, window by window in turn with requests without limits",
+    "limits": "Limits counted in Redis, in alternating windows with requests without limits",
     "lora": "Adapters",
     "litellm": "Beside LiteLLM",
     "peers": "Beside compiled gateways, window by window in turn",
-    "prompts": "Prompts by their length and their words, beside SMG, window by window in turn",
+    "prompts": "Prompts by their length and their words, beside SMG, in alternating windows",
     "overload": "More requests than can be served",
 }
 

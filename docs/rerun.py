@@ -54,6 +54,7 @@ SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
 _ALONE = "DOCS_RERUN_ALONE"
+NOT_DONE = "not done in"
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<key>file|rerun): (?P<value>[^\n]+?) -->\n+)?"
@@ -192,7 +193,10 @@ class Session:
         deadline = time.monotonic() + TIMEOUT_S
         while process.poll() is None and not _READY.search(log.read_text()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not done in {TIMEOUT_S:.0f} s: {command}\n{log.read_text()}")
+                raise TimeoutError(
+                    f"{NOT_DONE} {TIMEOUT_S:.0f} s: {command}\n{log.read_text()}"
+                    f"{self.logs()}{_processes()}"
+                )
             time.sleep(0.02)
         text = self._normalize(log.read_text(encoding="utf-8"))
         if process.returncode:
@@ -216,6 +220,17 @@ def _linked_folder() -> Path:
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder
+
+
+def _processes() -> str:
+    """Return a line for each process that can be seen: a command that hangs waits for one."""
+    lines = []
+    for process in psutil.process_iter(["pid", "ppid", "status", "name", "cmdline"]):
+        pid, parent, status, name, command = (
+            process.info[field] for field in ("pid", "ppid", "status", "name", "cmdline")
+        )
+        lines.append(f"{pid} of {parent}, {status}: {name} {' '.join(command or ())[:200]}\n")
+    return "".join(lines)
 
 
 def _end(group: int) -> None:

@@ -54,7 +54,7 @@ from lora_store.refusals import Refusals
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
 _DESCRIPTIONS_AT_ONCE = 256
-_SPARE = 0.05  # of its memory, for what keys take besides, and for whoever else writes
+_SPARE = 0.05  # of its memory, for what keys take besides, and for other writers
 _MAX_STEP = 2**20  # of the revision
 # How long a listener that hears nothing believes that there is nothing to hear.
 _QUIET_S = 2.0
@@ -214,7 +214,7 @@ class RedisTier:
     def room(self) -> int | None:
         """Return how many bytes can be put before Redis drops other versions for them.
 
-        Return None if it drops none, and if it is a cluster, each server of which has its own room.
+        Return None if it drops none, and for a cluster, whose servers each have their own memory.
         """
         with self._use() as client:
             if isinstance(client, load().RedisCluster):

@@ -19,7 +19,6 @@ from typing import Any
 
 import certifi
 import httpx
-import hypothesis
 import openai
 import pytest
 from redis import Redis
@@ -28,20 +27,13 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from ops.local_stack.repository import REPOSITORY
-from tests.support import vector_models
+from tests.support import examples, vector_models
 from tests.support.local_stack import Stack, Up
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
 
-# Machines that run tests are busy: an example's time says nothing about the code.
-hypothesis.settings.register_profile(
-    "any machine",
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("any machine")
+examples.load_profile()
 
 _TESTS = Path(__file__).parent
 

@@ -56,8 +56,9 @@ def test_the_compiled_token_path_passes_the_tests_of_its_sources(tmp_path: Path)
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)
     # Appended, the checkout comes behind the installed packages; a working directory, before them.
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=append", "-n", "2"]
-    command += ["--dist", "loadfile", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
+    # One process: each would import all of it, at 5 s of CPU time.
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=append"]
+    command += ["-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1", _COMPILED: "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
 
 
 class Reader:
-    """The place of one gateway in the notices of all tenants. One thread at a time reads.
+    """The position of one gateway in the notices of all tenants. One thread at a time reads.
 
     The tenants take turns, so none waits for all notices of another.
     """

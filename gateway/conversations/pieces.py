@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
     Attributes:
         records: those of this piece.
-        staged: the places in `records` of those whose values are too large to be arguments.
+        staged: the indexes in `records` of those whose values are too large to be arguments.
         later_bytes: the bytes that records of later pieces count for.
         later_units: for each unit of those its new members.
     """
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
-    """Return the first records of many; `with_later` asks for the room of all of them."""
+    """Return the first records of many; `with_later` asks for the memory of all of them."""
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES
     staged = [n for n, each in enumerate(some) if is_large and len(each.data) > _MAX_LISTED_BYTES]

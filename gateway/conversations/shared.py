@@ -2,7 +2,7 @@
 
 ``conversations:{all}:NAME``  what the gateways know of each other: see ``look.lua``
 
-The records are in `tenant_records`, and what is told of deletions in `notices`.
+The records are in `tenant_records`, and the notices of deletions in `notices`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ class SharedConversations(TenantRecords):
         return Look(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
     def deleted(self, limit: int = 128) -> list[Gone]:
-        """Return some of what went since the last call, none once all is told."""
+        """Return the next deletions since the last call, and none after the last one."""
         with self._primary.use() as client:
             return self._notices.read(client, limit)

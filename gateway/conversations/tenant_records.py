@@ -109,7 +109,7 @@ class TenantRecords:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
     ) -> SharedPut:
-        """Put records: all or none of each 64, in their order, and none if not all have room.
+        """Put records in order, all or none of each 64. Put none if memory does not suffice.
 
         Args:
             tenant: the owner.
@@ -132,7 +132,7 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Nothing large is written before there is room for it, nor if Redis has it.
+                # Nothing large is written before its memory is granted, nor if Redis has it.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]

@@ -239,12 +239,12 @@ class Metrics:
         self.unknown_parameters = Tallies(
             "gateway_unknown_parameters_total",
             "Parameters that this server does not know and that had no effect, by name; the first "
-            "64 names of a process, 16 of a tenant, are told apart, all else is `other`.",
+            "64 names of a process, 16 of a tenant, have series of their own, all else is `other`.",
             ["parameter"],
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Names that are told apart, with the tenant whose request had one first."""
+        """Names with a series of their own, with the tenant whose request had one first."""
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
@@ -308,7 +308,7 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(left)
 
     def _has_room(self, tenant: str) -> bool:
-        """Return True if another unknown name of a tenant can be told apart."""
+        """Return True if another unknown name of a tenant can have a series of its own."""
         tenants = [*self._unknown_names.values()]
         # Without tenants, which "" stands for, there is nobody to take them from.
         most = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES

@@ -1,4 +1,4 @@
-"""The places where a text can be cut, such that its parts have the ids that they have in it.
+"""The positions where a text can be cut, such that its parts have the ids that they have in it.
 
 A space is lone if there is no other white space beside it. Where a word begins at each lone space,
 the text before and the text from there on are encoded alone.

@@ -1,4 +1,4 @@
-"""Short steps of work on the event loop: one in each of its turns, tenants in turn."""
+"""Short steps of work on the event loop: one in each of its turns, tenants by round robin."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -185,7 +185,6 @@ def _adapters(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Array]]:
     return {"r": rank, "lora_alpha": draw(st.floats(-64, 64, width=16))}, tensors
 
 
-@settings(max_examples=60, deadline=None)
 @given(adapter=_adapters(), dtype=st.sampled_from(["float16", "bfloat16"]))
 def test_any_adapter_comes_back_scaled_and_rounded_once(
     tmp_path_factory: pytest.TempPathFactory,

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import errors, npy, peft
 from adapters.adapter import Converted
 from adapters.convert import convert
+from tests.support.examples import scale_examples
 from tests.support.lora_files import BASE, Array, pair, qv_tensors, unpack, write_peft
 
 
@@ -198,7 +199,7 @@ def test_a_header_is_not_read_beyond_its_limit(tmp_path: Path, length: int) -> N
     assert most < len(raw) + 2 * 1024 * 1024
 
 
-@settings(max_examples=300, deadline=None)
+@scale_examples(5)
 @given(data=st.data())
 def test_any_damage_to_a_header_or_length_is_an_adapter_error_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import errors, peft
 from adapters.adapter import Converted
 from adapters.base_model import BaseModel
 from adapters.convert import convert
+from tests.support.examples import scale_examples
 from tests.support.lora_files import BASE, CONFIG, Array, Q, key, pair, qv_tensors, write_peft
 
 WEIGHTS = "adapter_model.safetensors"
@@ -298,7 +299,7 @@ def test_base_model_name(tmp_path: Path, named: str | None, fits: bool) -> None:
     assert "demo" in caught.value.allowed
 
 
-@settings(max_examples=200, deadline=None)
+@scale_examples(4)
 @given(
     config=st.dictionaries(
         st.sampled_from([*CONFIG, "rank_pattern", "alpha_pattern", "use_rslora"]),

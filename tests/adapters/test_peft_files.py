@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import errors, peft
@@ -17,6 +17,7 @@ from adapters.adapter import Adapter, Converted, TensorInfo
 from adapters.base_model import BaseModel
 from adapters.convert import convert
 from adapters.plan import MAX_CONVERTED_BYTES, plan
+from tests.support.examples import scale_examples
 from tests.support.lora_files import BASE, CONFIG, key, qv_tensors, write_peft
 
 WEIGHTS = "adapter_model.safetensors"
@@ -151,7 +152,7 @@ def test_file_that_changes_between_reading_and_converting(tmp_path: Path) -> Non
         convert(adapter, BASE)
 
 
-@settings(max_examples=300, deadline=None)
+@scale_examples(5)
 @given(data=st.data())
 def test_no_damage_to_the_file_passes_unnoticed_as_a_crash(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.adapter import ModuleRows
@@ -96,7 +96,6 @@ def test_recommended_settings_hold_the_set(ranks: list[int]) -> None:
     assert best.host_bytes <= default.bytes_needed
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(1, 8), st.integers(1, 8))
 def test_needed_bytes_are_enough_and_one_page_less_is_not(
     ranks: list[int], optimal: int, largest: int

@@ -206,7 +206,7 @@ def test_a_core_for_each_worker_where_there_are_enough(monkeypatch: pytest.Monke
 def test_bench_runs_and_reports(tmp_path: Path) -> None:
     """A tiny run: the figures mean nothing, but all of them are there and are numbers."""
     parts = ["tokens", "llmapi", "cancel"]
-    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.5", "--output"]
+    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.2", "--output"]
     done = subprocess.run(
         [*command, str(tmp_path), "--only", *parts],
         capture_output=True,

@@ -44,7 +44,7 @@ def _versions(at_redis: redis.Redis) -> int:
 
 
 def _is_level(one: StoreGateway) -> bool:
-    """Whether its first upkeep has given Redis what that lacks, or has found that it cannot."""
+    """Return True if the first upkeep has sent Redis what is missing, or found that it cannot."""
     return not one.store._redis_started_over
 
 

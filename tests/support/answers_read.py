@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from openai._streaming import SSEDecoder
 from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 
 class Written:
@@ -48,7 +48,11 @@ def chat_choice_of(raw: bytes) -> dict[str, Any]:
     return choice
 
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+# By the member `type`, as its annotation says. Pydantic does not know the openai package's
+# annotation, and would try some fifty classes for each event.
+EVENT: TypeAdapter[Any] = TypeAdapter(
+    Annotated[get_args(ResponseStreamEvent)[0], Field(discriminator="type")]
+)
 
 
 def response_of(raw: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import requests
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from schemathesis import checks
 from schemathesis.config import (
     GenerationConfig,
@@ -27,6 +27,8 @@ from schemathesis.generation.hypothesis.builder import (
     HypothesisTestMode,
     create_test,
 )
+
+from tests.support.examples import scale_examples
 
 # As `Schema.parametrize` does, which makes the thousands of cases that cover the operations already
 # where tests are collected.
@@ -86,9 +88,8 @@ class Documented:
         session = requests.Session()
         session.trust_env = False
 
-        @settings(
-            max_examples=30,
-            deadline=None,
+        @scale_examples(
+            0.4,
             derandomize=True,
             database=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -1,8 +1,9 @@
 """`python -m gateway` without its imports: forked from a process that has made them once.
 
-Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. All
-else is the same: a process of its own, with its environment, signals, workers and exit code. (What
-only a new interpreter shows is tested with one: `gateway up`, refused settings, the images.)
+Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. The
+demo's tokenizer is not compared again either (`compared_words`). All else is the same: a process of
+its own, with its environment, signals, workers and exit code. (What only a new interpreter shows is
+tested with one: `gateway up`, refused settings, the images.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.__main__ import main
+from tests.support.compared_words import compared, words_compared_once
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
@@ -26,7 +28,7 @@ class ForkedGateway:
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         """All its variables; `log` gets what it prints."""
-        self._process = _CONTEXT.Process(target=_run, args=(dict(environment), log))
+        self._process = _CONTEXT.Process(target=_run, args=(dict(environment), log, compared()))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -54,7 +56,7 @@ class ForkedGateway:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(environment: dict[str, str], log: Path) -> None:
+def _run(environment: dict[str, str], log: Path, known: frozenset[bytes]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -63,4 +65,5 @@ def _run(environment: dict[str, str], log: Path) -> None:
     os.close(output)
     if "LD_PRELOAD" in environment:  # which is read when a program starts, and by nothing later
         os.execv(sys.executable, [sys.executable, "-m", "gateway"])
-    raise SystemExit(main())
+    with words_compared_once(known):
+        raise SystemExit(main())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -24,6 +25,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.http2.connection import Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 
 Headers = list[tuple[str, str]]
@@ -224,12 +226,37 @@ async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
 
 
 async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
+    """Return `count` calls whose answers have begun and are not read."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
     # The reads of their headers are not to be taken for a token's.
     await asyncio.sleep(0.1)
     return calls
+
+
+async def count_reads(
+    monkeypatch: pytest.MonkeyPatch, peer: Peer, calls: Sequence[Any], messages: int
+) -> int:
+    """Return in how many reads `messages` come, each a number, that `calls` are sent in turns.
+
+    Each is in a packet of its own, and one comes soon after the other.
+    """
+    reads = 0
+    received = Connection.data_received
+
+    def counting(self: Connection, data: bytes) -> None:
+        nonlocal reads
+        reads += 1
+        received(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "data_received", counting)
+        before = sum(call.unread for call in calls)
+        for n in range(messages):
+            peer.send(calls[n % len(calls)].stream_id, grpc_message(b"%d" % n))
+            await asyncio.sleep(0)
+        await until(lambda: sum(call.unread for call in calls) == before + messages)
+    return reads
 
 
 async def turns_until(condition: Callable[[], Any]) -> int:

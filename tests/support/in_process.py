@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
 from gateway.server import GatewayApplication
+from tests.support.compared_words import words_compared_once
 
 _READY_WITHIN_S = 60.0
 
@@ -43,7 +44,8 @@ async def running(
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
     settings = Settings(port=0, triton_grpc=endpoint, **fields)
-    gateway = GatewayApplication(settings)
+    with words_compared_once():
+        gateway = GatewayApplication(settings)
     server = Server(gateway, settings)
     task = asyncio.create_task(server.serve(bind(settings)))
     try:

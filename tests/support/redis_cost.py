@@ -1,4 +1,4 @@
-"""What commands cost Redis itself: the CPU time of the longest one."""
+"""Cost of commands to Redis itself: the CPU time of the longest one."""
 
 from __future__ import annotations
 

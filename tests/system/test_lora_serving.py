@@ -32,12 +32,12 @@ from tests.support.local_stack import Stack, Up
 from tests.support.metrics import metric
 from triton_repo.cpu_executor import engine
 
-ADAPTERS = 200
+ADAPTERS = 100
 HELD_BY_ENGINE = 8
 CLIENTS = 64
-REQUESTS = 1000
-REQUESTS_UNDER_FIRE = 2000
-FOLLOW_UPS = 400
+REQUESTS = 600
+REQUESTS_UNDER_FIRE = 1000
+FOLLOW_UPS = 200
 HANGS_AFTER_S = 120
 
 
@@ -163,7 +163,7 @@ async def _load(
 
 
 @pytest.mark.slow
-async def test_two_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
+async def test_a_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
     url = many.stack.gateway + "/metrics"
     assert await _load(many, REQUESTS, seed=1) == {"right": REQUESTS}
     first = metric(url, "gateway_lora_cold_sends_total", cause="first_use")

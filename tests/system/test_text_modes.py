@@ -11,15 +11,35 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 OPENAI = ("system/test_chat.py", "clients/test_openai.py", "system/test_parameters.py")
+STREAMED = tuple(
+    f"system/test_chat.py::{name}"
+    for name in (
+        "test_a_question_is_answered",
+        "test_streamed_chunks_have_openais_form",
+        "test_the_raw_stream_is_what_proxies_and_parsers_expect",
+        "test_usage_comes_in_a_last_chunk_only_when_asked_for",
+        "test_no_character_is_ever_broken",
+        "test_counting_goes_on_for_hundreds_of_tokens",
+        "test_max_tokens_ends_with_length",
+        "test_a_stop_string_ends_the_text_before_it",
+        "test_a_conversation_with_all_roles_and_text_parts",
+        "test_the_async_client_streams",
+        "test_completions",
+        "test_several_choices_are_numbered_and_drawn_apart",
+        "test_chat_choices_each_open_with_the_role_and_finish",
+        "test_a_stop_string_ends_one_choice_alone",
+        "test_prompts_as_lists_and_token_ids",
+    )
+)
 FILES = {
     "ensemble": OPENAI,
     # To the SDK both text models are one.
     "bls": ("system/test_chat.py", "system/test_parameters.py"),
     # Its adapters go another way.
     "llmapi": (*OPENAI, "system/test_adapters.py"),
-    # These differ in how a stream comes and ends.
-    "llmapi-1.3": ("system/test_chat.py",),
-    "llmapi-1.2": ("system/test_chat.py",),
+    # These differ in how a stream comes and ends. What is sampled is the same to them.
+    "llmapi-1.3": STREAMED,
+    "llmapi-1.2": STREAMED,
 }
 # How Triton's Python backend dies at times under a BLS model, of itself: of memory that two
 # threads free, or for want of a turn within a second, on a machine that stands still (2.51;
@@ -57,8 +77,7 @@ REFUSED = {
     *("test_repetition_penalty", "test_events_of_a_forced_call", "test_parse_and_stream_agree"),
     *("test_parse_gives_the_model_asked_for", "test_parse_of_an_answer_cut_by_length_raises"),
 }
-IN_CHAT = {"test_penalties_reach_the_engine"}
-SKIPPED = {
+SKIPPED: dict[str, set[str]] = {
     "ensemble": NO_TOKENS
     | {
         "test_no_character_is_ever_broken",
@@ -68,8 +87,8 @@ SKIPPED = {
     },
     "bls": NO_TOKENS - {"test_events_of_text"} | {"test_beam_search_finds_the_likeliest"},
     "llmapi": NO_TOKENS - {TAKES_IDS} | REFUSED | {"test_metrics"},
-    "llmapi-1.3": IN_CHAT,
-    "llmapi-1.2": IN_CHAT,
+    "llmapi-1.3": set(),
+    "llmapi-1.2": set(),
 }
 
 

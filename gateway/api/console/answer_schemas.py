@@ -151,7 +151,7 @@ class State(_Facts):
         dict[str, TroubleState], Field(description="What is wrong and still holds.")
     ]
     replicas: dict[str, ReplicaState]
-    waiting: Annotated[Count, Field(description="Requests that wait for a place of an engine.")]
+    waiting: Annotated[Count, Field(description="Requests that wait for a slot of an engine.")]
     waiting_to_begin: Annotated[
         Count, Field(description="Requests that wait for the gateway's own core.")
     ]

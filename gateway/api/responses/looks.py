@@ -31,7 +31,7 @@ class TenantLookups:
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """For streams that look again and again, which have a bound of their own."""
+        """Taken alone by streams that poll, of which no tenant has many."""
         self._waiting = 0
 
     async def __aenter__(self) -> None:
@@ -61,7 +61,8 @@ class Looks:
     """One for each process. A look ends when it is known how large what was read is."""
 
     def __init__(self) -> None:
-        # For good: streams that follow have the slots alone. There are no more tenants than the
+        # Never removed: a stream that polls holds the slots alone, so a weak reference to their
+        # owner would give the next request slots of its own. No more tenants come here than the
         # configuration has had.
         self._of: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 

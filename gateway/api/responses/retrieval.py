@@ -132,7 +132,7 @@ def followed(
     """The events behind the first `place`, and those that are still to come."""
     unfinished: Unfinished = request.app.state.unfinished
     looks: Looks = request.app.state.looks
-    write = partial(unfinished.replay, tenant, response_id, place, looks.of(tenant))
+    write = partial(unfinished.replay, tenant, response_id, place, looks.of(tenant).slots)
     patience_s = service_of(request.scope).settings.keep_alive
     return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from gateway.api.responses.background import Run
-from gateway.api.responses.looks import TenantLookups
 from gateway.api.responses.progress import (
     DOUBT_S,
     LOOK_S,
@@ -111,10 +110,12 @@ class Unfinished:
         tenant: str,
         response_id: str,
         place: int,
-        look: TenantLookups,
+        slots: asyncio.Semaphore,
         body: EventBody,
     ) -> None:
         """Writes the events behind the first `place`, those that are still to come as they come.
+
+        `slots` are the tenant's for lookups: each read of stored state takes one.
 
         Raises NotFound, InvalidRequest where none are kept, and Overloaded.
         """
@@ -125,7 +126,7 @@ class Unfinished:
             )
         self._followers[tenant] += 1
         try:
-            await self._follow(tenant, response_id, place, look, body)
+            await self._follow(tenant, response_id, place, slots, body)
         finally:
             self._followers[tenant] -= 1
             if not self._followers[tenant]:
@@ -140,10 +141,10 @@ class Unfinished:
         tenant: str,
         response_id: str,
         place: int,
-        look: TenantLookups,
+        slots: asyncio.Semaphore,
         body: EventBody,
     ) -> None:
-        async with look.slots:
+        async with slots:
             if not await self._kept.members(tenant, response_id, after=0, limit=1):
                 raise InvalidRequest(
                     "stream: the events of a response are kept where it was made with "
@@ -155,7 +156,7 @@ class Unfinished:
         written = loop.time()
         finished = False
         while True:
-            async with look.slots:
+            async with slots:
                 chunks = await self._kept.members(
                     tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
                 )
@@ -182,6 +183,6 @@ class Unfinished:
             finished = beat is not None and beat.version >= FINISHED
             if not finished:
                 if beat is None or not is_fresh(beat):
-                    async with look.slots:
+                    async with slots:
                         await self.find(tenant, response_id)
                 await asyncio.sleep(self._poll_interval_s(tenant))

@@ -30,7 +30,7 @@ LEASE_S = 15.0
 TICK_S = 0.25
 _RENEW_S = 5.0
 _REPORT_S = 1.0
-"""How late Redis hears of a request that its tenant's later ones have not told of."""
+"""The longest time until Redis hears of a request, in seconds, if its tenant sends no more."""
 _MAX_REFUSED_S = 1.0
 """How long a refusal stands without another look: somebody may empty Redis."""
 
@@ -124,7 +124,7 @@ class Lease:
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Nobody gives requests back: without spare ones, there is no room before then.
+        # Requests are never given back: without spare ones, none is admitted before then.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
@@ -173,12 +173,12 @@ class Lease:
         self._change(self._clock() + _RENEW_S)
 
     def _change(self, due_at: float) -> None:
-        """Take note that Redis is to be told something by then."""
+        """Take note that Redis must hear of something by then."""
         self._due_at = min(self._due_at, due_at) if self._changed else due_at
         self._changed = True
 
     def _look_for_room(self) -> None:
-        """Note whether each limit has so much room that nobody waits for what is given back."""
+        """Note whether each limit has enough left that no request waits for what is given back."""
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
@@ -199,7 +199,7 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
-        """True if Redis has been told all, and counts nothing for this process."""
+        """Return True if Redis has every report, and counts nothing for this process."""
         return not (self._changed or self.in_flight or any(self._held) or any(self._spare))
 
     def tick(self) -> bool:
@@ -228,7 +228,7 @@ class Lease:
         *,
         is_last: bool = False,
     ) -> Call:
-        """Return what to ask Redis. Until it is answered, only what is kept admits requests.
+        """Return what to ask Redis. Until the answer comes, only the lease admits requests.
 
         Args:
             head: the first request that waits.

@@ -184,7 +184,7 @@ class SharedLimits:
             left_s = self._patience_s - waited_s
 
     def settle(self, settlement: Settlement) -> None:
-        """Returns at once. Redis is told with the tenant's next call, in a moment at the latest."""
+        """Return at once. Redis gets the report with the tenant's next call, within a moment."""
         account = self._account(settlement.request.tenant)
         account.lease.settle(settlement)
         if account.lease.is_urgent:
@@ -212,7 +212,7 @@ class SharedLimits:
             self.settle(Settlement(request, released=tokens, places=places))
 
     def _ask(self, account: _Account) -> None:
-        """Make a call for whoever waits first, unless one is under way."""
+        """Make a call for the request that waits first, unless one is under way."""
         lease, waiting = account.lease, account.waiting
         while waiting and waiting[0].answer.done():
             waiting.popleft()
@@ -297,7 +297,7 @@ class SharedLimits:
                 log.exception("what was used of limits could not be reported")
 
     def _restate(self) -> None:
-        """Redis may have lost what runs here, or hold what has ended: it is told at once."""
+        """Redis may have lost what runs here, or count what has ended: report at once."""
         for account in self._active:
             account.lease.restate()
             self._ask(account)

@@ -14,7 +14,7 @@ from gateway.errors import Quota
 WINDOW_S = 60
 NEVER = -1
 REQUESTS, TOKENS, PLACES = range(3)
-"""The units that limits count, by their place in lists."""
+"""The units that limits count, by their index in lists."""
 _UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "places": PLACES}
 UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})

@@ -71,7 +71,7 @@ class BusyGateway:
         return [task.result() for task in asked]
 
     async def fill_turn(self, name: str) -> list[Asked]:
-        """As many as one turn begins with."""
+        """Number of requests that one turn begins with."""
         asked = [self.ask(name) for _ in range(MAX_TURN_WORK)]
         await asyncio.gather(*asked)
         return asked

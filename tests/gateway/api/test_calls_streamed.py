@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.answers import OpenAIAnswer
@@ -153,7 +153,6 @@ values = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=2), max_size=6).ma
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
 @given(
     value=values,
     sizes=piece_sizes,

@@ -1,4 +1,4 @@
-"""What lookups, deletions and follows of stored state may take, which count in no limit."""
+"""Bounds of lookups, deletions and follows of stored state, which count in no limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _as(name: str) -> dict[str, str]:
 
 
 class _SlowStore:
-    """In place of the store's readings: they wait until the test lets them go."""
+    """Replacement of the store's reads, which block until the test releases them."""
 
     def __init__(self, store: Any) -> None:
         self._get = store.get
@@ -132,12 +132,12 @@ async def test_who_leaves_while_it_waits_makes_room(
 
 
 async def test_streams_of_a_tenant_share_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[looks_module.TenantLookups] = []
+    given: list[asyncio.Semaphore] = []
 
     async def replay(
-        _tenant: str, _id: str, _place: int, look: looks_module.TenantLookups, _body: object
+        _tenant: str, _id: str, _place: int, slots: asyncio.Semaphore, _body: object
     ) -> None:
-        given.append(look)
+        given.append(slots)
 
     monkeypatch.setattr(retrieval, "EventStream", lambda write, *_: write)
     state = SimpleNamespace(unfinished=SimpleNamespace(replay=replay), looks=looks_module.Looks())
@@ -147,7 +147,7 @@ async def test_streams_of_a_tenant_share_its_slots(monkeypatch: pytest.MonkeyPat
     for write in [retrieval.followed(request, "t", "resp_1", 0, {}) for _ in range(2)]:
         await cast("Any", write)(_Body())
     first, second = given
-    assert first.slots is second.slots is state.looks.of("t").slots
+    assert first is second is state.looks.of("t").slots
 
 
 class _Store:
@@ -184,9 +184,9 @@ async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_r
     settings = SimpleNamespace(keep_alive=15.0)
     service: Any = SimpleNamespace(conversations=_Store(), settings=settings)
     unfinished = Unfinished(service, {})
-    look, body = looks_module.TenantLookups(), cast("Any", _Body())
+    slots, body = looks_module.TenantLookups().slots, cast("Any", _Body())
     tasks = [
-        asyncio.create_task(unfinished.replay("t", "resp_1", 0, look, body))
+        asyncio.create_task(unfinished.replay("t", "resp_1", 0, slots, body))
         for _ in range(followers)
     ]
     while len(slept) < 5 * followers:
@@ -195,7 +195,7 @@ async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_r
     assert sum([1 / seconds for seconds in slept[-followers:]]) <= 32
     if followers == _FOLLOWERS:
         with pytest.raises(Overloaded, match="allowed: 64"):
-            await unfinished.replay("t", "resp_1", 0, look, body)
+            await unfinished.replay("t", "resp_1", 0, slots, body)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

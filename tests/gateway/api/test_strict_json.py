@@ -7,12 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.strict_json import load, load_object
 from gateway.errors import InvalidRequest
 from tests.support.cpu import costs_less_than
+from tests.support.examples import scale_examples
 
 CPU_SECONDS = 1.0  # the slowest takes 0.3
 MEGABYTES = 8 * 1024 * 1024
@@ -39,7 +40,7 @@ def test_bytes_are_read_as_orjson_reads_them_or_refused(text: bytes) -> None:
 
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1), st.data())
-@settings(max_examples=30)
+@scale_examples(0.5)
 def test_a_key_that_comes_twice_is_named(members: dict[str, Any], data: st.DataObject) -> None:
     twice = data.draw(st.sampled_from(sorted(members)))
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in members.items()]

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile, load
@@ -165,7 +165,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load(tmp_path / "latin.yaml")
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="ab:-[]{}&*!?#<>|'\" \n\t\0,%@`é1", max_size=60))
 @example("&a [*a]")
 @example("? [a]\n: b")
@@ -181,7 +180,6 @@ def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
     assert 1 <= found.value.line <= text.count("\n") + 2
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversations import redis_threads as redis_threads_module
@@ -24,6 +24,7 @@ from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsUnavailable
 from tests.support.conversations import GATEWAYS, TENANT_BYTES, following, until
+from tests.support.examples import scale_examples
 from tests.support.full_disk import full_disk
 from tests.support.redis_server import RedisServer
 
@@ -462,7 +463,7 @@ _OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=8)
+@scale_examples(0.2)
 @given(_OPERATIONS)
 def test_copies_agree_on_the_highest_version_whatever_happens(
     shared_redis: RedisServer, operations: list[tuple[str, int, int, int]]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversations import shared as shared_module
@@ -25,6 +25,7 @@ from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsUnavailable
 from tests.support.conversations import GATEWAYS, following, until
+from tests.support.examples import scale_examples
 from tests.support.redis_server import RedisServer
 
 T = TypeVar("T")
@@ -251,7 +252,7 @@ _STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@scale_examples(0.3)
 @given(_STEPS)
 def test_no_rollouts_and_flushes_make_a_conversation_short(
     shared_redis: RedisServer, steps: list[tuple[str, int, int]]

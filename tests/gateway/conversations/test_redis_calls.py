@@ -101,7 +101,7 @@ def test_a_renewal_is_done_when_its_call_returns(
 def test_many_groups_are_renewed_at_once(
     shared: SharedConversations, at_shared_redis: redis.Redis
 ) -> None:
-    """As when a response is continued that follows others, each with its events."""
+    """A response is continued that follows others, each with its events."""
     chain = [f"resp_{n}" for n in range(_CHAIN)]
 
     def prepare(run: int) -> None:
@@ -163,7 +163,7 @@ def test_room_is_made(
 
 
 def test_notices_and_looks(shared: SharedConversations, at_shared_redis: redis.Redis) -> None:
-    """As many notices as a tenant may have, and more gateways than a fleet has."""
+    """A tenant has the most notices allowed, and there are more gateways than a fleet has."""
 
     def prepare(run: int) -> None:
         for _ in range(50):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.conversations.record import DELETED, FINAL, OVERHEAD, Record
@@ -120,7 +120,6 @@ _EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(events=_EVENTS, pieces=st.integers(0, 4), age=st.sampled_from([0.2, 0.9]))
 def test_nothing_is_lost_or_returns_whatever_happens_between_pieces(
     shared_redis: RedisServer, events: list[tuple[int, str, int]], pieces: int, age: float
@@ -174,7 +173,7 @@ def test_where_redis_takes_no_writes_members_are_not_renewed_in_vain(
 def test_a_large_value_is_read_whole_while_it_is_replaced(
     shared_redis: RedisServer, at_shared_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a value of any size and form, or by one after the other, once a part of it was read."""
+    """New values have any size and form, and come at once or one by one."""
     large = {"ttl_ms": _TTL_MS, "tenant_bytes": 10**8, "renew_ms": _RENEW_MS}
     shared = SharedConversations(shared_redis.url, timeout_s=30, **large)
     sizes = [3 * 2**20, 3 * 2**20, 5 * 2**20, 10**6, 10**6, 9]

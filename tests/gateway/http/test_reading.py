@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 import h11
 import uvicorn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from gateway.api.failures import build_response
 from gateway.http.connections import Connections
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
+from tests.support.examples import scale_examples
 
 LENGTH = b"POST /a%20b?c=d HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\nA: b\r\n\r\nhello world"
 CHUNKED = (
@@ -164,14 +165,14 @@ def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(requests(), CUTS)
-@settings(max_examples=200)
+@scale_examples(4)
 def test_cuts_change_nothing(data: bytes, cuts: list[int]) -> None:
     whole, pieces = _read([data], at_once=True), _read(_cut(data, cuts), at_once=True)
     assert (whole.told, whole.asked) == (pieces.told, pieces.asked)
 
 
 @given(requests(), CUTS)
-@settings(max_examples=200)
+@scale_examples(4)
 def test_pauses_change_nothing_of_what_comes_first(data: bytes, cuts: list[int]) -> None:
     """What comes behind a request is read when that has been answered, and not before."""
     whole, pieces = _read([data], at_once=True), _read(_cut(data, cuts), at_once=False)
@@ -180,7 +181,7 @@ def test_pauses_change_nothing_of_what_comes_first(data: bytes, cuts: list[int])
 
 
 @given(requests())
-@settings(max_examples=200)
+@scale_examples(4)
 def test_another_reader_of_it_understands_the_same(data: bytes) -> None:
     other = _others(data)
     for ours in _read([data], at_once=True).asked:

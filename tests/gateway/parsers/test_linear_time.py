@@ -16,7 +16,7 @@ from tests.support.slow_texts import (
 )
 
 # CPU seconds of the search for each form. `python -m tests.support.slow_texts` searches longer.
-_SEARCH_S = 0.4
+_SEARCH_S = 0.2
 _MAX_GROWTH = 5
 """How much longer four times the text may take."""
 _MAX_CHAR_S = 15e-6

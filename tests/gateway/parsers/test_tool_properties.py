@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.parsers.tools.events import CallStart
 from gateway.parsers.tools.forced import ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS, Form
+from tests.support.examples import scale_examples
 from tests.support.tool_calls import MAKERS, calls_of, content_of, cut, folded, parsed, piece_sizes
 
 pytestmark = pytest.mark.slow
 
 # What is drawn costs more than all forms that read it, so each example is for all of them.
-many_examples = settings(max_examples=180)
+many_examples = scale_examples(2)
 
 # ---- Cut anywhere
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gateway.tenancy.limits.lease import Lease
@@ -22,6 +22,7 @@ from gateway.tenancy.limits.request import (
     Spending,
 )
 from gateway.tenancy.limits.script import Call, Grant, grant_of, is_an_answer, reports_of
+from tests.support.examples import scale_examples
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
@@ -47,7 +48,7 @@ LIMIT = st.none() | st.integers(50, 250)
 
 
 class _Model:
-    """What is used counts in the day and month in which it was told, what is held for its lease."""
+    """Used tokens count in the day and month of their report, held ones for their lease."""
 
     def __init__(self) -> None:
         self.used: list[tuple[datetime, int]] = []
@@ -184,9 +185,7 @@ class _Run:
 
 
 @given(LIMIT, LIMIT, STEPS)
-@settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@scale_examples(4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_budgets_are_counted_as_the_model_does(
     shared_redis: RedisServer, day: int | None, month: int | None, steps: list[Any]
 ) -> None:
@@ -214,9 +213,7 @@ def test_budgets_are_counted_as_the_model_does(
 
 
 @given(st.integers(1, 300), STEPS)
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@scale_examples(1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_budget_is_passed_where_leases_are_kept(
     shared_redis: RedisServer, limit: int, steps: list[Any]
 ) -> None:

@@ -39,7 +39,7 @@ def _calls(client: Redis) -> int:
 
 
 def _blocks(client: Redis) -> list[bytes]:
-    """What gateways are granted of the tenant."""
+    """Units of the tenant that gateways are granted."""
     fields: Any = client.hgetall("limits:{t}")
     return [value for name, value in fields.items() if name.startswith(b"g:")]
 
@@ -158,7 +158,7 @@ async def test_a_burst_at_once_shares_calls(redis_server: RedisServer, at_redis:
 
 
 async def test_a_block_is_of_no_use_once_redis_is_lost(redis_server: RedisServer) -> None:
-    """It has forgotten the block, so it may grant the same units to others."""
+    """Redis has forgotten the block, so the same units may be granted to others."""
     ask = limit_request("t", requests=1000)
     async with AsyncExitStack() as stack:
         one, two = await _workers(stack, redis_server, 2)
@@ -191,7 +191,7 @@ async def test_a_smaller_limit_holds_at_once(redis_server: RedisServer) -> None:
 
 
 def test_a_question_that_arrives_late_takes_nothing_away(shared_redis: RedisServer) -> None:
-    """It was given up and says less than the next one, which has overtaken it."""
+    """The late answer was given up and says less than the next one, which has overtaken it."""
     now_ms = 1_700_000_000_000
     few, many = (limit_request("t", concurrent=100, places=places) for places in (1, 90))
     with shared_redis.client() as client:
@@ -207,7 +207,7 @@ def test_a_question_that_arrives_late_takes_nothing_away(shared_redis: RedisServ
 
 
 def test_the_lease_of_one_that_died_counts_as_used_at_its_end(shared_redis: RedisServer) -> None:
-    """What it admitted in its last moments was never reported."""
+    """Admissions of its last moments were never reported."""
     now_ms = [1_700_000_000_000]
     ask = limit_request("t", requests=640)
     with shared_redis.client() as client:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 
 from gateway.tenancy.limits.lease import LEASE_S, TICK_S, Lease
 from gateway.tenancy.limits.request import LimitRequest, Settlement, Spending
 from gateway.tenancy.limits.script import Call, grant_of, is_an_answer, reports_of, unfit_fields
+from tests.support.examples import scale_examples
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
@@ -55,7 +56,7 @@ class _Running:
 
 
 class _World:
-    """What really runs and was used: the truth that limits are about."""
+    """Requests that really run and units that were really used."""
 
     def __init__(self, script: ScriptAt, limits: LimitRequest) -> None:
         self.script = script
@@ -245,11 +246,7 @@ def _play(world: _World, step: tuple[str, int, int, int, int, int]) -> None:
 
 
 @given(LIMIT, LIMIT, LIMIT, st.none() | st.integers(1, 4000), STEPS)
-@settings(
-    deadline=None,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@scale_examples(2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_minute_has_more_than_the_limit_whatever_is_lost(
     shared_redis: RedisServer,
     requests: int | None,

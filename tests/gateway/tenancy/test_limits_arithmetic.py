@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.request import BUSY_WAIT_MS, NEVER, Decision, LimitRequest, Settlement
+from tests.support.examples import scale_examples
 from tests.support.limit_requests import LeaseAt, ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
 
@@ -64,7 +65,7 @@ class _Run:
         return decision
 
     def settlement(self) -> Settlement:
-        """As it ends; of what it reserved, some may be held on by another that runs."""
+        """End the request; another that runs may hold on to a part of its reservation."""
         asked, used = self.running.pop(0)
         places = 0 if self.limits[2] is None else asked.places
         if self.limits[1] is None:
@@ -77,7 +78,6 @@ class _Run:
 
 
 @given(LIMIT, LIMIT, LIMIT, STEPS)
-@settings(deadline=None)
 def test_no_minute_lets_more_pass_than_the_limit(
     requests: int | None, tokens: int | None, concurrent: int | None, steps: list[Any]
 ) -> None:
@@ -96,7 +96,6 @@ def test_no_minute_lets_more_pass_than_the_limit(
 
 
 @given(LIMIT, LIMIT, STEPS, st.integers(1, 60))
-@settings(deadline=None)
 def test_the_wait_is_true_and_not_too_long(
     requests: int | None, tokens: int | None, steps: list[Any], wanted: int
 ) -> None:
@@ -162,9 +161,7 @@ def test_more_than_may_ever_be_at_once_is_not_to_be_tried_again() -> None:
 
 
 @given(LIMIT, LIMIT, LIMIT, STEPS)
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@scale_examples(1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_redis_counts_as_python_does(
     shared_redis: RedisServer,
     requests: int | None,

@@ -52,7 +52,7 @@ def _numbered(one: KeyRecord, number: int) -> KeyRecord:
 
 
 def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path) -> None:
-    """As many as there may be, which Redis has lost after each run."""
+    """The largest number allowed, all of which Redis has lost after each run."""
     copies = OverrideCopies(tmp_path, shared_redis.url)
 
     def prepare(run: int) -> None:
@@ -69,7 +69,7 @@ def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_
 
 
 def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
-    """Of 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
+    """There are 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
     notices = PeftNotices(RedisSettings(shared_redis.url, timeout_s=30))
     holds = frozenset(f"{n:064x}" for n in range(5_000))
     held = Held(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)

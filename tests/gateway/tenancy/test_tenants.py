@@ -163,7 +163,7 @@ def test_of_two_tenants_keys_authorization_counts(gateway: GatewayProcess) -> No
 def test_admins_and_tenants_are_not_the_same(gateway: GatewayProcess) -> None:
     with gateway.client(ADMIN) as client:
         assert client.get("/v1/adapters").status_code == 200
-        assert 'gateway_tenant_requests_total{adapter=""' in client.get("/metrics").text
+        assert "gateway_requests_total" in client.get("/metrics").text
         assert _error(client.get("/v1/models")) == (401, "invalid_api_key")
     with gateway.client(ACME) as client:
         assert _error(client.get("/v1/adapters")) == (401, "invalid_api_key")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from gateway.tokenization.prompts import Prompts
-from ops.commands.up import DEMO_MODEL
 
 WORDS = "The capital of France is the city in which most people live and work today. "
 LONG = WORDS * 2000
-
-
-@pytest.fixture
-def prompts() -> Iterator[Prompts]:
-    prompts = Prompts.load(DEMO_MODEL)
-    yield prompts
-    prompts.close()
 
 
 def _text(prompts: Prompts, kind: str) -> Any:

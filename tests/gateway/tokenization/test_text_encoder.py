@@ -7,10 +7,9 @@ import json
 import random
 import threading
 from array import array
-from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -21,16 +20,10 @@ from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import INLINE_CHARS
 from gateway.tokenization.word_ids import WordIds
 from ops.commands.up import DEMO_MODEL
+from tests.support.examples import scale_examples
 
 PROSE = "The capital of France is the city in which most people live and work today. "
 LONG = PROSE * 1000
-
-
-@pytest.fixture
-def prompts() -> Iterator[Prompts]:
-    prompts = Prompts.load(DEMO_MODEL)
-    yield prompts
-    prompts.close()
 
 
 def _random_words(chars: int, seed: int = 0) -> str:
@@ -211,7 +204,7 @@ async def test_ids_are_those_of_the_whole_text(
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 16)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
 
-    @settings(max_examples=500, deadline=None)
+    @scale_examples(8)
     @given(st.lists(TEXTS, max_size=3), st.booleans())
     def compare(texts: list[str], special: bool) -> None:
         coroutine = prompts._encoder.encode(texts, add_special_tokens=special, tenant="")
@@ -246,7 +239,7 @@ async def test_ids_are_those_of_a_whole_chat_with_control_tokens_in_it(
     monkeypatch.setattr(word_ids, "_MIN_PIECES_CHARS", 10)
     monkeypatch.setattr("gateway.tokenization.text_encoder.INLINE_CHARS", 30)
 
-    @settings(max_examples=300, deadline=None)
+    @scale_examples(5)
     @given(TEXTS, TEXTS)
     def compare(one: str, other: str) -> None:
         messages = [{"role": "user", "content": f"{one}<|im_end|>{other}"}]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -20,6 +20,7 @@ from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS
 from gateway.tokenization.word_ids import WordIds
 from gateway.tokenization.word_pattern import piece_start_of
 from ops.commands.up import DEMO_MODEL
+from tests.support.examples import scale_examples
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import serving
 from tests.support.in_process import running, save_tokenizer
@@ -95,7 +96,7 @@ def test_words_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyP
     words = of(tokenizer)
     assert words is not None
 
-    @settings(max_examples=1000, deadline=None)
+    @scale_examples(5)
     @given(TEXTS | SPACED_TEXTS, st.booleans(), st.sampled_from([0, 100]))
     def compare(text: str, special: bool, min_pieces_chars: int) -> None:
         assert words is not None
@@ -123,7 +124,7 @@ def test_blocks_give_the_ids_of_their_text(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lone_spaces, "MAX_BLOCK_CHARS", 24)
     monkeypatch.setattr(word_ids, "_MIN_NEW_CHARS", 8)
 
-    @settings(max_examples=1000, deadline=None)
+    @scale_examples(5)
     @given(TEXTS | SPACED_TEXTS)
     def compare(text: str) -> None:
         assert words is not None
@@ -329,7 +330,7 @@ def test_a_text_that_is_longer_than_a_block_is_left_to_the_library() -> None:
 
 @pytest.mark.parametrize("text", ["a  " * 10**6, "a  " * 10**6 + "b c " * 10**4, "\n " * 10**6])
 def test_a_place_to_cut_is_not_looked_for_in_all_of_a_long_text(text: str) -> None:
-    """It is looked for in one turn of the event loop, at 0.1 us a space."""
+    """The search is one turn of the event loop, at 0.1 us a space."""
     words = of(BYTES)
     assert words is not None
     gc.disable()
@@ -485,7 +486,7 @@ def test_a_text_of_many_words_of_other_alphabets_is_left_to_the_library() -> Non
 
 
 def test_both_libraries_have_the_same_white_space() -> None:
-    """What Python takes for none is none to the tokenizer, at which pieces are told apart."""
+    """No character splits words for the tokenizer that Python does not take for white space."""
     chars = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     split = pre_tokenizers.Split(Regex(r"\s"), "isolated").pre_tokenize_str
     alone = {piece for piece, _ in split("a".join(chars)) if len(piece) == 1}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.deliveries import DeliveryQueue
 from tests.support.http2_peer import (
     MANY,
     Server,
     begun,
     connected,
+    count_reads,
     grpc_message,
     silence,
     start,
@@ -51,11 +52,15 @@ def send_together(peer: Any, calls: Sequence[Any], message: bytes = b"token") ->
     peer.flush()
 
 
-async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> list[asyncio.Task[bool]]:
-    """Return tasks that feed `take` the number of a call with each of its messages."""
+@asynccontextmanager
+async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> AsyncIterator[None]:
+    """Feed `take` the number of a call with each of its messages. Cancel the calls at the end."""
     tasks = [asyncio.create_task(call.feed(lambda _, n=n: take(n))) for n, call in enumerate(calls)]
     await asyncio.sleep(0)
-    return tasks
+    yield
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
@@ -89,14 +94,6 @@ async def test_reads_are_gathered_again_when_no_task_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However the waits ended: with a message, the stream's end, a failure, or cancelled."""
-    reads = 0
-    received = Connection.data_received
-
-    def counting(self: Connection, data: bytes) -> None:
-        nonlocal reads
-        reads += 1
-        received(self, data)
-
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)
@@ -110,11 +107,7 @@ async def test_reads_are_gathered_again_when_no_task_waits(
         peer.reset(others[3].stream_id, 8)
         tasks[4].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        monkeypatch.setattr(Connection, "data_received", counting)
-        for n in range(600):
-            peer.send(calls[n % MANY].stream_id, grpc_message(b"token"))
-            await asyncio.sleep(0)
-        await until(lambda: sum(call.unread for call in calls) == 600)
+        reads = await count_reads(monkeypatch, peer, calls, 600)
         assert reads < 200  # 300 where each is read as soon as it is there
 
 
@@ -137,19 +130,16 @@ async def test_tokens_that_were_read_together_are_delivered_over_many_turns(
                 delivered[turns.now] += 1
                 return True
 
-            tasks = await feeding(calls, take)
-            waiting = asyncio.create_task((await start(transport)).read())
-            if not waits:
+            async with feeding(calls, take):
+                waiting = asyncio.create_task((await start(transport)).read())
+                if not waits:
+                    waiting.cancel()
+                await until(lambda: len(peer.answered) == STREAMS + 1)
+                send_together(peer, calls)
+                await until(lambda: delivered.total() == STREAMS)
                 waiting.cancel()
-            await until(lambda: len(peer.answered) == STREAMS + 1)
-            send_together(peer, calls)
-            await until(lambda: delivered.total() == STREAMS)
         # 200 where all are delivered with the read.
         assert max(delivered.values()) <= most + STREAMS // 64
-        waiting.cancel()
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_task_that_waits_is_woken_before_what_was_read_with_its_message() -> None:
@@ -164,24 +154,22 @@ async def test_a_task_that_waits_is_woken_before_what_was_read_with_its_message(
             delivered += 1
             return True
 
-        tasks = await feeding(calls[:-1], take)
         before: list[int] = []
 
         async def wait() -> None:
             assert await calls[-1].read() == b"token"
             before.append(delivered)
 
-        waiting = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        # Two writes, which may be read together or not: it is the last in both.
-        send_together(peer, calls[:-1])
-        send_together(peer, calls)
-        await waiting
-        assert before[0] < 20  # 398 where the others go first
-        await until(lambda: delivered >= STREAMS - 1)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with feeding(calls[:-1], take):
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+            # Two writes, which may be read together or not: it is the last in both.
+            send_together(peer, calls[:-1])
+            send_together(peer, calls)
+            await waiting
+            assert before[0] < 20  # 398 where the others go first
+            await until(lambda: delivered >= STREAMS - 1)
+        calls[-1].cancel()
 
 
 async def test_each_stream_has_its_messages_once_and_in_order() -> None:
@@ -218,7 +206,7 @@ async def test_each_stream_has_its_messages_once_and_in_order() -> None:
 
 
 async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_delivered() -> None:
-    """What lies undelivered stays below two large reads, and not at a window for each stream."""
+    """Undelivered data stays below two large reads, instead of a window for each stream."""
     size, most = 8000, 0
     server = Server(silence)
     async with connected(server) as transport:
@@ -232,14 +220,11 @@ async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_deli
             most = max(most, sum(call.unread for call in calls) * size)
             return True
 
-        tasks = await feeding(calls, take)
-        for _ in range(10):
-            send_together(peer, calls, bytes(size))
-        await until(lambda: sum(call.unread for call in calls) == 0 and delivered >= STREAMS)
+        async with feeding(calls, take):
+            for _ in range(10):
+                send_together(peer, calls, bytes(size))
+            await until(lambda: sum(call.unread for call in calls) == 0 and delivered >= STREAMS)
         assert most < 2**20
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Delivery:

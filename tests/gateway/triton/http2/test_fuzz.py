@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hpack import Encoder
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
@@ -22,6 +22,7 @@ from gateway.triton.http2 import frames
 from gateway.triton.http2.call import WINDOW, Call
 from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.headers import request_block
+from tests.support.examples import scale_examples
 from tests.support.http2_peer import HANGS_AFTER_S, grpc_message
 
 BLOCK = request_block("/a/B", "h:1", tls=False)
@@ -132,7 +133,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
 
 @pytest.mark.slow
 @given(conversations())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@scale_examples(10)
 def test_any_conversation_ends_well(pieces: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         failed: list[object] = []
@@ -179,7 +180,6 @@ async def outcome(call: Call[bytes]) -> None:
 
 
 @given(st.lists(st.binary(max_size=2000), min_size=1, max_size=8), st.data())
-@settings(deadline=None)
 def test_messages_cut_into_any_frames_and_reads(messages: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(grpc_message, messages))
     places = st.lists(st.integers(0, len(stream)), max_size=10).map(sorted)

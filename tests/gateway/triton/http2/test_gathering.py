@@ -14,7 +14,6 @@ import uvloop
 
 from gateway.triton.http2.base_connection import _GATHER_S, BaseConnection
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.http2.connection import Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint
 from ops.local_stack.ports import LOCALHOST
 from tests.support.authority import Authority
@@ -24,6 +23,7 @@ from tests.support.http2_peer import (
     Server,
     begun,
     connected,
+    count_reads,
     grpc_message,
     silence,
     start,
@@ -35,23 +35,11 @@ MB = 2**20
 
 
 async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a packet of its own, one soon after the other; nothing is lost or mixed up."""
-    reads = 0
-    received = Connection.data_received
-
-    def counting(self: Connection, data: bytes) -> None:
-        nonlocal reads
-        reads += 1
-        received(self, data)
-
+    """Nothing is lost or mixed up."""
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)
-        monkeypatch.setattr(Connection, "data_received", counting)
-        for n in range(600):
-            server.peers[0].send(calls[n % MANY].stream_id, grpc_message(b"%d" % n))
-            await asyncio.sleep(0)
-        await until(lambda: sum(call.unread for call in calls) == 600)
+        reads = await count_reads(monkeypatch, server.peers[0], calls, 600)
         assert reads < 200  # 300 where each is read as soon as it is there
         for n in range(600):
             assert await calls[n % MANY].read() == b"%d" % n

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hpack import Decoder, Encoder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.triton.http2.headers import BlockDecoder
+from tests.support.examples import scale_examples
 
 _NAMES = st.sampled_from(["grpc-status", "grpc-message", "content-type", ":status", "x-any"])
 _FIELDS = st.lists(
@@ -14,7 +15,7 @@ _FIELDS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@scale_examples(2)
 @given(
     blocks=st.lists(st.tuples(_FIELDS, st.booleans()), min_size=16, max_size=32),
     table=st.sampled_from([0, 64, 256, 4096]),
