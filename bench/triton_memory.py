@@ -25,7 +25,7 @@ from pathlib import Path
 from bench.servers import Triton, real_triton
 from gateway.generation import Generation, GenerationParams
 from gateway.triton.engine import Engine
-from gateway.triton.transport import LEFT_GRACE_S, ConnectionOptions
+from gateway.triton.transport import ABANDON_GRACE_S, ConnectionOptions
 from ops.local_stack.ports import PortClaims
 
 TOKENS_PER_SECOND = 20_000
@@ -65,7 +65,7 @@ async def kept_bytes(
         vocab_size=4096,
         max_seq_len=None,
         on_stop=lambda _: None,
-        on_cold_send=lambda _: None,
+        on_upload=lambda _: None,
         connection=connection or ConnectionOptions(),
     )
     try:
@@ -86,7 +86,7 @@ async def _ask(engine: Engine, kind: Kind, requests: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(_ask_each(engine, kind, numbers))
-    await asyncio.sleep(LEFT_GRACE_S)
+    await asyncio.sleep(ABANDON_GRACE_S)
 
 
 async def _ask_each(engine: Engine, kind: Kind, numbers: Iterator[int]) -> None:

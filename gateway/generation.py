@@ -20,7 +20,7 @@ from gateway.parsers.message import MessageForm
 from gateway.stops import Stops
 from guides.kinds import Kind, Policy
 
-_LEAST = 1e-6
+_GREEDY_THRESHOLD = 1e-6
 MAX_CHOICES = 128
 MODEL_MAXIMUM = -1
 """A length to which a prompt is cut: what the model takes beside the answer's `max_tokens`."""
@@ -49,7 +49,11 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         # The engine takes these as float32, in which a tiny value is 0, and 0 means "not set".
-        return self.temperature < _LEAST or self.top_p < _LEAST or self.top_k == 1
+        return (
+            self.temperature < _GREEDY_THRESHOLD
+            or self.top_p < _GREEDY_THRESHOLD
+            or self.top_k == 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Folders(Protocol):
     def using(self, endpoint: str) -> AbstractContextManager[object]:
         """While a request names it there: until then it is not taken away."""
 
-    async def looked(self) -> None:
+    async def wait_for_poll(self) -> None:
         """Returns when replicas have been looked at once more. Raises EngineError where the version
         will never come."""
 
@@ -94,7 +98,7 @@ class Lora:
     task_id: int
     nbytes: int
     weights: Callable[[], Awaitable[Converted]]
-    turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     folders: Folders | None = None
     dtype: Dtype | None = None
     tp_size: int | None = None
@@ -115,7 +119,7 @@ class TextPrompt:
     bad: tuple[str, ...] = ()
     bias: tuple[tuple[str, float], ...] = ()
     restated: str = ""
-    whole: bool = False
+    single_response: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,11 +174,11 @@ class Caller:
     first_token_within: float | None = None
     max_expected_wait_s: float | None = None
     billed: bool = False
-    apart: bool = False
+    isolated_cache: bool = False
     guides: Policy = "checked"
 
 
-ANYBODY = Caller()
+DEFAULT_CALLER = Caller()
 
 
 class Unenforced(NamedTuple):
@@ -227,10 +231,10 @@ class Options:
     unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
-    caller: Caller = field(default_factory=lambda: ANYBODY)
+    caller: Caller = field(default_factory=lambda: DEFAULT_CALLER)
 
     @property
-    def goes_past_ends(self) -> bool:
+    def ignores_ends(self) -> bool:
         """Whether end-of-sequence ids end nothing. At its end a guide leaves the engine nothing but
         these to choose from, and nothing may come behind them."""
         return self.ignore_eos and self.params.guide is None
@@ -267,14 +271,14 @@ class Generation:
     """The kinds of replicas (`gateway.scheduling.kinds`) that can take it, and what of it is the
     `text` for each of them. Empty for what is sent to a replica without being asked which."""
 
-    def for_kind(self, kind: object) -> Generation:
+    def for_variant(self, variant: object) -> Generation:
         """As a replica of this kind, which is one of `forms`, is sent it."""
         if len(self.forms) < 2:
             return self
-        return replace(self, text=self.forms[kind])
+        return replace(self, text=self.forms[variant])
 
 
-class Running(Protocol):
+class RunningChoice(Protocol):
     """A choice under way."""
 
     @property
@@ -293,21 +297,21 @@ class Meter:
     choice. `finished` has the reason of each choice that came to its end.
     """
 
-    sent: int = 0
+    sent_prompts: int = 0
     """The prompts that the engine was given: a bit for each place in the request."""
     tokens: int = 0
-    untold: int = 0
+    unreported_tokens: int = 0
     """Of what was broken off: tokens that had come and were not read yet, and what beam searches
     and whole answers may have come to, of which the engine tells at the end only."""
-    whole_under_way: bool = False
+    aborted_single_response: bool = False
     """True if an answer in one piece was broken off while its engine seemed to work on it."""
-    running: list[Running] = field(default_factory=list)
+    running: list[RunningChoice] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
     """Of the models that have answered, by the place of the generation in the request, but for
     those of the batch's own fingerprint."""
-    continued: int = 0
+    resumptions: int = 0
     """How often one of its choices has gone on at another replica."""
     first_token: float | None = None
     """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
@@ -354,13 +358,13 @@ class Batch:
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """Of the tokens of prompts, by the place of the generation that shows them."""
-    prompt_turns: defaultdict[int, asyncio.Lock] = field(
+    prompt_locks: defaultdict[int, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
     """Whose turn it is to ask for these, by the place of a prompt's first generation."""
 
     @property
-    def came(self) -> float:
+    def arrived_at(self) -> float:
         """When the request came, in the event loop's time."""
         return self.deadline - self.timeout_s
 
@@ -368,7 +372,7 @@ class Batch:
     def first_token_by(self) -> float:
         """When its first token must have come, in the event loop's time."""
         within = self.caller.first_token_within
-        return self.deadline if within is None else min(self.deadline, self.came + within)
+        return self.deadline if within is None else min(self.deadline, self.arrived_at + within)
 
     def fingerprint_of(self, choice: int) -> str:
         """Of the model that answers for this choice, as far as is known by now."""
@@ -376,7 +380,7 @@ class Batch:
         return self.meter.fingerprints.get(index, self.fingerprint)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """How much of the engine it takes: a place for each sequence that is generated."""
         return sum(generation.beams or 1 for generation in self.generations)
 
@@ -385,9 +389,9 @@ class Batch:
         """Of the prompts that the engine was given, each counted once."""
         of_prompt = len(self.generations) // self.prompts
         firsts = self.generations[::of_prompt]
-        sent = [first for place, first in enumerate(firsts) if self.meter.sent >> place & 1]
+        sent = [first for place, first in enumerate(firsts) if self.meter.sent_prompts >> place & 1]
         return sum([len(generation.prompt_ids) for generation in sent])
 
-    def sent(self, index: int) -> None:
+    def record_sent(self, index: int) -> None:
         """An engine was given the prompt of this generation."""
-        self.meter.sent |= 1 << index * self.prompts // len(self.generations)
+        self.meter.sent_prompts |= 1 << index * self.prompts // len(self.generations)

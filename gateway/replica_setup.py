@@ -18,7 +18,7 @@ from gateway.triton.transport import ConnectionOptions
 
 # Fewer than an engine for chats runs at once, so that little waits in it; a small one's throughput
 # is not lost by it.
-_GUESSED_PLACES = 64
+_DEFAULT_IN_FLIGHT = 64
 
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
@@ -32,36 +32,36 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             tokenizer_policy=settings.tokenizer_check,
             max_seq_len=settings.max_seq_len,
             on_stop=metrics.count_stop,
-            on_cold_send=metrics.count_cold_send,
+            on_upload=metrics.count_cold_send,
             connection=_connection_options(settings),
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,
             first_response_timeout=settings.first_response_timeout,
             tokens_per_block=settings.tokens_per_block,
         ),
-        partial(_places, settings),
+        partial(_max_in_flight, settings),
         drain_grace_s=settings.replica_drain_grace,
     )
 
 
-def targets_of(settings: Settings, configuration: Configuration) -> list[Target]:
+def list_targets(settings: Settings, configuration: Configuration) -> list[Target]:
     if configuration.replicas is not None:
         return [Target(r.endpoint, r.weight, r.drain) for r in configuration.replicas]
     return [Target(endpoint) for endpoint in settings.triton_endpoints]
 
 
-def guessed(settings: Settings, capabilities: ModelCapabilities) -> str | None:
+def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities) -> str | None:
     """What an operator should know where the number of a replica's requests is a guess."""
     if settings.replica_in_flight is not None or capabilities.llmapi is None:
         return None
     return (
-        f"each Triton gets {_GUESSED_PLACES} requests at once, which is a guess: a model of the "
+        f"each Triton gets {_DEFAULT_IN_FLIGHT} requests at once, which is a guess: a model of the "
         "llmapi repository does not tell how many it runs. Set GATEWAY_REPLICA_IN_FLIGHT to 5/4 of "
         "max_batch_size of its model.yaml"
     )
 
 
-def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
+def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """How many requests a replica gets at once.
 
     A few more than it runs: the next ones are at hand when some end. Of llmapi it is unknown; with
@@ -70,7 +70,7 @@ def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight
     if capabilities.llmapi is not None:
-        return _GUESSED_PLACES
+        return _DEFAULT_IN_FLIGHT
     if capabilities.max_batch_size is None:
         return None
     return math.ceil(1.25 * capabilities.max_batch_size)

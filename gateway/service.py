@@ -22,7 +22,7 @@ from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
 from gateway.overrides.followed import FollowedOverrides
-from gateway.replica_setup import guessed, targets_of
+from gateway.replica_setup import describe_in_flight_guess, list_targets
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.mapped_pool import MappedPool
@@ -33,7 +33,7 @@ from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import TurnThread
+from gateway.tokenization.turns import FairThread
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Service:
     cold_sends: Admission
     """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
     guides: GuideCheck
-    logits: TurnThread
+    logits: FairThread
     """Where the likeliest tokens are found and many numbers written, in turn by tenant."""
     adapters: Adapters
     mapped: MappedModels
@@ -100,7 +100,10 @@ class Service:
         selections = self.replicas.selections
         ready = [replica.engine for replica in self.replicas if replica.ready]
         of_models = [engine.selection.warning for engine in ready]
-        of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
+        of_places = [
+            describe_in_flight_guess(self.settings, selection.capabilities)
+            for selection in selections
+        ]
         return "; ".join(dict.fromkeys([each for each in of_models + of_places if each])) or None
 
     @property
@@ -152,7 +155,7 @@ class Service:
     def _warn_of_guess(self) -> None:
         with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
             for capabilities in self.replicas.capabilities:
-                if (warning := guessed(self.settings, capabilities)) is not None:
+                if (warning := describe_in_flight_guess(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
     def ended(self, work: asyncio.Task[None]) -> None:
@@ -165,7 +168,7 @@ class Service:
         """Makes them what the configuration says, and hands out places that have come free."""
         while True:
             try:
-                targets = targets_of(self.settings, self.configuration.current)
+                targets = list_targets(self.settings, self.configuration.current)
                 if targets != self.replicas.configured:
                     await self.replicas.configure(targets)
             except Exception as error:  # whatever is wrong with one, this must go on looking

@@ -167,7 +167,7 @@ class Answer:
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
         # Who is kept apart is not told what others' prompts have left in the cache.
-        self._tells_cached = not batch.caller.apart
+        self._tells_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())

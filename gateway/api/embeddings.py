@@ -20,7 +20,7 @@ from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
-from gateway.pipeline.mapped import Inputs, Vectors, of_ids, of_texts, shaped
+from gateway.pipeline.mapped import MappedInputs, Vectors, check_ids, encode_texts, shape_vectors
 from gateway.service import Service
 
 router = Router()
@@ -100,15 +100,15 @@ async def embeddings(request: Request) -> Response:
 
 async def _inputs(
     service: Service, model: MappedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
-) -> Inputs:
+) -> MappedInputs:
     if wanted.dimensions is not None and not model.entry.dimensions:
         raise InvalidRequest(
             f"dimensions: the embeddings of `{model.name}` are not to be cut.", param="dimensions"
         )
     if (texts := wanted.texts) is None:
-        return await of_ids(service, model, wanted.ids, tenant=tenant)
+        return await check_ids(service, model, wanted.ids, tenant=tenant)
     pairs = [(text,) for text in texts]
-    return await of_texts(service, model, pairs, tenant=tenant, param="input")
+    return await encode_texts(service, model, pairs, tenant=tenant, param="input")
 
 
 async def _answer(asked: Asking[EmbeddingsRequest, EmbeddingModel]) -> Response:
@@ -123,11 +123,13 @@ async def _answer(asked: Asking[EmbeddingsRequest, EmbeddingModel]) -> Response:
         )
     room = service.vectors
     cost = min(size, room.largest() or size)
-    permit = room.permit(asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.left_s)
+    permit = room.permit(
+        asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.remaining_s
+    )
     try:
         await permit.__aenter__()
     except TimeoutError:
-        raise asked.deadline.missed() from None
+        raise asked.deadline.timeout_error() from None
     try:
         pieces = await _pieces(asked, await asked.rows(found), as_base64=as_base64)
     except BaseException:
@@ -145,7 +147,7 @@ async def _pieces(
     answers.reverse()
     while answers:
         # Nothing else keeps them.
-        rows = shaped(answers.pop(), wanted.dimensions, normalize=entry.normalize)
+        rows = shape_vectors(answers.pop(), wanted.dimensions, normalize=entry.normalize)
         write = partial(written, rows, first, as_base64=as_base64)
         if rows.size <= FEW_NUMBERS:
             pieces.append(write())

@@ -31,7 +31,7 @@ from gateway.api.guides import format_guide, structured_guide
 from gateway.api.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
-    ANYBODY,
+    DEFAULT_CALLER,
     MAX_CHOICES,
     Caller,
     GenerationParams,
@@ -142,7 +142,7 @@ class GenerationRequest(Strict):
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
-        caller: Caller = ANYBODY,
+        caller: Caller = DEFAULT_CALLER,
     ) -> Options:
         """What is asked for, with OpenAI's defaults: temperature 1, top_p 1, a fresh seed.
 

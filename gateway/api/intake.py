@@ -77,7 +77,7 @@ class Intake:
             return work()
         # Less is done here, and more goes to a thread where a page would wait for a book.
         chars = max(self._size, LARGE_BODY)
-        return await self._service.prompts.turns.run(self._tenant, chars, work)
+        return await self._service.prompts.threads.run(self._tenant, chars, work)
 
     def offload(self) -> None:
         """Run all further work in a thread, such as work that is repeated many times."""

@@ -26,12 +26,12 @@ from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
 from gateway.pipeline.mapped import (
     Deadline,
-    Found,
-    Inputs,
+    FittedModel,
+    MappedInputs,
     Vectors,
     ask,
     check_length,
-    mapped_model,
+    resolve_model,
 )
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
@@ -53,7 +53,7 @@ class Asking(Generic[W, C]):
     tenant: Tenant | None
     wanted: W
     model: MappedModel[C]
-    inputs: Inputs
+    inputs: MappedInputs
     account: InputAccount
     deadline: Deadline
     headers: dict[str, str]
@@ -67,13 +67,13 @@ class Asking(Generic[W, C]):
     def priority(self) -> int:
         return self.tenant.priority if self.tenant else 0
 
-    async def found(self, param: str) -> Found:
+    async def found(self, param: str) -> FittedModel:
         """The model as Triton has it, which all inputs fit."""
-        found = await mapped_model(self.service, self.model, self.deadline)
+        found = await resolve_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
 
-    async def rows(self, found: Found) -> list[Vectors]:
+    async def rows(self, found: FittedModel) -> list[Vectors]:
         return await ask(
             self.service,
             context_of(self.request.scope),
@@ -91,12 +91,12 @@ async def asking(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
-    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
+    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[MappedInputs]],
 ) -> Asking[W, C]:
     """Raises what the table of `failures` has rows for."""
     service = service_of(request.scope)
     tenant = tenant_of(request)
-    deadline = Deadline.of(
+    deadline = Deadline.after(
         timeout_of(request, service.settings.request_timeout), service.settings.request_timeout
     )
     name = tenant.name if tenant else ""

@@ -152,7 +152,7 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
         tools,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
-        go_on=bool(wanted.continue_final_message),
+        continue_last=bool(wanted.continue_final_message),
         guided=guided,
     )
     return [prompt], _message_form(chat, wanted, str(prompt), guided=guided)
@@ -177,7 +177,7 @@ def _message_form(
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
-        channel = harmony.begun(prompt)
+        channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
     # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
@@ -219,13 +219,13 @@ async def _prepare(
         first_token_within=first_token_within,
         max_expected_wait_s=service.settings.max_expected_wait if not first_token_within else None,
         billed=tenant is not None or service.settings.usage_log is not None,
-        apart=tenant is not None and not service.settings.tenants_trust_each_other,
+        isolated_cache=tenant is not None and not service.settings.tenants_trust_each_other,
         guides=tenant.guides if tenant else "checked",
     )
     lora = route.lora
     if lora is not None:
         turn = partial(_cold_send, service, caller, lora.nbytes)
-        lora = replace(lora, turn=turn, tenant=caller.tenant)
+        lora = replace(lora, upload_slot=turn, tenant=caller.tenant)
 
     def made() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
@@ -235,7 +235,7 @@ async def _prepare(
     given, options = await intake.work(made)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
-    if chat.stop_ids and not options.goes_past_ends:
+    if chat.stop_ids and not options.ignores_ends:
         ends = (*options.stop_token_ids, *chat.stop_ids)
         options = replace(options, stop_token_ids=ends)
     context = context_of(request.scope)
@@ -331,7 +331,7 @@ async def _write(
         body.expect()
     sink = answer.stream(body, usage)
     # Not before it is its turn: behind a comment no refusal by the queue is a 503.
-    await generate(service, context, batch, sink, on_place=body.expect)
+    await generate(service, context, batch, sink, on_slot=body.expect)
     if keeper is not None:
         await keeper.streamed(body)
 

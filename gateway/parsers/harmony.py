@@ -31,21 +31,21 @@ FINAL = f"{_CHANNEL}final{_MESSAGE}"
 """Begins, behind `TURN`, what is for the user."""
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
-_LONGEST = max(map(len, MARKERS))
+_MAX_MARKER_CHARS = max(map(len, MARKERS))
 # More is no header, but text whose `<|message|>` was forgotten: names have up to 128 characters.
-_LONGEST_HEADER = 256
+_MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _ROLE_OR_TYPE = re.compile(rf"(?:{re.escape(_START)}|{re.escape(_CONSTRAIN)})\s*\w*")
 _CUT_RECIPIENT = re.compile(r"\bto?$")
 _NAMESPACE = "functions."
 # To these it is a message as any other.
-_NOBODY = frozenset({"", "all", "assistant", "user"})
+_NO_RECIPIENTS = frozenset({"", "all", "assistant", "user"})
 
 _Kind = Literal["content", "reasoning", "call"]
 
 
-def begun(prompt: str) -> str:
+def read_open_header(prompt: str) -> str:
     """What a prompt has written of the header of the answer's first message, its end included."""
     message = prompt[max(prompt.rfind(_START), 0) :]
     if not message.startswith(_START) or any(end in message for end in (_END, _RETURN, _CALL)):
@@ -60,7 +60,7 @@ class HarmonyParser:
     It goes by whole pieces of text, not by characters: every chat with such a model is read.
     """
 
-    def __init__(self, begun: str = TURN, *, calls: bool = True) -> None:
+    def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
         """`begun` is what the prompt has of the first message's header. With `calls` False a call
         is content, or reasoning by its channel: no tools were offered."""
         self.calls = 0
@@ -74,9 +74,9 @@ class HarmonyParser:
         self._name = ""  # of the function that is called
         self._silent = True  # the message has no text yet
         self._spoken: set[_Kind] = set()
-        if _CHANNEL in begun or begun.endswith(_MESSAGE):
-            self._header, self._bare = begun.removesuffix(_MESSAGE), False
-            if begun.endswith(_MESSAGE):
+        if _CHANNEL in open_header or open_header.endswith(_MESSAGE):
+            self._header, self._bare = open_header.removesuffix(_MESSAGE), False
+            if open_header.endswith(_MESSAGE):
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
@@ -87,7 +87,7 @@ class HarmonyParser:
             self._read(text[start : found.start()])
             self._mark(found[0])
             start = found.end()
-        tail = text.rfind("<", max(start, len(text) - _LONGEST + 1))
+        tail = text.rfind("<", max(start, len(text) - _MAX_MARKER_CHARS + 1))
         if tail < 0 or not any(marker.startswith(text[tail:]) for marker in MARKERS):
             tail = len(text)
         self._read(text[start:tail])
@@ -134,12 +134,12 @@ class HarmonyParser:
         if self._header is None:
             self._write(text)
             return
-        room = _LONGEST_HEADER - len(self._header)
-        self._header += text[:room]
+        free_chars = _MAX_HEADER_CHARS - len(self._header)
+        self._header += text[:free_chars]
         is_text = self._bare and not "to=".startswith(self._header.lstrip()[:3])
-        if is_text or len(text) > room:
+        if is_text or len(text) > free_chars:
             self._miss_message()
-            self._write(text[room:])
+            self._write(text[free_chars:])
 
     def _open(self) -> str:
         """Begins the message that the header is of; returns what of the header is no such thing."""
@@ -148,7 +148,7 @@ class HarmonyParser:
         name = recipient[1].removeprefix(_NAMESPACE) if recipient else ""
         self._silent = True
         self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
-        if self._offered and name not in _NOBODY:
+        if self._offered and name not in _NO_RECIPIENTS:
             self._kind, self._name = "call", name
         for part in (_NAME_OF_CHANNEL, _RECIPIENT, _ROLE_OR_TYPE):
             header = part.sub("", header)

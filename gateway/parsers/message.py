@@ -93,7 +93,7 @@ class MessageReader:
         """True once a guided answer has begun a call that is over the limit."""
 
     @property
-    def called(self) -> bool:
+    def ends_with_call(self) -> bool:
         """Return True if the last call is complete and ends the turn; valid after `finish`.
 
         A call of a function that was named does not end the turn, as at OpenAI.

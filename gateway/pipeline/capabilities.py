@@ -17,7 +17,7 @@ class _InputRequirement:
 
     param: str
     logical: LogicalInput
-    asked: Callable[[Options], object]
+    is_requested: Callable[[Options], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class _TokenModeOnly:
     """A parameter that a model which takes and gives text cannot serve."""
 
     param: str
-    asked: Callable[[Options, TextModel], object]
-    why: str
+    is_requested: Callable[[Options, TextModel], object]
+    reason: str
 
 
 _INPUT_REQUIREMENTS = (
@@ -70,7 +70,7 @@ def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: 
         if name not in capabilities.inputs:
             raise _without_input(capabilities, name)
     for needed in _INPUT_REQUIREMENTS:
-        if needed.logical not in capabilities.inputs and needed.asked(options):
+        if needed.logical not in capabilities.inputs and needed.is_requested(options):
             raise _without_input(capabilities, needed.param)
     _check_engine(capabilities, options, chat=chat)
 
@@ -84,9 +84,9 @@ def _without_input(capabilities: ModelCapabilities, param: str) -> UnsupportedPa
 
 def _check_text(text: TextModel, model: str, options: Options) -> None:
     for only in _TOKEN_MODE_ONLY:
-        if only.asked(options, text):
+        if only.is_requested(options, text):
             raise UnsupportedParameter(
-                f"{only.param} is not served through the model {model!r}: {only.why}.",
+                f"{only.param} is not served through the model {model!r}: {only.reason}.",
                 param=only.param,
             )
     if options.params.logprobs is not None:

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from gateway.generation import MODEL_MAXIMUM, Options, TextPrompt
-from gateway.pipeline.refusals import Refusals
+from gateway.pipeline.refusals import VariantRefusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
@@ -19,7 +19,7 @@ from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 Prompt = str | GuardedText | list[int]
-Given: TypeAlias = "str | GuardedText | array[int]"
+PromptInput: TypeAlias = "str | GuardedText | array[int]"
 """A prompt whose ids, if it came as such, are the vocabulary's and no more than are kept."""
 
 Ids = TypeVar("Ids", list[int], "array[int]")
@@ -36,13 +36,13 @@ class FittedPrompt:
 
 
 @dataclass(slots=True)
-class _Fit:
+class _VariantFit:
     kind: Kind
     ids: array[int]
     text: TextPrompt | None
 
     @property
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self.kind.capabilities.max_seq_len - len(self.ids)
 
 
@@ -59,10 +59,10 @@ async def fit(
     """
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
-        encode = _once(encode)
-    refusals = Refusals()
-    fits: list[_Fit] = []
-    for kind in _by_preference(kinds):
+        encode = _memoize_encode(encode)
+    refusals = VariantRefusals()
+    fits: list[_VariantFit] = []
+    for kind in _sort_by_preference(kinds):
         try:
             found = await _fit(service, kind, prompt, options, encode, chat=chat)
         except InvalidRequest as error:
@@ -71,30 +71,30 @@ async def fit(
         if not fits or found.ids == fits[0].ids:
             fits.append(found)
     if not fits:
-        refusals.tell()
+        refusals.raise_first()
     ids, limit = fits[0].ids, options.max_tokens
     if limit is not None and len(fits) > 1:
         served = [each for each in fits if service.replicas.is_served((each.kind,))] or fits
-        most = min(limit, max(each.room for each in served))
-        fits = [each for each in fits if each.room >= most]
-    room = min([each.room for each in fits])
+        most = min(limit, max(each.free_tokens for each in served))
+        fits = [each for each in fits if each.free_tokens >= most]
+    free_tokens = min([each.free_tokens for each in fits])
     echo = None
     if options.echo:
         as_given = isinstance(prompt, str) and options.truncate_prompt is None
         echo = (
             str(prompt)
             if as_given
-            else await service.prompts.decode_in_turn(ids, tenant=options.caller.tenant)
+            else await service.prompts.decode_offloaded(ids, tenant=options.caller.tenant)
         )
     return FittedPrompt(
         ids,
-        room if limit is None else min(limit, room),
+        free_tokens if limit is None else min(limit, free_tokens),
         echo,
         _forms(fits),
     )
 
 
-def _forms(fits: Sequence[_Fit]) -> Mapping[object, TextPrompt | None]:
+def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
     forms: dict[object, TextPrompt | None] = {each.kind: each.text for each in fits}
     return forms if any(forms.values()) else _as_ids(tuple(forms))
 
@@ -105,7 +105,7 @@ def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
     return dict.fromkeys(kinds)
 
 
-def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
+def _sort_by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
     """Those that take ids first, then those that take the longest prompts."""
     if len(kinds) == 1:
         return kinds
@@ -115,7 +115,7 @@ def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
     )
 
 
-def _once(encode: Encode) -> Encode:
+def _memoize_encode(encode: Encode) -> Encode:
     """Each text once, as kinds want most of them alike."""
     known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
@@ -137,13 +137,13 @@ async def _fit(
     encode: Encode,
     *,
     chat: bool,
-) -> _Fit:
+) -> _VariantFit:
     capabilities = kind.capabilities
     model = capabilities.text
     sent: str = ""
-    given: Given
+    given: PromptInput
     if options.truncate_prompt == MODEL_MAXIMUM:
-        options = replace(options, truncate_prompt=_most_kept(capabilities, options))
+        options = replace(options, truncate_prompt=_max_prompt_tokens(capabilities, options))
     truncate = options.truncate_prompt
     if not isinstance(prompt, list):
         given = prompt
@@ -151,13 +151,13 @@ async def _fit(
         if truncate is None or truncate > longest_prompt(capabilities):
             check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
         elif isinstance(prompt, str):
-            given = service.prompts.part_of(prompt, truncate, options.truncation_side)
+            given = service.prompts.truncate_text(prompt, truncate, options.truncation_side)
     else:
-        kept = prompt if truncate is None else _kept(prompt, truncate, options)
+        truncated = prompt if truncate is None else _truncate(prompt, truncate, options)
         # Nor is there a text looked for: that takes a second of everybody's for a million ids.
-        _check_length(capabilities, kept, chat=chat)
-        read = partial(_read_ids, service, kept, _param(chat=chat))
-        given = await service.prompts.turns.run(options.caller.tenant, len(kept), read)
+        _check_length(capabilities, truncated, chat=chat)
+        read = partial(_read_ids, service, truncated, _param(chat=chat))
+        given = await service.prompts.threads.run(options.caller.tenant, len(truncated), read)
     if model is not None:
         sent, given = await _as_text(
             *(service, capabilities.model, given, model, options, encode), chat=chat
@@ -169,13 +169,13 @@ async def _fit(
     if model is not None:
         restates = capabilities.restates_prompt
         text = await text_prompt(service.prompts, sent, ids, model, options, restates=restates)
-    return _Fit(kind, ids, text)
+    return _VariantFit(kind, ids, text)
 
 
 async def _as_text(
     service: Service,
     name: str,
-    prompt: Given,
+    prompt: PromptInput,
     model: TextModel,
     options: Options,
     encode: Encode,
@@ -207,7 +207,7 @@ async def _as_text(
 
 
 async def _prompt_ids(
-    prompt: Given,
+    prompt: PromptInput,
     options: Options,
     encode: Encode,
     *,
@@ -219,20 +219,20 @@ async def _prompt_ids(
         # A chat template writes its own special tokens.
         ids = await encode(ids, add_special_tokens=not chat)
     if options.truncate_prompt is not None:
-        ids = _kept(ids, options.truncate_prompt, options)
+        ids = _truncate(ids, options.truncate_prompt, options)
     if not ids:
         param = _param(chat=chat)
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
 
 
-def _most_kept(capabilities: ModelCapabilities, options: Options) -> int:
+def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
     """Return how many tokens of a prompt leave room for the answer, at least one."""
-    room = capabilities.max_seq_len - (options.max_tokens or 1)
-    return max(1, min(longest_prompt(capabilities), room))
+    available = capabilities.max_seq_len - (options.max_tokens or 1)
+    return max(1, min(longest_prompt(capabilities), available))
 
 
-def _kept(ids: Ids, most: int, options: Options) -> Ids:
+def _truncate(ids: Ids, most: int, options: Options) -> Ids:
     return ids[:most] if options.truncation_side == "right" else ids[-most:]
 
 

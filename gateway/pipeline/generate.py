@@ -20,13 +20,20 @@ from gateway.errors import (
 )
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
-from gateway.pipeline.choice import Choice, answered, model_name, on_left, text_stream, whole
+from gateway.pipeline.choice import (
+    Choice,
+    drain_last_delta,
+    make_on_abandon,
+    model_name,
+    record_first_token,
+    text_stream,
+)
 from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 
-_TOO_NEAR = ("expected_wait", "too_late")
+_DEADLINE_CAUSES = ("expected_wait", "too_late")
 
 
 async def generate(
@@ -35,7 +42,7 @@ async def generate(
     batch: Batch,
     sink: Sink,
     *,
-    on_place: Callable[[], None] = lambda: None,
+    on_slot: Callable[[], None] = lambda: None,
 ) -> None:
     """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
@@ -51,14 +58,14 @@ async def generate(
         await service.adapter_wait.until_there(batch)
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
-                on_place()
-                await _generated(service, request, batch, 0, sink)
+                on_slot()
+                await _generate_one(service, request, batch, 0, sink)
         else:
-            await _several(service, request, batch, sink, on_place)
+            await _generate_several(service, request, batch, sink, on_slot)
     except Overloaded as error:
         if error.cause is not None:
             service.metrics.no_turn.labels(batch.caller.tenant, error.cause).inc()
-        if error.cause in _TOO_NEAR and _wants_it_sooner(service, batch):
+        if error.cause in _DEADLINE_CAUSES and _is_client_deadline_first(service, batch):
             raise ClientDeadlineTooNear(error.message, error.wait_s) from None
         raise
     except TimeoutError as error:
@@ -95,7 +102,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
     )
 
 
-def _wants_it_sooner(service: Service, batch: Batch) -> bool:
+def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
     """Whether it is its client's own deadline that comes first."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
@@ -104,12 +111,12 @@ def _wants_it_sooner(service: Service, batch: Batch) -> bool:
     return caller.timeout_s < min(others_wait_s, service.settings.queue_timeout)
 
 
-async def _several(
+async def _generate_several(
     service: Service,
     request: RequestContext,
     batch: Batch,
     sink: Sink,
-    on_place: Callable[[], None],
+    on_slot: Callable[[], None],
 ) -> None:
     """A task for each choice, from when it has a place."""
     late: TimeoutError | None = None
@@ -122,10 +129,10 @@ async def _several(
                     # Those that run have the same deadline, and tell the engine that it was that.
                     late = error
                     break
-                on_place()
-                work = _generated(service, request, batch, index, sink)
+                on_slot()
+                work = _generate_one(service, request, batch, index, sink)
                 # Not in the task: cancelled before its first step, it would never come there.
-                tasks.create_task(work).add_done_callback(partial(_leave, permit))
+                tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
                 # They begin one by one: others have their turn between two of them.
                 await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
@@ -134,27 +141,27 @@ async def _several(
         raise late
 
 
-def _leave(permit: Permit, _task: asyncio.Task[None]) -> None:
+def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
     permit.leave()
 
 
-def _generated(
+def _generate_one(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> Coroutine[Any, Any, None]:
     """To be awaited."""
     if batch.generations[index].beams:
-        return _beams(service, request, batch, index, sink)
+        return _generate_beams(service, request, batch, index, sink)
     return Choice(service, request, batch, index, sink).run()
 
 
-async def _beams(
+async def _generate_beams(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> None:
     """The beams of a search, each as its only delta; the engine cannot stream them apart."""
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
         sink.accept(index * generation.beams + beam, delta)
-    await whole(sink, batch)
+    await drain_last_delta(sink, batch)
 
 
 async def _search(
@@ -164,19 +171,19 @@ async def _search(
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
-        sent = generation.for_kind(lease.replica.kind)
+        sent = generation.for_variant(lease.replica.kind)
         with lease.engine.generate(
             *(sent, batch.deadline, lease.metadata),
-            on_sent=partial(batch.sent, index),
-            on_left=on_left(service, request, batch),
+            on_sent=partial(batch.record_sent, index),
+            on_abandon=make_on_abandon(service, request, batch),
         ) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
-                if tokens.given:
-                    meter.untold += generation.max_tokens * generation.beams
+                if tokens.was_sent:
+                    meter.unreported_tokens += generation.max_tokens * generation.beams
                 raise
-        answered(lease, batch, index)
+        record_first_token(lease, batch, index)
         return sent, deltas
 
     metrics.in_flight.inc()

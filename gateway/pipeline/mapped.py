@@ -25,19 +25,19 @@ from gateway.scheduling.admission import Permit
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
 from gateway.tokenization.inputs import InputIds
-from gateway.triton.mapped import MappedModel, Row, Rows
+from gateway.triton.mapped import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
-Found = MappedModel
+FittedModel = ResolvedMapping
 """A mapping that fits what Triton has."""
 
-_AT_ONCE = 4
+_MAX_PENDING_BATCHES = 4
 """Batches of one request that are asked or wait to be."""
-_BATCH_BYTES = 1 << 20
+_MAX_BATCH_BYTES = 1 << 20
 # Characters that are tokenized in one turn. A job of few is done on the event loop.
-_TURN_CHARS = 32 * 1024
+_ENCODE_STEP_CHARS = 32 * 1024
 # An empty text takes as long as so many characters.
-_CHARS_A_TEXT = 16
+_CHARS_PER_TEXT = 16
 
 
 class Deadline(NamedTuple):
@@ -45,25 +45,25 @@ class Deadline(NamedTuple):
 
     at: float
     limit_s: float
-    asked: bool
+    by_client: bool
 
     @classmethod
-    def of(cls, asked_s: float | None, most_s: float) -> Deadline:
+    def after(cls, asked_s: float | None, most_s: float) -> Deadline:
         limit_s = most_s if asked_s is None else asked_s
         return cls(asyncio.get_running_loop().time() + limit_s, limit_s, asked_s is not None)
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(0.0, self.at - asyncio.get_running_loop().time())
 
-    def missed(self) -> RequestTimeout:
-        return (ClientDeadline if self.asked else RequestTimeout)(self.limit_s)
+    def timeout_error(self) -> RequestTimeout:
+        return (ClientDeadline if self.by_client else RequestTimeout)(self.limit_s)
 
 
-class Inputs(NamedTuple):
+class MappedInputs(NamedTuple):
     """Ready to be sent. `tokens` are those of each row, 0 where they are not counted."""
 
-    rows: list[Row]
+    rows: list[InputRow]
     tokens: list[int]
 
     @property
@@ -71,33 +71,33 @@ class Inputs(NamedTuple):
         return sum(self.tokens)
 
 
-async def of_texts(
+async def encode_texts(
     service: Service, model: AnyModel, texts: Sequence[tuple[str, ...]], *, tenant: str, param: str
-) -> Inputs:
+) -> MappedInputs:
     """Of single texts, or of pairs. Raises ContextLengthExceeded for one that is too long."""
     tokenizer, most = model.tokenizer, model.entry.max_tokens
     if tokenizer is None:
-        return Inputs([Row(texts=each) for each in texts], [0] * len(texts))
+        return MappedInputs([InputRow(texts=each) for each in texts], [0] * len(texts))
     found: list[InputIds] = []
-    for some in _turns(texts):
+    for some in _split_steps(texts):
         if most is not None:
             for number, each in enumerate(some, len(found)):
                 if any(tokenizer.exceeds(text, most) for text in each):
                     raise _too_long(param, number, most)
         chars = sum(map(_count_chars, some))
         encode = partial(tokenizer.encode, some)
-        new = await service.prompts.turns.run(tenant, chars, encode)
-        _check([len(each.ids) for each in new], most, param, len(found))
+        new = await service.prompts.threads.run(tenant, chars, encode)
+        _check_counts([len(each.ids) for each in new], most, param, len(found))
         found += new
     tokens = [len(each.ids) for each in found]
     if model.mapping.texts:
-        return Inputs([Row(texts=each) for each in texts], tokens)
-    return Inputs([Row(ids=each.ids, types=each.types) for each in found], tokens)
+        return MappedInputs([InputRow(texts=each) for each in texts], tokens)
+    return MappedInputs([InputRow(ids=each.ids, types=each.types) for each in found], tokens)
 
 
-async def of_ids(
+async def check_ids(
     service: Service, model: AnyModel, given: Sequence[Sequence[int]], *, tenant: str
-) -> Inputs:
+) -> MappedInputs:
     """As they are. Raises InvalidRequest where the model takes text, or does not know an id."""
     tokenizer = model.tokenizer
     if model.mapping.texts or tokenizer is None:
@@ -105,26 +105,28 @@ async def of_ids(
             f"input: found token ids; the model `{model.name}` takes texts.", param="input"
         )
     counts = [len(ids) for ids in given]
-    _check(counts, model.entry.max_tokens, "input")
+    _check_counts(counts, model.entry.max_tokens, "input")
     known = range(tokenizer.vocab_size)
-    rows = await service.prompts.turns.run(tenant, sum(counts), partial(_rows, given, known))
-    return Inputs(rows, counts)
+    rows = await service.prompts.threads.run(
+        tenant, sum(counts), partial(_build_rows, given, known)
+    )
+    return MappedInputs(rows, counts)
 
 
-def _rows(given: Sequence[Sequence[int]], known: range) -> list[Row]:
+def _build_rows(given: Sequence[Sequence[int]], known: range) -> list[InputRow]:
     for number, ids in enumerate(given):
         if max(ids) not in known:
             raise InvalidRequest(
                 f"input[{number}]: token ids of this model are 0 to {known[-1]}.", param="input"
             )
-    return [Row(ids=array("i", ids)) for ids in given]
+    return [InputRow(ids=array("i", ids)) for ids in given]
 
 
-def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
+def _split_steps(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
     start, chars = 0, 0
     for end, each in enumerate(texts, 1):
         chars += _count_chars(each)
-        if chars >= _TURN_CHARS:
+        if chars >= _ENCODE_STEP_CHARS:
             yield texts[start:end]
             start, chars = end, 0
     if start < len(texts):
@@ -132,10 +134,10 @@ def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...
 
 
 def _count_chars(texts: tuple[str, ...]) -> int:
-    return sum(map(len, texts)) + _CHARS_A_TEXT
+    return sum(map(len, texts)) + _CHARS_PER_TEXT
 
 
-def _check(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
+def _check_counts(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
     """Tokens of each input, of which the first is the request's `start`th."""
     for number, count in enumerate(counts, start):
         if most is not None and count > most:
@@ -151,17 +153,17 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
     )
 
 
-async def mapped_model(service: Service, model: AnyModel, deadline: Deadline) -> MappedModel:
+async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
     """What Triton says of it. Raises EngineUnavailable, EngineError where the mapping does not
     fit, and RequestTimeout."""
     try:
         async with asyncio.timeout_at(deadline.at):
             return await service.mapped_pool.model(model.mapping)
     except TimeoutError:
-        raise deadline.missed() from None
+        raise deadline.timeout_error() from None
 
 
-def check_length(model: MappedModel, inputs: Inputs, param: str) -> None:
+def check_length(model: ResolvedMapping, inputs: MappedInputs, param: str) -> None:
     """Raises ContextLengthExceeded for what is longer than the tensors of the model."""
     for number, row in enumerate(inputs.rows):
         if model.length is not None and len(row.ids) > model.length:
@@ -172,8 +174,8 @@ async def ask(
     service: Service,
     request: RequestContext,
     model: AnyModel,
-    found: MappedModel,
-    inputs: Inputs,
+    found: ResolvedMapping,
+    inputs: MappedInputs,
     account: InputAccount,
     deadline: Deadline,
     *,
@@ -189,7 +191,7 @@ async def ask(
     admission = service.mapped_pool.admission(model.mapping.model)
     batches = list(_batches(found, inputs.rows))
     answers: list[list[Rows]] = [[] for _ in batches]
-    few = asyncio.Semaphore(_AT_ONCE)
+    few = asyncio.Semaphore(_MAX_PENDING_BATCHES)
 
     async def call(index: int, start: int, end: int) -> None:
         tokens = sum(inputs.tokens[start:end])
@@ -200,7 +202,7 @@ async def ask(
         )
         metrics.inputs.inc(end - start)
 
-    def leave(permit: Permit, _task: asyncio.Task[None]) -> None:
+    def release(permit: Permit, _task: asyncio.Task[None]) -> None:
         permit.leave()
         few.release()
 
@@ -209,36 +211,36 @@ async def ask(
             for index, (start, end) in enumerate(batches):
                 await few.acquire()
                 permit = await admission.permit(
-                    tenant, priority, wait_s=deadline.left_s, goes_on=index > 0
+                    tenant, priority, wait_s=deadline.remaining_s, goes_on=index > 0
                 ).__aenter__()
                 # Not in the task: cancelled before its first step, it would never come there.
                 task = tasks.create_task(call(index, start, end))
-                task.add_done_callback(partial(leave, permit))
+                task.add_done_callback(partial(release, permit))
     except TimeoutError:
-        raise deadline.missed() from None
+        raise deadline.timeout_error() from None
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
-        raise deadline.missed() if isinstance(first, TimeoutError) else first from None
+        raise deadline.timeout_error() if isinstance(first, TimeoutError) else first from None
     finally:
         metrics.duration.observe(time.perf_counter() - began)
     return [rows for answer in answers for rows in answer]
 
 
-def _batches(model: MappedModel, rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
+def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple[int, int]]:
     """Places of the first row of each and of the one behind its last."""
     start, longest = 0, 0
     for number, row in enumerate(rows):
         size = sum(map(len, row.texts)) + len(row.ids)
         widest = max(longest, size)
         count = number - start
-        if count == model.rows or (count and (count + 1) * model.cost(widest) > _BATCH_BYTES):
+        if count == model.rows or (count and (count + 1) * model.cost(widest) > _MAX_BATCH_BYTES):
             yield start, number
             start, widest = number, size
         longest = widest
     yield start, len(rows)
 
 
-def shaped(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
+def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
     """Cut to so many numbers each, and of length 1 where that is wanted or they were cut.
 
     Raises InvalidRequest where they have fewer.
@@ -260,7 +262,7 @@ def shaped(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
     return np.ascontiguousarray(rows)
 
 
-def scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
+def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
     """One of each row. Raises BadModelOutput where the model gives more than one."""
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)

@@ -11,7 +11,7 @@ from gateway.errors import EngineUnavailable, InvalidRequest
 from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
-from gateway.pipeline.refusals import Refusals
+from gateway.pipeline.refusals import VariantRefusals
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
@@ -31,7 +31,7 @@ async def prepare(
     _check_choices(prompts, options)
     _check_ids(service, options)
     kinds = service.replicas.kinds
-    able, options = await _able(service, kinds, options, chat=chat)
+    able, options = await _select_variants(service, kinds, options, chat=chat)
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
@@ -45,10 +45,10 @@ async def prepare(
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
     # Each of `bad_words` in two forms.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
-    make = partial(_generations, service, request_id, fitted, options)
+    make = partial(_build_generations, service, request_id, fitted, options)
     return Batch(
         request_id=request_id,
-        generations=await service.prompts.turns.run(options.caller.tenant, chars, make),
+        generations=await service.prompts.threads.run(options.caller.tenant, chars, make),
         prompts=len(prompts),
         choices=len(prompts) * options.n,
         prompt_tokens=sum([len(prompt.ids) for prompt in fitted]),
@@ -60,14 +60,14 @@ async def prepare(
     )
 
 
-async def _able(
+async def _select_variants(
     service: Service, kinds: Sequence[Kind], options: Options, *, chat: bool
 ) -> tuple[list[Kind], Options]:
     """The kinds that have all that is asked for, and the options, with the guide as they take it.
 
     Raises what the first refuses, where all do.
     """
-    refusals = Refusals()
+    refusals = VariantRefusals()
     able: list[Kind] = []
     for kind in kinds:
         try:
@@ -89,11 +89,11 @@ async def _able(
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
-        refusals.tell()
+        refusals.raise_first()
     return able, options
 
 
-def _generations(
+def _build_generations(
     service: Service, request_id: str, prompts: list[FittedPrompt], options: Options
 ) -> list[Generation]:
     """The engine requests of all choices, prompt by prompt."""

@@ -7,7 +7,7 @@ from typing import NoReturn
 from gateway.errors import InvalidRequest
 
 
-class Refusals:
+class VariantRefusals:
     """Keeps the first.
 
     Without its traceback: that holds frames and what is in them, a prompt of megabytes, and a frame
@@ -20,7 +20,7 @@ class Refusals:
     def note(self, error: InvalidRequest) -> None:
         self._first = self._first or error.with_traceback(None)
 
-    def tell(self) -> NoReturn:
+    def raise_first(self) -> NoReturn:
         """Raises the first, of which there is one."""
         first, self._first = self._first, None
         assert first is not None

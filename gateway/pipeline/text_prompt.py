@@ -22,7 +22,7 @@ from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
 # To find the word of a token takes as long as to tokenize so many characters.
-_CHARS_OF_A_WORD = 20
+_CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
@@ -59,7 +59,7 @@ async def text_of_ids(
 
     Raises Overloaded when too much text waits to be tokenized.
     """
-    text = await prompts.decode_in_turn(ids, tenant=tenant)
+    text = await prompts.decode_offloaded(ids, tenant=tenant)
     for candidate in (text, text.removeprefix(prompts.opening())):
         found = await encode(candidate, add_special_tokens=model.adds_special_tokens)
         if found == ids:
@@ -89,15 +89,17 @@ async def text_prompt(
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
-        if (word := _word(prompts, token_id, special=False)) is not None
+        if (word := _find_word(prompts, token_id, special=False)) is not None
     )
     tenant = options.caller.tenant
-    chars = _CHARS_OF_A_WORD * len(options.params.sampling.logit_bias)
-    bias = await prompts.turns.run(tenant, chars, partial(_bias, prompts, options))
+    chars = _CHARS_PER_WORD * len(options.params.sampling.logit_bias)
+    bias = await prompts.threads.run(tenant, chars, partial(_bias_words, prompts, options))
     restated = ""
     if restates:
         skip = model.skips_special_tokens
-        restated = await prompts.decode_in_turn(prompt_ids, skip_special_tokens=skip, tenant=tenant)
+        restated = await prompts.decode_offloaded(
+            prompt_ids, skip_special_tokens=skip, tenant=tenant
+        )
     return TextPrompt(
         text=text,
         stop=stop,
@@ -105,7 +107,9 @@ async def text_prompt(
         bias=bias,
         restated=restated,
         # At a stop string only a stream ends: the engine may know it by other ids, and would go on.
-        whole=model.better_whole and not options.stream and not options.params.stop,
+        single_response=model.prefers_single_response
+        and not options.stream
+        and not options.params.stop,
     )
 
 
@@ -136,11 +140,11 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
         )
 
 
-def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
+def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     """Words that are one biased token each; preprocessing encodes them with special tokens."""
     words = []
     for token_id, bias in options.params.sampling.logit_bias:
-        word = _word(prompts, token_id, special=True)
+        word = _find_word(prompts, token_id, special=True)
         if word is None:
             raise UnsupportedParameter(
                 f"logit_bias: token {token_id} cannot be biased through a model that takes words: "
@@ -151,7 +155,7 @@ def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     return tuple(words)
 
 
-def _word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
+def _find_word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
     """The text that is tokenized to this token and nothing else, None where there is none."""
     word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
     found = prompts.tokenizer.encode(word, add_special_tokens=special).ids

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 # No token goes on over it, and behind it no tokenizer adds a space.
-_BEFORE = "\n"
+_CONTEXT = "\n"
 
 
 def with_and_without_space(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -21,17 +21,17 @@ def with_and_without_space(words: tuple[str, ...]) -> tuple[str, ...]:
 
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """The ids of each word, with and without a space before it."""
-    forms = (_inside(tokenizer, form) for form in with_and_without_space(words))
+    forms = (_encode_inside(tokenizer, form) for form in with_and_without_space(words))
     return tuple(ids for ids in dict.fromkeys(forms) if ids)
 
 
-def _inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def _encode_inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """The ids of `text` in the middle of another one."""
 
     def encode(given: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(given, add_special_tokens=False).ids)
 
-    before, whole = encode(_BEFORE), encode(_BEFORE + text)
+    before, whole = encode(_CONTEXT), encode(_CONTEXT + text)
     if whole[: len(before)] == before:
         return whole[len(before) :]
     return encode(text)

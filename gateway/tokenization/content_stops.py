@@ -36,15 +36,15 @@ class TaggedStops:
         # In pieces: a model may write nothing but whitespace for long.
         self._undecided: list[str] = []
 
-    def cut(self, text: str) -> tuple[str, str | None]:
+    def split_at_stop(self, text: str) -> tuple[str, str | None]:
         """Return as `StopStrings.cut` does."""
         if self._splitter.state == "content":
-            return self._stops.cut(text)
+            return self._stops.split_at_stop(text)
         before, content = self._split(text)
         if self._splitter.state == "start":
             self._undecided.append(content)
             return "", None
-        shown, stopped = self._stops.cut(content)
+        shown, stopped = self._stops.split_at_stop(content)
         return before + shown, stopped
 
     def skip(self, text: str) -> str:
@@ -53,7 +53,7 @@ class TaggedStops:
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        before, stopped = self.cut(text)
+        before, stopped = self.split_at_stop(text)
         if stopped is not None:
             return before, stopped
         undecided = "".join(self._undecided)
@@ -80,8 +80,8 @@ class HarmonyStops(HarmonyParser):
     Headers and markers are no content, and each message is searched for itself.
     """
 
-    def __init__(self, stops: StopStrings, begun: str, *, calls: bool) -> None:
-        super().__init__(begun, calls=calls)
+    def __init__(self, stops: StopStrings, open_header: str, *, calls: bool) -> None:
+        super().__init__(open_header, calls=calls)
         self._stops = stops
         self._stopped: str | None = None
         self._matches = True
@@ -89,7 +89,7 @@ class HarmonyStops(HarmonyParser):
         self._pending = ""  # a header, until it is one or text
         self._written = ""  # text of a message that the parser has just found
 
-    def cut(self, text: str) -> tuple[str, str | None]:
+    def split_at_stop(self, text: str) -> tuple[str, str | None]:
         """Return as `StopStrings.cut` does."""
         self._matches = True
         self.parse(text)
@@ -101,7 +101,7 @@ class HarmonyStops(HarmonyParser):
         return self._take_shown()
 
     def end(self, text: str) -> tuple[str, str | None]:
-        before, _ = self.cut(text)
+        before, _ = self.split_at_stop(text)
         self._written = ""
         self.finish()
         self._add(self._pending + self._held)
@@ -140,7 +140,7 @@ class HarmonyStops(HarmonyParser):
             content = self._written
         self._show(text.removesuffix(content))
         if content and self._stopped is None:
-            shown, self._stopped = self._stops.cut(content)
+            shown, self._stopped = self._stops.split_at_stop(content)
             self._shown.append(shown)
 
     def _show(self, text: str) -> None:

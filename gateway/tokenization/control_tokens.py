@@ -23,9 +23,9 @@ from gateway.errors import InvalidRequest
 
 # Private-use characters; so many drawn ones that no client can write an alias or a stand-in.
 _PRIVATE = range(0xE000, 0xF900)
-_DRAWN = 8
+_SECRET_CHARS = 8
 # A search holds the GIL: of megabytes it would hold up every stream.
-_PIECE = 64 * 1024
+_SEARCH_CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +77,32 @@ class ControlTokens:
         }
         self.ids = frozenset(control)
         """The ids of control tokens."""
-        secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_DRAWN))
+        secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARS))
         # A token that is in another one comes after that.
         self._control = [
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
-            for n, content in enumerate(sorted([t.content for t in control.values()], key=_shorter))
+            for n, content in enumerate(
+                sorted([t.content for t in control.values()], key=_by_length)
+            )
         ]
         hidden = {each.token: each.stand_in for each in self._control}
-        kept = {}
+        unchanged = {}
         if replaced:
             # The template must find what it looks for. What it makes a token of has that token's
             # first letter from a client, too.
             words = (*harmless, *replaced)
-            kept = {word: word for word in words if not any(token in word for token in hidden)}
+            unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})
             hidden |= {letter: f"{secret}f{n};" for n, letter in enumerate(first)}
-        self._tokens = _replacing(kept | hidden)
-        self._stand_ins = _replacing({stand_in: word for word, stand_in in hidden.items()})
-        self._aliases = _replacing({each.token: each.alias for each in self._control})
+        self._tokens = _make_replacer(unchanged | hidden)
+        self._stand_ins = _make_replacer({stand_in: word for word, stand_in in hidden.items()})
+        self._aliases = _make_replacer({each.token: each.alias for each in self._control})
         # Clients' text is looked at as JSON, in which each of its characters is written alone.
         written = [
             orjson.dumps(word)[1:-1]
             for word in (*[each.token for each in self._control], *replaced)
         ]
-        self._written = re.compile(any_of([word.decode() for word in written]).encode())
+        self._written = re.compile(build_alternation([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
         # A token that is looked for in normalized text may be written in other characters.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
@@ -112,7 +114,7 @@ class ControlTokens:
                 setattr(self.tokenizer, part, value)
         alias = {each.token: each.alias for each in self._control}
         known = {
-            token_id: _called(alias[token.content], token) if token_id in control else token
+            token_id: _with_alias(alias[token.content], token) if token_id in control else token
             for token_id, token in added.items()
         }
         self.tokenizer.add_tokens(list(known.values()))
@@ -123,7 +125,7 @@ class ControlTokens:
             for content, token_id in self.added.items()
         }
 
-    def written_in(self, values: Any) -> bool:
+    def may_occur_in(self, values: Any) -> bool:
         """Whether one may stand in a string of these JSON values, or be made of it."""
         if not self._control:
             return False
@@ -131,27 +133,27 @@ class ControlTokens:
             data = orjson.dumps(values)
         except TypeError:  # a number of more than 64 bits
             return True
-        pieces = range(0, len(data), _PIECE)
-        search, size = self._written.search, _PIECE + self._longest
+        pieces = range(0, len(data), _SEARCH_CHUNK_BYTES)
+        search, size = self._written.search, _SEARCH_CHUNK_BYTES + self._longest
         return self._always or any(search(data, at, at + size) for at in pieces)
 
-    def hidden(self, value: Any) -> Any:
+    def hide(self, value: Any) -> Any:
         """A copy of a JSON value, with a stand-in for each control token."""
         if isinstance(value, str):
             return self._tokens(value)
         if isinstance(value, dict):
-            return type(value)((self.hidden(key), self.hidden(each)) for key, each in value.items())
+            return type(value)((self.hide(key), self.hide(each)) for key, each in value.items())
         if isinstance(value, list):
-            return [self.hidden(each) for each in value]
+            return [self.hide(each) for each in value]
         return value
 
-    def shown(self, text: str) -> str:
+    def restore(self, text: str) -> str:
         """With the control tokens that the stand-ins are for."""
         return self._stand_ins(text)
 
-    def guarded(self, rendered: str) -> GuardedText:
+    def build_guarded(self, rendered: str) -> GuardedText:
         """Of a text that was rendered with hidden values."""
-        return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)), self)
+        return GuardedText(self.restore(rendered), self.restore(self._aliases(rendered)), self)
 
     def encode(self, aliased: str) -> array[int]:
         """Return the token ids of an aliased text, or of a part of one.
@@ -169,7 +171,7 @@ class ControlTokens:
         return array("i", [self._real.get(token_id, token_id) for token_id in ids])
 
 
-def any_of(words: Iterable[str]) -> str:
+def build_alternation(words: Iterable[str]) -> str:
     """An expression for any of the words, of those that begin at one place for the longest.
 
     It looks at each letter once, and not once for each word: a model may have hundreds of them, and
@@ -179,18 +181,18 @@ def any_of(words: Iterable[str]) -> str:
     for word in words:
         rest.setdefault(word[:1], []).append(word[1:])
     one_ends_here = rest.pop("", None) is not None
-    branches = [re.escape(first) + any_of(others) for first, others in rest.items()]
+    branches = [re.escape(first) + build_alternation(others) for first, others in rest.items()]
     if one_ends_here:
         return f"(?:{'|'.join(branches)})?" if branches else ""
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
-def _replacing(words: Mapping[str, str]) -> Callable[[str], str]:
+def _make_replacer(words: Mapping[str, str]) -> Callable[[str], str]:
     """Puts its value in place of each word, in one pass over the text."""
-    return partial(re.compile(any_of(words)).sub, lambda found: words[found[0]])
+    return partial(re.compile(build_alternation(words)).sub, lambda found: words[found[0]])
 
 
-def _called(alias: str, token: AddedToken) -> AddedToken:
+def _with_alias(alias: str, token: AddedToken) -> AddedToken:
     """The token by another name, which is found whatever a normalizer does: it is no text."""
     return AddedToken(
         alias,
@@ -202,5 +204,5 @@ def _called(alias: str, token: AddedToken) -> AddedToken:
     )
 
 
-def _shorter(token: str) -> int:
+def _by_length(token: str) -> int:
     return -len(token)

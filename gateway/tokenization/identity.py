@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from gateway.tokenization.prompts import Prompts
 
-_KEPT_ANSWERS = 16
+_MAX_CACHED_ANSWERS = 16
 # Two files of one tokenizer differ in special tokens. A larger share means another vocabulary.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
@@ -28,7 +28,7 @@ class TokenizerIdentity:
         self.special_tokens = {token.content: key for key, token in added.items() if token.special}
         self.vocab_size = 1 + max(_tokens(self._tokenizer), default=-1)
         # Replicas usually name the same folder, and each of them is compared.
-        self._difference = lru_cache(_KEPT_ANSWERS)(self._compare)
+        self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The ids of a text, with what the tokenizer adds to each if `special`."""

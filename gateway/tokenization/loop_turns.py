@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 
-class LoopTurns:
+class LoopScheduler:
     """The order of steps. Belongs to one event loop.
 
     A text of many blocks takes a step for each. So ten texts at once hold up everybody's tokens no
@@ -18,18 +18,18 @@ class LoopTurns:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
 
-    async def take(self, tenant: str) -> None:
+    async def wait_step(self, tenant: str) -> None:
         """Return in a turn of the loop in which no other step is done."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
-            loop.call_soon(self._give_next, loop)
+            loop.call_soon(self._grant_next, loop)
             return
         turn = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         await turn
 
-    def _give_next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _grant_next(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             tenant, turns = self._waiting.popitem(last=False)
             turn = turns.popleft()
@@ -37,6 +37,6 @@ class LoopTurns:
                 self._waiting[tenant] = turns
             if not turn.done():  # a request that was cancelled
                 turn.set_result(None)
-                loop.call_soon(self._give_next, loop)
+                loop.call_soon(self._grant_next, loop)
                 return
         self._is_taken = False

@@ -41,7 +41,7 @@ class PieceStream:
         if delta.final:
             text, stopped = self._stop.end(piece)
         elif self._tokens > self._min_tokens:
-            text, stopped = self._stop.cut(piece)
+            text, stopped = self._stop.split_at_stop(piece)
         else:
             text = self._stop.skip(piece)
         finish: FinishReason | None = None
@@ -75,13 +75,13 @@ class PieceStream:
         if delta.finish == "length":
             self._tokens = self._max_tokens
         elif delta.final and delta.tokens is None:
-            self._tokens = self._text.all() + delta.unshown
+            self._tokens = self._text.count_all() + delta.unshown
 
     def _until_stop(self) -> int:
         """The tokens up to the end of the stop string that was found, shown or not."""
-        behind = self._text.behind(self._shown)
+        behind = self._text.text_from(self._shown)
         found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
-        return self._text.all(self._shown + max(found, default=0))
+        return self._text.count_all(self._shown + max(found, default=0))
 
     def _finish_reason(self, delta: TokenDelta) -> FinishReason:
         if delta.finish is not None:

@@ -31,16 +31,16 @@ from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 from gateway.tokenization.text_encoder import TextEncoder
 from gateway.tokenization.turn_cache import TurnCache
-from gateway.tokenization.turn_record import Known
-from gateway.tokenization.turns import Turns
+from gateway.tokenization.turn_record import StoredTurns
+from gateway.tokenization.turns import TokenizerThreads
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
 # Tokens.
-_RUN_UP = 64
+_EXTRA_TOKENS = 64
 # Characters of a text whose turns are not looked for: that takes as long as encoding it.
-_BRIEF_CHARS = 512
-_KEPT_FORMATS = 256
+_SHORT_TEXT_CHARS = 512
+_MAX_CACHED_FORMATS = 256
 _NO_IDS: frozenset[int] = frozenset()
 
 Turn = tuple[str, "array[int]"]
@@ -95,11 +95,11 @@ class Prompts:
         )
         """How chats with the base model are written."""
         # A template takes some 100 KB when it is compiled; most adapters share theirs with others.
-        self._chat_of_adapter = lru_cache(_KEPT_FORMATS)(self._compiled)
-        self.turns = Turns()
-        self._encoder = TextEncoder(self._encode_whole, self._words, self.turns)
-        self._library = TextEncoder(self._encode_whole, None, self.turns)
-        self._guarded_encoder = lru_cache(_KEPT_FORMATS)(self._make_guarded_encoder)
+        self._chat_of_adapter = lru_cache(_MAX_CACHED_FORMATS)(self._compile_format)
+        self.threads = TokenizerThreads()
+        self._encoder = TextEncoder(self._encode_with_library, self._words, self.threads)
+        self._library = TextEncoder(self._encode_with_library, None, self.threads)
+        self._guarded_encoder = lru_cache(_MAX_CACHED_FORMATS)(self._make_guarded_encoder)
 
     @classmethod
     def load(
@@ -120,11 +120,11 @@ class Prompts:
         config = _read_json(folder / tokenizer_config.FILE)
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            with _naming(template_file):
+            with _name_in_errors(template_file):
                 config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
         eos_ids = _eos_ids(folder, tokenizer, config)
-        with _naming(folder):
+        with _name_in_errors(folder):
             return cls(
                 tokenizer,
                 config,
@@ -149,7 +149,7 @@ class Prompts:
         return found
 
     @property
-    def keeps_words(self) -> bool:
+    def caches_words(self) -> bool:
         """Whether short texts are encoded by their words; see `word_ids`."""
         return self._words is not None
 
@@ -157,7 +157,7 @@ class Prompts:
         """How chats are written with an adapter: by its own template, if it has one."""
         return self.chat if template is None else self._chat_of_adapter(template)
 
-    def writes_as(self, found: FoundTemplate | None) -> bool:
+    def matches_template(self, found: FoundTemplate | None) -> bool:
         """Whether an adapter's folder says nothing, or what this model does anyway."""
         if found is None:
             return True
@@ -172,15 +172,15 @@ class Prompts:
         The tokenizer stays the model's. Raises UnsupportedFeature for a template that needs another
         one, and for what is no template.
         """
-        if found is None or self.writes_as(found):
+        if found is None or self.matches_template(found):
             return None
         template = found.template
         for token_id, token in found.added_tokens:
             if token in template.source and self.tokenizer.id_to_token(token_id) != token:
-                raise _refused(f"{token!r} as token {token_id}")
+                raise _unsupported_error(f"{token!r} as token {token_id}")
         end = template.eos_token
         if end is not None and self.tokenizer.token_to_id(end) is None:
-            raise _refused(f"the eos_token {end!r}")
+            raise _unsupported_error(f"the eos_token {end!r}")
         if end is not None and self.tokenizer.token_to_id(end) in self.eos_ids:
             template = replace(template, eos_token=None)
         try:
@@ -189,7 +189,7 @@ class Prompts:
             raise UnsupportedFeature("chat_template", "source", error, "a template") from error
         return template
 
-    def _compiled(self, template: ChatTemplate) -> ChatFormat:
+    def _compile_format(self, template: ChatTemplate) -> ChatFormat:
         end = template.eos_token
         if end is None:
             return self._format(template.source, self._special)
@@ -211,7 +211,7 @@ class Prompts:
             [ids] = await guarded.encode([text.aliased], add_special_tokens=False, tenant=tenant)
             return array("i", opening) + ids
         encoder = self._encoder
-        if self._words is not None and len(text) <= _BRIEF_CHARS:
+        if self._words is not None and len(text) <= _SHORT_TEXT_CHARS:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
@@ -223,22 +223,22 @@ class Prompts:
         [ids] = await encode([text])
         return ids
 
-    def turns_of(self, text: str | GuardedText, besides: Known) -> bytes:
+    def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
         """Token ids of the turns of a prompt that was encoded, without those of `besides`.
 
         As `turn_record` has them, for `learn` in another process or at another time.
         """
         if isinstance(text, GuardedText):
             return b""
-        return turn_record.pack(self._turn_cache.kept(text), self._fingerprint, besides)
+        return turn_record.pack(self._turn_cache.cached_turns(text), self._fingerprint, stored)
 
-    def known_of(self, text: str | GuardedText, known: Known) -> list[Turn]:
+    def find_turns(self, text: str | GuardedText, stored: StoredTurns) -> list[Turn]:
         """Those turns of a prompt whose ids are in `known`, for `learn`. Any thread may ask."""
         if isinstance(text, GuardedText):
             return []
         found = (
-            (turn, turn_record.ids_of(turn, self._fingerprint, known))
-            for turn in self._turn_cache.turns(text)
+            (turn, turn_record.ids_of(turn, self._fingerprint, stored))
+            for turn in self._turn_cache.split_turns(text)
         )
         return [(turn, ids) for turn, ids in found if ids is not None]
 
@@ -249,7 +249,7 @@ class Prompts:
         """
         self._turn_cache.learn(turns)
 
-    def _encode_whole(self, text: str, add_special_tokens: bool) -> array[int]:
+    def _encode_with_library(self, text: str, add_special_tokens: bool) -> array[int]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
         # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -259,14 +259,14 @@ class Prompts:
         words = self._words and self._words.build_aliased(
             control.tokenizer, control.added, control.ids
         )
-        return TextEncoder(lambda text, _: control.encode(text), words, self.turns)
+        return TextEncoder(lambda text, _: control.encode(text), words, self.threads)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is more than so many tokens for sure, by its length alone."""
         reach = self.vocabulary.reach
         return reach is not None and reach.exceeds(text, tokens)
 
-    def part_of(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
+    def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
         """What of `text` the `tokens` tokens can be of that are left, cut at that side.
 
         With some more of it: a tokenizer that begins or ends elsewhere finds other tokens there.
@@ -274,7 +274,7 @@ class Prompts:
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
             return text
-        chars = reach.chars * (tokens + _RUN_UP)
+        chars = reach.chars * (tokens + _EXTRA_TOKENS)
         return text[:chars] if cut == "right" else text[-chars:]
 
     def opening(self) -> str:
@@ -286,11 +286,11 @@ class Prompts:
 
     def end_id(self, options: Options) -> int | None:
         """The id that ends a sequence, of which an engine takes but one; see `further_end_ids`."""
-        return None if options.goes_past_ends or not self.eos_ids else self.eos_ids[0]
+        return None if options.ignores_ends or not self.eos_ids else self.eos_ids[0]
 
     def further_end_ids(self, options: Options) -> tuple[int, ...]:
         """The stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
-        eos_ids = () if options.goes_past_ends else tuple(self.eos_ids[1:])
+        eos_ids = () if options.ignores_ends else tuple(self.eos_ids[1:])
         return options.stop_token_ids + eos_ids
 
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
@@ -324,7 +324,7 @@ class Prompts:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    async def decode_in_turn(
+    async def decode_offloaded(
         self, ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = ""
     ) -> str:
         """As `decode`; many ids wait for their tenant's turn, off the event loop.
@@ -337,19 +337,19 @@ class Prompts:
             [text] = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
             return str(text)
 
-        return await self.turns.run(tenant, len(ids), decode)
+        return await self.threads.run(tenant, len(ids), decode)
 
     def close(self) -> None:
-        self.turns.close()
+        self.threads.close()
 
 
-def _refused(needed: str) -> UnsupportedFeature:
+def _unsupported_error(needed: str) -> UnsupportedFeature:
     why = "an adapter's template is written in the tokens of its base model's tokenizer"
     return UnsupportedFeature(tokenizer_config.FILE, "added_tokens", needed, "a known token", why)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_in_errors(path: Path) -> Iterator[None]:
     """Makes of whatever a broken file raises (the tokenizers library: plain Exception) a ValueError
     with its name.
     """
@@ -371,11 +371,11 @@ def _fingerprint(folder: Path) -> bytes:
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        with _naming(folder / "tokenizer.json"):
+        with _name_in_errors(folder / "tokenizer.json"):
             return Tokenizer.from_file(str(folder / "tokenizer.json"))
     if not (folder / "tokenizer.model").is_file():
         raise FileNotFoundError(f"no tokenizer.json or tokenizer.model in {folder}")
-    with _naming(folder / "tokenizer.model"):
+    with _name_in_errors(folder / "tokenizer.model"):
         try:
             from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import, rarely needed
         except ImportError:
@@ -392,7 +392,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with _naming(path):
+    with _name_in_errors(path):
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError(f"expected a JSON object, found {type(data).__name__}")

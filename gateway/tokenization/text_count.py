@@ -5,9 +5,9 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 # In characters: a piece that is most likely one token. To encode it would cost what all else does.
-_OF_ONE_TOKEN = 8
+_MAX_ONE_TOKEN_CHARS = 8
 # So much is encoded at once, some 2 ms: a book at its end would hold up everybody's tokens.
-_BLOCK = 4096
+_BLOCK_CHARS = 4096
 
 
 class TextCount:
@@ -22,7 +22,7 @@ class TextCount:
         self.tokens = 0
         self._pieces: list[str] = []
         self._size = 0
-        self._look_at = _BLOCK
+        self._next_block_at = _BLOCK_CHARS
         # Of blocks: characters and tokens.
         self._before = 0
         self._counted = 0
@@ -32,18 +32,18 @@ class TextCount:
         if not piece:
             return
         # The first may be all that comes.
-        short = len(piece) <= _OF_ONE_TOKEN and self.tokens > 0
+        short = len(piece) <= _MAX_ONE_TOKEN_CHARS and self.tokens > 0
         self.tokens += 1 if short else self._encode(piece)
         self._pieces.append(piece)
         self._size += len(piece)
-        if self._size >= self._look_at:
+        if self._size >= self._next_block_at:
             self._close_block(settled - self._before)
 
-    def behind(self, start: int) -> str:
+    def text_from(self, start: int) -> str:
         """The text from a place on that is not settled."""
         return "".join(self._pieces)[start - self._before :]
 
-    def all(self, end: int | None = None) -> int:
+    def count_all(self, end: int | None = None) -> int:
         """The tokens of the text up to a place that is not settled, else of all."""
         rest = "".join(self._pieces)
         return self._counted + self._encode(rest if end is None else rest[: end - self._before])
@@ -57,7 +57,7 @@ class TextCount:
             rest = rest[end:]
         self._pieces, self._size = [rest], len(rest)
         # A text without spaces is not joined again for each of its pieces.
-        self._look_at = max(_BLOCK, 2 * self._size)
+        self._next_block_at = max(_BLOCK_CHARS, 2 * self._size)
 
     def _encode(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)

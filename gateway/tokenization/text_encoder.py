@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from gateway.tokenization.turns import INLINE_CHARS, Turns
+from gateway.tokenization.turns import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
 # CPU that a text takes besides that of its characters, in characters.
-_CHARS_OF_A_TEXT = 128
+_CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
@@ -19,11 +19,14 @@ class TextEncoder:
     """
 
     def __init__(
-        self, encode_whole: Callable[[str, bool], array[int]], words: WordIds | None, turns: Turns
+        self,
+        encode_with_library: Callable[[str, bool], array[int]],
+        words: WordIds | None,
+        threads: TokenizerThreads,
     ) -> None:
-        self._encode_whole = encode_whole
+        self._encode_with_library = encode_with_library
         self._words = words
-        self._turns = turns
+        self._threads = threads
 
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, tenant: str
@@ -46,9 +49,9 @@ class TextEncoder:
             parts = [words.opening[:]] if add_special_tokens else []
             has_gap = False
             for block in words.cut_blocks(text):
-                chars_left -= len(block) + _CHARS_OF_A_TEXT
+                chars_left -= len(block) + _CHARS_PER_TEXT
                 if chars_left < 0:
-                    await self._turns.steps.take(tenant)
+                    await self._threads.steps.wait_step(tenant)
                     chars_left = max(0, INLINE_CHARS - len(block))
                 ids = words.encode(block, add_special_tokens=False)
                 if ids is not None:
@@ -71,9 +74,9 @@ class TextEncoder:
         self, texts: list[str], add_special_tokens: bool, tenant: str
     ) -> list[array[int]]:
         def work() -> list[array[int]]:
-            return [self._encode_whole(text, add_special_tokens) for text in texts]
+            return [self._encode_with_library(text, add_special_tokens) for text in texts]
 
-        return await self._turns.run(tenant, sum(map(len, texts)), work)
+        return await self._threads.run(tenant, sum(map(len, texts)), work)
 
 
 def _join(parts: list[array[int]]) -> array[int]:

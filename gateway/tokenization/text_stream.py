@@ -22,7 +22,7 @@ def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
         text.finish = "stop"
     if text.finish is not None:
         events += message.finish(cut=text.finish == "length" or text.stop is not None)
-        if text.finish == "stop" and message.called:
+        if text.finish == "stop" and message.ends_with_call:
             text.finish = "tool_calls"
     text.events = tuple(events)
     return text
@@ -58,7 +58,7 @@ class TextStream:
         """Consumes one delta. After one with `finish` set nothing more may come."""
         if delta.stats is not None and self._stats is None:
             self._stats = delta.stats
-        text = self._each(delta) if self._one_by_one else self._all(delta)
+        text = self._decode_each(delta) if self._one_by_one else self._decode_all(delta)
         return text if self._message is None else with_events(self._message, text)
 
     @property
@@ -71,7 +71,7 @@ class TextStream:
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True))
 
-    def _all(self, delta: TokenDelta) -> TextDelta:
+    def _decode_all(self, delta: TokenDelta) -> TextDelta:
         """The text of all new ids at once."""
         ids = delta.ids
         self._tokens += len(ids)
@@ -84,7 +84,7 @@ class TextStream:
         text += self._decoder.flush()
         return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
-    def _each(self, delta: TokenDelta) -> TextDelta:
+    def _decode_each(self, delta: TokenDelta) -> TextDelta:
         """The text of the new ids up to the one that completes a stop string or is an end."""
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
@@ -97,19 +97,19 @@ class TextStream:
             if self._tokens <= self._min_tokens:
                 pieces.append(self._stop.skip(decoded))
                 continue
-            text, stopped = self._stop.cut(decoded)
+            text, stopped = self._stop.split_at_stop(decoded)
             pieces.append(text)
             if stopped is not None:
                 ids = delta.ids[: position + 1]
                 return self._delta(pieces, logprobs, ids, "stop", stopped)
             if token_id in self._later_end_ids:
-                return self._ended(pieces, logprobs, delta.ids[: position + 1], "stop")
+                return self._build_last_delta(pieces, logprobs, delta.ids[: position + 1], "stop")
         self._remember(delta.ids)
         if not delta.final:
             return self._delta(pieces, logprobs, delta.ids, None)
-        return self._ended(pieces, logprobs, delta.ids, self._finish_reason())
+        return self._build_last_delta(pieces, logprobs, delta.ids, self._finish_reason())
 
-    def _ended(
+    def _build_last_delta(
         self,
         pieces: list[str],
         logprobs: list[TokenLogprob],

@@ -16,10 +16,10 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 # None of these takes characters away, unless its behavior is to remove what it finds.
-_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
+_LOSSLESS_STEPS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 # Normalizers, and how many characters each makes one of at most. Composition gives back what a
 # character decomposes to, which is four characters at most; decomposition only adds.
-_SHRINKING = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
+_SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class TokenReach:
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether `text` is more than so many tokens for sure."""
-        most = self.chars * tokens
-        if len(text) <= most:
+        max_chars = self.chars * tokens
+        if len(text) <= max_chars:
             return False
-        return not self.blanks or len("".join(text.split())) > most
+        return not self.blanks or len("".join(text.split())) > max_chars
 
 
 def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach | None:
     """That of a tokenizer, by the JSON that it is written as; None where there is no bound."""
     steps = _steps(definition.get("pre_tokenizer"), "pretokenizers")
-    shrinking = _shrinking(_steps(definition.get("normalizer"), "normalizers"))
+    shrinking = _shrink_factor(_steps(definition.get("normalizer"), "normalizers"))
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
     if (
         definition.get("truncation") is not None
         or shrinking is None
         or any(_removes(step) for step in steps)
-        or not _gives_all(definition["model"], byte_level=byte_level)
+        or not _covers_all_characters(definition["model"], byte_level=byte_level)
     ):
         return None
     added = definition["added_tokens"]
@@ -72,22 +72,22 @@ def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, An
 
 
 def _removes(step: dict[str, Any]) -> bool:
-    return step["type"] not in _KEEPING or step.get("behavior") == "Removed"
+    return step["type"] not in _LOSSLESS_STEPS or step.get("behavior") == "Removed"
 
 
-def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
+def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
     """How many characters may become one; None if there is no limit."""
-    most = 1
+    factor = 1
     for step in normalizers:
         if step["type"] == "Replace":
             pattern = step["pattern"].get("String")
             if pattern is None or len(step["content"]) < len(pattern):
                 return None
-        elif step["type"] in _SHRINKING:
-            most *= _SHRINKING[step["type"]]
+        elif step["type"] in _SHRINK_FACTORS:
+            factor *= _SHRINK_FACTORS[step["type"]]
         else:
             return None
-    return most
+    return factor
 
 
 def _tokens(model: dict[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ def _tokens(model: dict[str, Any]) -> list[str]:
     return list(model["vocab"])
 
 
-def _gives_all(model: dict[str, Any], *, byte_level: bool) -> bool:
+def _covers_all_characters(model: dict[str, Any], *, byte_level: bool) -> bool:
     """Whether every character is in some token, and an unknown one in a token of its own."""
     if model["type"] not in ("BPE", "Unigram"):
         return False

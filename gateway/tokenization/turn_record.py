@@ -15,17 +15,17 @@ from hashlib import blake2b
 _DIGEST = 16
 _HEAD = struct.Struct(f"<{_DIGEST}sI")
 
-Known = Mapping[bytes, bytes]
+StoredTurns = Mapping[bytes, bytes]
 """Ids of turns, as they are kept, by their texts' digests."""
 
 
-def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, besides: Known) -> bytes:
+def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
     """Those that `besides` has not. `fingerprint` is 64 bytes at most."""
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
         digest = _digest(text, fingerprint)
-        if digest not in besides:
-            packed[digest] = _HEAD.pack(digest, len(ids)) + _swapped(ids).tobytes()
+        if digest not in stored:
+            packed[digest] = _HEAD.pack(digest, len(ids)) + _to_little_endian(ids).tobytes()
     return b"".join(packed.values())
 
 
@@ -45,14 +45,14 @@ def unpack(kept: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def ids_of(text: str, fingerprint: bytes, known: Known) -> array[int] | None:
+def ids_of(text: str, fingerprint: bytes, stored: StoredTurns) -> array[int] | None:
     """The ids of a turn; None where they are not known."""
-    kept = known.get(_digest(text, fingerprint))
+    kept = stored.get(_digest(text, fingerprint))
     if kept is None:
         return None
     ids = array("i")
     ids.frombytes(kept)
-    return _swapped(ids)
+    return _to_little_endian(ids)
 
 
 def _digest(text: str, fingerprint: bytes) -> bytes:
@@ -60,7 +60,7 @@ def _digest(text: str, fingerprint: bytes) -> bytes:
     return blake2b(encoded, digest_size=_DIGEST, key=fingerprint).digest()
 
 
-def _swapped(ids: array[int]) -> array[int]:
+def _to_little_endian(ids: array[int]) -> array[int]:
     if sys.byteorder == "little":
         return ids
     swapped = array("i", ids)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from gateway.errors import InternalError, Overloaded
 from gateway.memory import trim
-from gateway.tokenization.loop_turns import LoopTurns
+from gateway.tokenization.loop_turns import LoopScheduler
 
 T = TypeVar("T")
 
@@ -30,17 +30,17 @@ INLINE_CHARS = 4096
 LONG_CHARS = 64 * 1024
 # Characters that may wait for the thread of short texts, of all tenants and of one: a queue of some
 # ten seconds. What waits for the other is bounded where large bodies are read.
-_WAITING, _WAITING_OF_ONE = 32 * 2**20, 16 * 2**20
+_MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
-class Turns:
+class TokenizerThreads:
     """The threads, and steps on the event loop itself. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self.steps = LoopTurns()
-        self.short = TurnThread("short-text", _WAITING, _WAITING_OF_ONE)
+        self.steps = LoopScheduler()
+        self.short = FairThread("short-text", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS)
         # What one long text took, a hundred bytes for each character, would stay with the process.
-        self.long = TurnThread("long-text", after=trim)
+        self.long = FairThread("long-text", after=trim)
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """What `work` returns, which is about a text of so many characters.
@@ -72,14 +72,14 @@ class _Queue(deque[_Job]):
         return sum([job.chars for job in self])
 
 
-class TurnThread:
+class FairThread:
     """One thread that does one job of each tenant in turn."""
 
     def __init__(
         self,
         name: str,
-        room: float = math.inf,
-        room_of_one: float = math.inf,
+        max_chars: float = math.inf,
+        max_tenant_chars: float = math.inf,
         after: Callable[[], None] = lambda: None,
         *,
         waits_to_be: str = "tokenized",
@@ -89,29 +89,29 @@ class TurnThread:
         thread after each job, which then rests `rest` times as long as that took; `waits_to_be` is
         what is told of work that finds no room."""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._room = room
-        self._room_of_one = room_of_one
+        self._max_chars = max_chars
+        self._max_tenant_chars = max_tenant_chars
         self._after = after
         self._waits_to_be = waits_to_be
         self._rest = rest
         # The tenant whose turn it is comes first; it goes to the end when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
-        self._at_work: str | None = None
+        self._active_tenant: str | None = None
 
     @property
-    def waiting(self) -> int:
+    def waiting_chars(self) -> int:
         """Characters."""
         return sum([queue.chars for queue in self._queues.values()])
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """As `Turns.run`, always in the thread."""
-        if self._at_work is not None:
-            self._make_room(tenant, chars)
+        if self._active_tenant is not None:
+            self._admit(tenant, chars)
         loop = asyncio.get_running_loop()
         job = _Job(chars, work, loop.create_future())
         self._queues.setdefault(tenant, _Queue()).append(job)
-        if self._at_work is None:
-            self._begin(loop)
+        if self._active_tenant is None:
+            self._begin_next(loop)
         try:
             result: T = await job.done
         except asyncio.CancelledError:
@@ -125,37 +125,37 @@ class TurnThread:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _make_room(self, tenant: str, chars: int) -> None:
+    def _admit(self, tenant: str, chars: int) -> None:
         """Raises Overloaded, or has the tenant of which most waits give up its last job."""
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
-        if mine > self._room_of_one:
-            raise self._too_much("of this key ")
-        if self.waiting + chars <= self._room:
+        if mine > self._max_tenant_chars:
+            raise self._overloaded_error("of this key ")
+        if self.waiting_chars + chars <= self._max_chars:
             return
         most, queue = max(self._queues.items(), key=lambda item: item[1].chars)
         if queue.chars <= mine:
-            raise self._too_much()
+            raise self._overloaded_error()
         last = queue[-1]
         self._forget(most, last)
         if not last.done.done():
-            last.done.set_exception(self._too_much())
+            last.done.set_exception(self._overloaded_error())
 
     def _forget(self, tenant: str, job: _Job) -> None:
         """Unless its turn has come."""
         queue = self._queues.get(tenant)
         if queue is not None and job in queue:
             queue.remove(job)
-            if not queue and tenant != self._at_work:
+            if not queue and tenant != self._active_tenant:
                 del self._queues[tenant]
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _begin_next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the next job, of the tenant whose last turn is longest ago."""
-        self._at_work = next(iter(self._queues), None)
-        if self._at_work is not None:
-            self._pool.submit(self._do, loop, [self._queues[self._at_work].popleft()])
+        self._active_tenant = next(iter(self._queues), None)
+        if self._active_tenant is not None:
+            self._pool.submit(self._run_job, loop, [self._queues[self._active_tenant].popleft()])
 
-    def _do(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
+    def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
         """In the thread. Takes the job out of its list: an error keeps the frames that it has come
         through, and the pool's own has what was submitted."""
         job = only.pop()
@@ -170,25 +170,25 @@ class TurnThread:
             # A panic in Rust is one. Unanswered, it would end the turns of all tenants.
             log.exception("work on text in the thread %s failed", threading.current_thread().name)
             error = InternalError("The server had an unexpected error.")
-        loop.call_soon_threadsafe(self._ended, loop, job.done, result, error)
+        loop.call_soon_threadsafe(self._finish_job, loop, job.done, result, error)
         del job, result, error
         self._after()
         if self._rest:
             time.sleep(self._rest * (time.perf_counter() - began))
 
-    def _ended(
+    def _finish_job(
         self,
         loop: asyncio.AbstractEventLoop,
         done: asyncio.Future[Any],
         result: Any,
         error: Exception | None,
     ) -> None:
-        assert self._at_work is not None
-        if self._queues[self._at_work]:
-            self._queues.move_to_end(self._at_work)
+        assert self._active_tenant is not None
+        if self._queues[self._active_tenant]:
+            self._queues.move_to_end(self._active_tenant)
         else:
-            del self._queues[self._at_work]
-        self._begin(loop)
+            del self._queues[self._active_tenant]
+        self._begin_next(loop)
         if done.done():
             return  # nobody waits any more
         if error is None:
@@ -196,7 +196,7 @@ class TurnThread:
         else:
             done.set_exception(error)
 
-    def _too_much(self, whose: str = "") -> Overloaded:
+    def _overloaded_error(self, whose: str = "") -> Overloaded:
         return Overloaded(
             f"Too much text {whose}waits to be {self._waits_to_be}; try again shortly."
         )

@@ -30,7 +30,7 @@ Piece = str | bytes
 """What a token stands for; bytes where it is a part of a character."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """Token ids to text that never shows half a character; bytes that are no UTF-8 are dropped."""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -82,7 +82,7 @@ class Vocabulary:
 
     def decoder(
         self, prompt_ids: Sequence[int], visible: Iterable[str] = (), *, skip_special: bool = True
-    ) -> Decoder:
+    ) -> TokenDecoder:
         """For text that follows `prompt_ids`; of special tokens only `visible` ones are shown."""
         if not self._byte_level:
             return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
@@ -194,7 +194,7 @@ class StreamDecoder:
         if not held:
             return ""
         self._restart()
-        return self._whole(held)
+        return self._decode_complete(held)
 
     def _push(self, token_id: int) -> str:
         if token_id in self._visible:
@@ -208,9 +208,9 @@ class StreamDecoder:
             return ""
         [given_up, *retry], self._held = self._held, []
         self._restart()
-        return self._whole([given_up]) + "".join([self._push(held) for held in retry])
+        return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
-    def _whole(self, ids: list[int]) -> str:
+    def _decode_complete(self, ids: list[int]) -> str:
         """One id can hold whole characters and then the first bytes of another."""
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)

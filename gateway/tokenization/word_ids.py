@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from gateway.tokenization.control_tokens import any_of
+from gateway.tokenization.control_tokens import build_alternation
 from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS, LoneSpaces
 from gateway.tokenization.vocabulary import BYTE_OF
 from gateway.tokenization.word_cache import Ids, WordCache
@@ -32,7 +32,7 @@ from gateway.tokenization.word_pattern import (
     char_class,
     pattern_of,
     piece_start_of,
-    translated,
+    translate_pattern,
 )
 from gateway.tokenization.word_samples import make_samples
 
@@ -88,8 +88,8 @@ class WordIds:
 
         `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
-        pattern, added = pattern_of(definition), _added(definition)
-        words = None if pattern is None else translated(pattern)
+        pattern, added = pattern_of(definition), _read_added_tokens(definition)
+        words = None if pattern is None else translate_pattern(pattern)
         if (
             pattern is None
             or words is None
@@ -127,7 +127,7 @@ class WordIds:
         return words
 
     def _set_added(self, added: Mapping[str, int]) -> None:
-        self._cut_added = re.compile(f"({any_of(added)})").split if added else None
+        self._cut_added = re.compile(f"({build_alternation(added)})").split if added else None
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
     def cut_blocks(self, text: str) -> Iterable[str]:
@@ -301,7 +301,7 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
     return indices
 
 
-def _added(definition: dict[str, Any]) -> dict[str, int] | None:
+def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
     """Return the added tokens; None if one search does not find each wherever its text is."""
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)

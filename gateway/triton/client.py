@@ -93,7 +93,7 @@ class TritonClient:
             raise
         except GatewayError:
             return False
-        return bool(_parsed(pb.ModelReadyResponse, reply).ready)
+        return bool(_parse(pb.ModelReadyResponse, reply).ready)
 
     async def model_config(self, model: str) -> Any:
         """The server's `inference.ModelConfig` of `model`. Raises GatewayError."""
@@ -103,7 +103,7 @@ class TritonClient:
             reply = await self._transport.unary(path, request, _UNARY_TIMEOUT_S)
         except TimeoutError as error:
             raise EngineUnavailable("The inference server did not answer in time.") from error
-        return _parsed(pb.ModelConfigResponse, reply).config
+        return _parse(pb.ModelConfigResponse, reply).config
 
     async def infer_once(
         self, request: bytes, timeout_s: float, *, metadata: Metadata = _NO_METADATA
@@ -124,10 +124,10 @@ class TritonClient:
 
 def parse_response(data: bytes) -> pb.ModelStreamInferResponse:
     """Raises EngineBroken for what is no response."""
-    return _parsed(pb.ModelStreamInferResponse, data)
+    return _parse(pb.ModelStreamInferResponse, data)
 
 
-def _parsed(kind: Any, data: bytes) -> Any:
+def _parse(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:

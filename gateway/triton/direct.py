@@ -16,7 +16,7 @@ from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
-from gateway.triton.llmapi.model import is_llmapi, streams
+from gateway.triton.llmapi.model import is_llmapi, streams_tokens
 from gateway.triton.llmapi.reader import LlmapiReader
 from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import StopModel, engine_folder, parameter
@@ -31,7 +31,7 @@ from gateway.triton.names import (
 )
 from gateway.triton.numbers import NUMBERS
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
@@ -114,7 +114,7 @@ class DirectModel:
         self.llmapi = is_llmapi(config)
         names = _LLMAPI if self.llmapi else TEXT if self.takes_text else CORE
         self.inputs = read_inputs(config, names)
-        self.sends_at_end = self.llmapi and not streams(config)
+        self.sends_at_end = self.llmapi and not streams_tokens(config)
         self.outputs = frozenset(tensor.name for tensor in config.output)
         self._names_outputs = names_outputs(config)
         self.decoupled = bool(config.model_transaction_policy.decoupled)
@@ -144,7 +144,9 @@ class DirectModel:
             batched=not self.llmapi,
         )
 
-    def batch(self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]) -> Request:
+    def batch(
+        self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
+    ) -> InferRequest:
         """A request of several rows: matrices, [rows, n], by the names that the model has.
 
         What it does not declare is left out. Of its outputs those that say what was generated are
@@ -161,15 +163,15 @@ class DirectModel:
         if self._names_outputs:
             for name in _GENERATED & self.outputs:
                 request.outputs.add(name=name)
-        return Request(request_id, request.SerializeToString())
+        return InferRequest(request_id, request.SerializeToString())
 
-    def stop(self, request_id: str) -> Request:
+    def stop(self, request_id: str) -> InferRequest:
         of_model = llmapi_stop_request if self.llmapi else stop_request
         return of_model(StopModel(self.name, self.inputs), request_id)
 
-    async def send(self, request: Request | Message) -> Responses:
+    async def send(self, request: InferRequest | Message) -> Responses:
         """Starts a request on a stream of its own. Raises GatewayError without a connection."""
-        if isinstance(request, Request):
+        if isinstance(request, InferRequest):
             return await self._client.infer(request.pieces)
         return await self._client.infer(request)
 

@@ -48,15 +48,15 @@ class Status(IntEnum):
 
 
 # With grpcio a connection that is reset in mid-stream ends in UNKNOWN.
-_AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
+_UNAVAILABLE_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
 # The process of a Python model has died.
 _DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")
 
 _BUSY = "The engine's queue is full; try again shortly."
-_AWAY = "The inference server is not available; try again shortly."
-_SOON_S = 2.0
+_UNAVAILABLE = "The inference server is not available; try again shortly."
+_RETRY_AFTER_S = 2.0
 _PATH_IS_WRONG = "lora_path does not exist"
-_NOT_THERE = "The adapter is not on the inference server's disk; try again shortly."
+_ADAPTER_MISSING = "The adapter is not on the inference server's disk; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
 _BAD_GUIDE = (
     "The engine cannot enforce this response_format, structured_outputs or tool schema: it is "
@@ -76,13 +76,17 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("Guided decoding failed", InvalidRequest, _BAD_GUIDE),
     ("Guided decoding error", InvalidRequest, _BAD_GUIDE),  # TensorRT-LLM 1.2
     ("GuidedDecoder is not setup", InvalidRequest, _NO_GUIDES),
-    ("is not found", EngineUnavailable, _AWAY),
-    ("is not at ready state", EngineUnavailable, _AWAY),
-    ("is not healthy", EngineUnavailable, _AWAY),  # the process of a Python model has died
-    ("no available versions", EngineUnavailable, _AWAY),
-    ("is shutting down", EngineUnavailable, _AWAY),
-    ("Shutdown called", EngineUnavailable, _AWAY),
-    ("Request cancelled by client", EngineUnavailable, _AWAY),  # llmapi, of what is still wanted
+    ("is not found", EngineUnavailable, _UNAVAILABLE),
+    ("is not at ready state", EngineUnavailable, _UNAVAILABLE),
+    ("is not healthy", EngineUnavailable, _UNAVAILABLE),  # the process of a Python model has died
+    ("no available versions", EngineUnavailable, _UNAVAILABLE),
+    ("is shutting down", EngineUnavailable, _UNAVAILABLE),
+    ("Shutdown called", EngineUnavailable, _UNAVAILABLE),
+    (
+        "Request cancelled by client",
+        EngineUnavailable,
+        _UNAVAILABLE,
+    ),  # llmapi, of what is still wanted
 )
 
 # The llmapi repository's model begins so whatever went wrong, the client's mistakes and its own
@@ -95,7 +99,7 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
         "Streaming is only supported",
         partial(UnsupportedParameter, "stream: the model answers once.", param="stream"),
     ),
-    (_PATH_IS_WRONG, partial(AdapterNotReady, _NOT_THERE, _SOON_S)),
+    (_PATH_IS_WRONG, partial(AdapterNotReady, _ADAPTER_MISSING, _RETRY_AFTER_S)),
     ("lora_", partial(InvalidRequest, "The engine refused the adapter.", param="model")),
     (
         "Unsupported image_url",
@@ -110,22 +114,22 @@ _OUT_OF_MEMORY = "out of memory"  # of the device, for one request
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
-_MOST_LOGGED = 500  # characters
+_MAX_LOGGED_CHARS = 500  # characters
 
 
-def _logged(text: str) -> str:
+def _to_log_line(text: str) -> str:
     """What is logged of it. Some of it may be the client's: it must not look like other lines, or
     do anything to a terminal, and prompts are in no log."""
-    line = text.lstrip()[:_MOST_LOGGED].splitlines()[0] if text.strip() else "(empty)"
-    return line if line.isprintable() else ascii(line)[1:-1]
+    first_line = text.lstrip()[:_MAX_LOGGED_CHARS].splitlines()[0] if text.strip() else "(empty)"
+    return first_line if first_line.isprintable() else ascii(first_line)[1:-1]
 
 
-def lora_missing(text: str) -> bool:
+def is_lora_missing(text: str) -> bool:
     """The engine does not hold the adapter (any more); the weights have to be sent."""
     return "not found in cache" in text
 
 
-def lora_cache_full(text: str) -> bool:
+def is_lora_cache_full(text: str) -> bool:
     """Every adapter that the engine holds is in use; one of them has to go idle first."""
     return "PEFT Cache is full" in text or "no done tasks to evict" in text
 
@@ -138,12 +142,12 @@ def from_text(text: str) -> GatewayError:
         if fragment in text:
             if fragment == _PATH_IS_WRONG:
                 # What replicas see may not be what they are told to: GATEWAY_PEFT_DIR, --path.
-                log.error("%s", _logged(text))
+                log.error("%s", _to_log_line(text))
             return make()
     for fragment, error, message in () if step else _TEXTS:
         if fragment in text:
             return error(message)
-    log.error("engine error: %s", _logged(text))
+    log.error("engine error: %s", _to_log_line(text))
     if any(fragment in text for fragment in _BROKEN) and _OUT_OF_MEMORY not in text:
         return EngineBroken(_FAILED)
     return EngineStepFailed(_STEP_FAILED) if step else EngineError(_FAILED)
@@ -155,15 +159,15 @@ def from_status(status: int, text: str) -> GatewayError:
     The words of a model that answers once may be those of its request: whoever writes "is not
     found" must not take the model from others. So they are logged, and nothing is looked for there.
     """
-    if status in _AWAY_STATUSES or _DEAD.match(text):
-        return EngineUnavailable(_AWAY)
+    if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
+        return EngineUnavailable(_UNAVAILABLE)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    log.error("engine error: %s", _logged(text))
+    log.error("engine error: %s", _to_log_line(text))
     # An engine answers for a request within a call that succeeds.
     return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 
 
 def no_connection(why: str) -> EngineUnreachable:
     """`why` is for operators alone."""
-    return EngineUnreachable(_AWAY, why=why)
+    return EngineUnreachable(_UNAVAILABLE, why=why)

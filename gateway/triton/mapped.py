@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "npt.NDArray[np.float32]"
 """[rows, numbers]."""
 
-_LARGEST = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20
 """Bytes of numbers in one answer, if a row is not more: what is read and looked at in one go."""
-_UNKNOWN_WIDTH = 4096
+_ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
 
 
-class Mapping(NamedTuple):
+class TensorMapping(NamedTuple):
     """What is asked of which model: either `texts` or `input_ids`, with what goes with those."""
 
     model: str
@@ -47,7 +47,7 @@ class Mapping(NamedTuple):
     pad_id: int = 0
 
 
-class Row(NamedTuple):
+class InputRow(NamedTuple):
     """One input: its texts, one for each tensor of text, or its token ids and their types."""
 
     texts: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MappedModel:
+class ResolvedMapping:
     """A mapping that fits the model's configuration.
 
     Attributes:
@@ -65,7 +65,7 @@ class MappedModel:
         length: of each row of token ids; None where that is theirs to choose.
     """
 
-    mapping: Mapping
+    mapping: TensorMapping
     rows: int
     width: int | None
     length: int | None
@@ -73,7 +73,7 @@ class MappedModel:
     _flat: bool
     """Whether tensors of text have no dimension beside the batch."""
 
-    def request(self, rows: Sequence[Row]) -> bytes:
+    def request(self, rows: Sequence[InputRow]) -> bytes:
         """A serialized ModelInferRequest."""
         mapping = self.mapping
         request = pb.ModelInferRequest(model_name=mapping.model)
@@ -87,7 +87,7 @@ class MappedModel:
         request.outputs.add(name=mapping.output)
         return bytes(request.SerializeToString())
 
-    def _add_ids(self, request: Any, rows: Sequence[Row], length: int) -> None:
+    def _add_ids(self, request: Any, rows: Sequence[InputRow], length: int) -> None:
         import numpy as np  # noqa: PLC0415
 
         mapping, shape = self.mapping, (len(rows), length)
@@ -144,7 +144,7 @@ class MappedModel:
         return f"output {self.mapping.output}"
 
 
-def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
+def resolve_mapping(mapping: TensorMapping, config: Any) -> ResolvedMapping:
     """`config` is Triton's `ModelConfig`. Raises EngineError saying what does not fit."""
     import numpy  # noqa: F401, PLC0415  # now, and not while a client waits
 
@@ -159,7 +159,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     used |= {name: set(_IDS) for name in ids if name is not None}
     batches, lengths, ranks = set(), set(), set()
     for name, allowed in used.items():
-        kind, shape = _declared(inputs, name, f"Triton's model {model!r} has no input {name!r}")
+        kind, shape = _find_tensor(inputs, name, f"Triton's model {model!r} has no input {name!r}")
         rank = len(shape)
         if kind not in allowed or rank > 2 or (mapping.texts and shape[1:] not in ([], [1], [-1])):
             raise EngineError(
@@ -174,7 +174,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     if others := inputs.keys() - used.keys() - {t.name for t in config.input if t.optional}:
         names = ", ".join(sorted(others))
         raise EngineError(f"Triton's model {model!r} needs inputs that are not named: {names}.")
-    kind, shape = _declared(
+    kind, shape = _find_tensor(
         outputs, mapping.output, f"Triton's model {model!r} has no output {mapping.output!r}"
     )
     if kind not in FLOATS:
@@ -182,9 +182,9 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     sizes = [size for size in (shape if shape[0] > 1 else shape[1:]) if size != 1]
     width = None if -1 in sizes or len(sizes) > 1 else sizes[0] if sizes else 1
     own = config.max_batch_size or (None if batches == {-1} else 1)
-    most = max(1, _LARGEST // (4 * (width or _UNKNOWN_WIDTH)))
+    most = max(1, _MAX_ANSWER_BYTES // (4 * (width or _ASSUMED_WIDTH)))
     fixed = {size for size in lengths if size > 0} if mapping.input_ids is not None else set()
-    return MappedModel(
+    return ResolvedMapping(
         mapping=mapping,
         rows=most if own is None else min(own, most),
         width=width,
@@ -194,7 +194,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     )
 
 
-def _declared(
+def _find_tensor(
     tensors: dict[str, tuple[str, list[int]]], name: str, missing: str
 ) -> tuple[str, list[int]]:
     if name not in tensors:

@@ -30,7 +30,7 @@ from gateway.triton.names import (
     read_inputs,
 )
 from gateway.triton.protobuf import model_config_pb2
-from gateway.triton.request import Part
+from gateway.triton.request import RequestPart
 from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _NAMES = {"token": CORE, "text": TEXT}
 # the core model of our GPT repository heeds it.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # What an ensemble's preprocessing turns into ids.
-_WORDS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
+_WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
 # Words that upstream's models read, in any case; tests hold them equal to `triton_repo.booleans`.
 _CORE_TRUE = ("true", "1")
@@ -72,7 +72,7 @@ class TextModel:
     adds_special_tokens: bool = True
     skips_special_tokens: bool = True
     accumulates: bool = False
-    better_whole: bool = False
+    prefers_single_response: bool = False
     token_by_token: bool = True
     loses_lora: bool = False
 
@@ -149,7 +149,9 @@ class ModelCapabilities:
     lora_tp_size: int | None = None
     engine_problem: str = field(default="", compare=False)
     """Why the engine's own file does not tell its limits."""
-    parts: dict[Hashable, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
+    parts: dict[Hashable, RequestPart] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Of requests to it, serialized: kept by `tensors`, which says what a key is."""
 
     @property
@@ -171,7 +173,7 @@ class ModelCapabilities:
         )
 
     @property
-    def most_lora_bytes(self) -> int | None:
+    def max_lora_bytes(self) -> int | None:
         """Of the weights of one adapter, of which each rank's cache has its part; None where the
         engine's config.json is out of sight."""
         return None if self.lora_tp_size is None else self.lora_host_bytes * self.lora_tp_size
@@ -183,7 +185,7 @@ class ModelCapabilities:
 
     def answers_once(self, text: TextPrompt | None) -> bool:
         """Return True if the first response to a request for `text` is its last."""
-        if not self.decoupled or (text is not None and text.whole):
+        if not self.decoupled or (text is not None and text.single_response):
             return True
         return self.llmapi is not None and not self.llmapi.streams
 
@@ -205,7 +207,9 @@ def read_capabilities(
     settings.
     """
     stop = stop_model(model, config)
-    return _read(model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
+    return _build_capabilities(
+        model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
+    )
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
@@ -234,7 +238,7 @@ def read_text_capabilities(
     Raises EngineUnavailable as `read_capabilities` does, and when nothing says whether an answer
     that comes whole begins with the prompt.
     """
-    capabilities = _read(
+    capabilities = _build_capabilities(
         model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
     )
     if core is None and not capabilities.decoupled and "exclude_prompt" not in capabilities.inputs:
@@ -245,7 +249,7 @@ def read_text_capabilities(
     return capabilities
 
 
-def _read(
+def _build_capabilities(
     model: str,
     config: Any,
     core: Any | None,
@@ -256,7 +260,7 @@ def _read(
     vocab_size: int,
 ) -> ModelCapabilities:
     mode: Mode = "token" if text is None else "text"
-    inputs = _without_lost(config, read_inputs(config, _NAMES[mode]))
+    inputs = _drop_unrouted_inputs(config, read_inputs(config, _NAMES[mode]))
     _check(model, config, inputs, mode)
     known = core is not None
     core = core if core is not None else model_config_pb2.ModelConfig()
@@ -303,15 +307,15 @@ def _read(
     )
 
 
-def _without_lost(config: Any, inputs: Inputs) -> Inputs:
+def _drop_unrouted_inputs(config: Any, inputs: Inputs) -> Inputs:
     """Without those of an ensemble that end with its first step: its core model has none for them.
 
     So it is in the GPT repository.
     """
     for step in config.ensemble_scheduling.step:
         if CORE["prompt"][0] in step.input_map:
-            lost = [each for each in _WORDS if not set(CORE[each]) & set(step.input_map)]
-            return {logical: each for logical, each in inputs.items() if logical not in lost}
+            missing = [each for each in _WORD_INPUTS if not set(CORE[each]) & set(step.input_map)]
+            return {logical: each for logical, each in inputs.items() if logical not in missing}
     return inputs
 
 
@@ -329,7 +333,7 @@ def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
         raise EngineUnavailable(f"Triton model {model!r} has no input {', '.join(missing)}.")
 
 
-def speculative(core: Any) -> bool:
+def is_speculative(core: Any) -> bool:
     """Whether a step of the engine can give several tokens."""
     return parameter(core, "decoding_mode") in _SPECULATIVE
 

@@ -55,7 +55,7 @@ LogicalInput = Literal[
     "top_p",
 ]
 
-_BOTH: dict[LogicalInput, tuple[str, ...]] = {
+_SHARED: dict[LogicalInput, tuple[str, ...]] = {
     "beam_width": ("beam_width",),
     "cache_stats": ("return_kv_cache_reuse_stats", "return_perf_metrics"),
     "context_logits": ("return_context_logits",),
@@ -77,7 +77,7 @@ _BOTH: dict[LogicalInput, tuple[str, ...]] = {
     "sequences": ("num_return_sequences",),
     "temperature": ("temperature",),
 }
-CORE: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
+CORE: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "bad_words": ("bad_words_list",),
     "bias": ("embedding_bias",),
     "length_penalty": ("len_penalty",),
@@ -91,7 +91,7 @@ CORE: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "top_p": ("runtime_top_p",),
 }
 """Of `tensorrt_llm`."""
-TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
+TEXT: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "bad_words": ("bad_words",),
     "bias": ("embedding_bias_words",),
     "bias_weights": ("embedding_bias_weights",),

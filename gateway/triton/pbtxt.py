@@ -66,7 +66,7 @@ class ModelFile:
 def read_pbtxt(path: Path) -> ModelFile:
     """Raises PbtxtError when the file cannot be read or is not a model configuration."""
     try:
-        text, holes = _filled(path.read_text(encoding="utf-8"))
+        text, holes = _fill_holes(path.read_text(encoding="utf-8"))
         # A newer Triton may know fields that this protobuf does not.
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except OSError as error:
@@ -107,7 +107,7 @@ def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
     }
 
 
-def _filled(text: str) -> tuple[str, tuple[str, ...]]:
+def _fill_holes(text: str) -> tuple[str, tuple[str, ...]]:
     """The text with every `${name}` outside strings replaced, and their names."""
     holes: dict[str, None] = {}
 

@@ -21,25 +21,25 @@ from gateway.generation import Generation
 
 _BLOCK_BYTES = 4 * 32
 """Of the smallest usual block, 32 ids of 4 bytes; of a text, about as many tokens of English."""
-_FURTHER = 6
-_LONGEST_BLOCKS = 2**16
+_STEP_DIVISOR = 6
+_MAX_BLOCKS = 2**16
 # Hashes, of all tenants: 2.5 MiB at the most. A conversation of 2,000 tokens has some 24.
-_MOST = 16_384
-_SENT = -1
+_MAX_HASHES = 16_384
+_UNCONFIRMED = -1
 
 
-def _ends() -> list[int]:
+def _build_hash_ends() -> list[int]:
     ends, blocks = [], 1
-    while blocks <= _LONGEST_BLOCKS:
+    while blocks <= _MAX_BLOCKS:
         ends.append(blocks * _BLOCK_BYTES)
-        blocks += max(1, blocks // _FURTHER)
+        blocks += max(1, blocks // _STEP_DIVISOR)
     return ends
 
 
-_ENDS = _ends()
+_HASH_ENDS = _build_hash_ends()
 
 
-class Expected(NamedTuple):
+class ExpectedReuse(NamedTuple):
     """What was known when a request was sent: so many tokens of its prompt were there.
 
     `mark` is that of the last of them; 0 or less while no answer has shown that.
@@ -50,7 +50,7 @@ class Expected(NamedTuple):
 
 
 @dataclass(slots=True)
-class Prefixes:
+class PromptPrefixes:
     """The beginnings of one prompt, of `tokens` tokens.
 
     `tenant` is who alone may know of them; "" where all may. `start` is the first KiB of what was
@@ -64,7 +64,7 @@ class Prefixes:
     start: bytes
 
 
-def prefixes_of(generation: Generation, tenant: str = "") -> Prefixes:
+def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     """Of its ids, or of its text where only text is sent. Keys and values are an adapter's own."""
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
@@ -73,15 +73,15 @@ def prefixes_of(generation: Generation, tenant: str = "") -> Prefixes:
     found = 0 if lora is None else lora.task_id
     hashes, begin = [], 0
     # The last token is computed in any case.
-    for end in _ENDS[: bisect_right(_ENDS, len(data) - 4)]:
+    for end in _HASH_ENDS[: bisect_right(_HASH_ENDS, len(data) - 4)]:
         found = hash((found, data[begin:end]))
         hashes.append(found)
         begin = end
-    return Prefixes(tenant, tokens, hashes, tokens / max(len(data), 1), data[:1024])
+    return PromptPrefixes(tenant, tokens, hashes, tokens / max(len(data), 1), data[:1024])
 
 
 @dataclass(slots=True)
-class _Known:
+class _TenantHashes:
     """One tenant's. `marks` has hashes, the one that was sent longest ago first; each with the
     number of the answer that showed it last. What that shows to be not after `floor` is gone."""
 
@@ -96,9 +96,9 @@ class PrefixCache:
     answered changes what is known of another's, but that it takes its share of the room.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._tenants: dict[str, _Known] = {}
+    def __init__(self, max_hashes: int = _MAX_HASHES) -> None:
+        self._max_hashes = max_hashes
+        self._tenants: dict[str, _TenantHashes] = {}
         self._count = 0
         self._answers = 0
 
@@ -110,32 +110,34 @@ class PrefixCache:
         self._tenants = {}
         self._count = 0
 
-    def tokens(self, prefixes: Prefixes) -> float:
+    def cached_tokens(self, prefixes: PromptPrefixes) -> float:
         """How many of a prompt's tokens are likely there."""
-        count = self._count_of(prefixes)
-        return _ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
+        count = self._count_cached(prefixes)
+        return _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
 
-    def sent(self, prefixes: Prefixes) -> Expected:
+    def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
         """The engine is given it now; what was known of it."""
-        hashes, count = prefixes.hashes, self._count_of(prefixes)
+        hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
-            return Expected()
+            return ExpectedReuse()
         known = self._tenants.get(prefixes.tenant)
         if known is None:
-            known = self._tenants[prefixes.tenant] = _Known({})
+            known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
-        mark = marks[hashes[count - 1]] if count else _SENT
+        mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
         # A beginning goes after what it is the beginning of.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
-            marks[key] = _SENT
+            marks[key] = _UNCONFIRMED
         self._count += len(marks) - before
-        while self._count > self._most:
-            self._make_room(prefixes.tenant)
-        tokens = _ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
-        return Expected(tokens, mark)
+        while self._count > self._max_hashes:
+            self._evict(prefixes.tenant)
+        tokens = _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
+        return ExpectedReuse(tokens, mark)
 
-    def answered(self, prefixes: Prefixes, expected: Expected, reused: int | None) -> None:
+    def record_answer(
+        self, prefixes: PromptPrefixes, expected: ExpectedReuse, reused: int | None
+    ) -> None:
         """The engine had it whole. `reused` are the tokens that were there before, None where it
         did not tell.
 
@@ -152,7 +154,7 @@ class PrefixCache:
             if marks.pop(key, 0):
                 marks[key] = number
 
-    def _count_of(self, prefixes: Prefixes) -> int:
+    def _count_cached(self, prefixes: PromptPrefixes) -> int:
         """How many of its hashes are known: where one is, those before it are."""
         known, hashes = self._tenants.get(prefixes.tenant), prefixes.hashes
         if known is None or not hashes or hashes[0] not in known.marks:
@@ -162,17 +164,17 @@ class PrefixCache:
         while low < high:
             middle = (low + high) // 2
             mark = get(hashes[middle], 0)
-            if mark > floor or mark == _SENT:
+            if mark > floor or mark == _UNCONFIRMED:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _make_room(self, tenant: str) -> None:
+    def _evict(self, tenant: str) -> None:
         """Takes an eighth of those of the tenant that has most, or of this one where it has more
         than its share."""
         known = self._tenants.get(tenant)
-        if known is None or len(known.marks) <= max(self._most // len(self._tenants), 1):
+        if known is None or len(known.marks) <= max(self._max_hashes // len(self._tenants), 1):
             tenant = max(self._tenants, key=lambda name: len(self._tenants[name].marks))
         marks = self._tenants[tenant].marks
         oldest = list(islice(marks, max(len(marks) // 8, 1)))

@@ -18,7 +18,7 @@ import tritonclient
 _PACKAGE = "tritonclient.grpc"
 
 
-def _generated(name: str) -> ModuleType:
+def _import_generated(name: str) -> ModuleType:
     if _PACKAGE in sys.modules:
         return import_module(f"{_PACKAGE}.{name}")
     # Only where to look: `service_pb2` imports the other one by the package's name.
@@ -35,6 +35,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2
     from tritonclient.grpc import service_pb2 as pb
 else:
-    model_config_pb2, pb = _generated("model_config_pb2"), _generated("service_pb2")
+    model_config_pb2, pb = _import_generated("model_config_pb2"), _import_generated("service_pb2")
 
 __all__ = ["model_config_pb2", "pb"]

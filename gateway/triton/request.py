@@ -36,7 +36,7 @@ _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
-class Request(NamedTuple):
+class InferRequest(NamedTuple):
     """A serialized ModelInferRequest, in the pieces that it is sent in, and the id in it."""
 
     id: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
         return b"".join(self.pieces)
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """Inputs and outputs of a request, serialized, for any request to the same model.
 
     What is `long` of the contents is a piece of its own, of which no request has a copy.
@@ -91,19 +91,19 @@ class RequestBuilder:
         self._long = False
 
     @property
-    def request(self) -> Request:
+    def request(self) -> InferRequest:
         """What has been put together so far."""
         name = self._id.encode()
         parts = [_head(self._model), _ID, varint(len(name)), name, *self._tensors, *self._contents]
-        return Request(self._id, _joined(parts) if self._long else [b"".join(parts)])
+        return InferRequest(self._id, _join_short(parts) if self._long else [b"".join(parts)])
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RequestPart:
         """What has been put together so far, for `add`."""
-        contents = _joined(self._contents) if self._long else [b"".join(self._contents)]
-        return Part(b"".join(self._tensors), contents, self._long)
+        contents = _join_short(self._contents) if self._long else [b"".join(self._contents)]
+        return RequestPart(b"".join(self._tensors), contents, self._long)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RequestPart) -> None:
         self._tensors.append(part.tensors)
         self._contents += part.contents
         self._long = self._long or part.long
@@ -117,13 +117,13 @@ class RequestBuilder:
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
         """One number or truth value, [1, 1]."""
-        tensor, contents, pack, limit = _scalar(*self._declared(logical), (*self._lead, 1))
+        tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))
 
     def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
         """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""
-        _, datatype = self._declared(logical)
+        _, datatype = self._get_input(logical)
         if limit := _UNSIGNED.get(datatype):
             values = [int(value) & limit for value in values]
         code = _ONE[datatype].format[1:]
@@ -131,7 +131,7 @@ class RequestBuilder:
 
     def int32s(self, logical: LogicalInput, values: array[int], *dims: int) -> None:
         """[1, *dims] of int32, in whatever type is declared. Long arrays are not copied."""
-        _, datatype = self._declared(logical)
+        _, datatype = self._get_input(logical)
         if datatype != "INT32":
             self.numbers(logical, values, *dims)
         elif 4 * len(values) < _LONG_BYTES:
@@ -148,7 +148,7 @@ class RequestBuilder:
 
         Of what is long the request has no copy.
         """
-        self._tensors.append(_input(*self._declared(logical), (*self._lead, *dims)))
+        self._tensors.append(_input(*self._get_input(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
         self._long = self._long or len(raw) >= _LONG_BYTES
 
@@ -157,7 +157,7 @@ class RequestBuilder:
         if self._names_outputs:
             self._tensors.append(_output(name))
 
-    def _declared(self, logical: LogicalInput) -> tuple[str, str]:
+    def _get_input(self, logical: LogicalInput) -> tuple[str, str]:
         """The name and the data type of an input."""
         declared = self._inputs.get(logical)
         if declared is None:
@@ -165,7 +165,7 @@ class RequestBuilder:
         return declared.name, declared.datatype
 
 
-def _joined(parts: Sequence[bytes | memoryview]) -> Message:
+def _join_short(parts: Sequence[bytes | memoryview]) -> Message:
     """The parts, those that are short joined."""
     pieces: list[bytes | memoryview] = []
     short: list[bytes | memoryview] = []

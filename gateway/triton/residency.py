@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 
-from gateway.triton.adapter_room import AdapterRoom
-from gateway.triton.events import ColdCause
+from gateway.triton.adapter_room import AdapterBudget
+from gateway.triton.events import UploadCause
 
 
 @dataclass(slots=True, eq=False)
-class _InLine:
+class _QueuedUpload:
     """A request that is in line for its turn to bring an adapter."""
 
-    until_brought: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    until_loading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     """Ends its waiting when another one begins to bring it."""
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Residency:
@@ -31,15 +31,15 @@ class Residency:
 
     def __init__(self) -> None:
         self._resident: set[int] = set()
-        self._causes: dict[int, ColdCause] = {}
+        self._causes: dict[int, UploadCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
-        self._in_line: dict[int, dict[str, _InLine]] = {}
+        self._queued: dict[int, dict[str, _QueuedUpload]] = {}
         """By task id and tenant."""
         self.loads = 0
         """How often an adapter was brought in."""
         self.evictions: Counter[int] = Counter()
         """How often the engine said of an adapter that it holds it no more."""
-        self.room = AdapterRoom()
+        self.budget = AdapterBudget()
         """Who may use one now."""
 
     @property
@@ -50,18 +50,18 @@ class Residency:
     @property
     def loading(self) -> Collection[int]:
         """Task ids that are being brought, or in line for it."""
-        return self._loading.keys() | self._in_line.keys()
+        return self._loading.keys() | self._queued.keys()
 
-    def has(self, task_id: int) -> bool:
+    def is_resident_or_loading(self, task_id: int) -> bool:
         """Whether a request for it need not bring the weights, as far as is known; or another one
         brings them now, or is in line for it."""
-        return task_id in self._resident or task_id in self._loading or task_id in self._in_line
+        return task_id in self._resident or task_id in self._loading or task_id in self._queued
 
-    async def must_carry(
+    async def acquire_upload(
         self,
         task_id: int,
         tenant: str = "",
-        turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
         """The turn of a request that has to bring the weights, to be left when they are sent; None
         where it need not bring them.
@@ -71,62 +71,66 @@ class Residency:
         one of `loaded` and `not_loaded` must follow.
         """
         while task_id not in self._resident:
-            in_line = self._in_line.get(task_id, {})
+            in_line = self._queued.get(task_id, {})
             if task_id in self._loading:
                 await self._loading[task_id].wait()
             elif tenant in in_line:
-                await in_line[tenant].left.wait()
+                await in_line[tenant].finished.wait()
             else:
-                taken = AsyncExitStack()
-                if not await self._comes_first(task_id, tenant, taken.enter_async_context(turn())):
+                entered = AsyncExitStack()
+                if not await self._enter_before_others(
+                    task_id, tenant, entered.enter_async_context(upload_slot())
+                ):
                     continue
                 if task_id not in self._resident and task_id not in self._loading:
                     self._loading[task_id] = asyncio.Event()
-                    for other in self._in_line.pop(task_id, {}).values():
-                        other.until_brought.reschedule(0)
-                    return taken
-                await taken.aclose()  # another one had its turn in the same moment
+                    for other in self._queued.pop(task_id, {}).values():
+                        other.until_loading.reschedule(0)
+                    return entered
+                await entered.aclose()  # another one had its turn in the same moment
         return None
 
-    async def _comes_first(self, task_id: int, tenant: str, turn: Awaitable[object]) -> bool:
+    async def _enter_before_others(
+        self, task_id: int, tenant: str, upload_slot: Awaitable[object]
+    ) -> bool:
         """Whether the turn came before another request began to bring the weights."""
-        place = _InLine()
-        self._in_line.setdefault(task_id, {})[tenant] = place
+        queued = _QueuedUpload()
+        self._queued.setdefault(task_id, {})[tenant] = queued
         try:
-            async with place.until_brought:
-                await turn
+            async with queued.until_loading:
+                await upload_slot
         except TimeoutError:
-            if not place.until_brought.expired():
+            if not queued.until_loading.expired():
                 raise
             return False
         finally:
-            place.left.set()
-            in_line = self._in_line.get(task_id, {})
-            if in_line.get(tenant) is place:
+            queued.finished.set()
+            in_line = self._queued.get(task_id, {})
+            if in_line.get(tenant) is queued:
                 del in_line[tenant]
                 if not in_line:
-                    del self._in_line[task_id]
+                    del self._queued[task_id]
         return True
 
-    def cause(self, task_id: int) -> ColdCause:
+    def upload_cause(self, task_id: int) -> UploadCause:
         """Why the weights of an adapter that is not resident have to be sent."""
         return self._causes.get(task_id, "first_use")
 
-    def loaded(self, task_id: int) -> None:
+    def mark_loaded(self, task_id: int) -> None:
         self._resident.add(task_id)
         self.loads += 1
         self._loading.pop(task_id).set()
 
-    def not_loaded(self, task_id: int) -> None:
+    def mark_not_loaded(self, task_id: int) -> None:
         """The request that brought the weights failed or was given up; the next one brings them."""
         self._loading.pop(task_id).set()
 
-    def evicted(self, task_id: int) -> None:
+    def mark_evicted(self, task_id: int) -> None:
         self._resident.discard(task_id)
         self.evictions[task_id] += 1
         self._causes[task_id] = "evicted"
 
-    def restarted(self) -> None:
+    def mark_restarted(self) -> None:
         """The engine process is a new one and holds nothing."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()

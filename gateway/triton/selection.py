@@ -11,16 +11,16 @@ from gateway.triton.model_capabilities import (
     ModelCapabilities,
     TextModel,
     flag,
+    is_speculative,
     loses_lora,
     parameter,
     read_capabilities,
     read_text_capabilities,
-    speculative,
     stop_model,
 )
 from gateway.triton.names import TEXT, read_inputs
 
-WantedMode = Literal["auto", "token", "text", "llmapi"]
+ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
@@ -28,7 +28,7 @@ _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessin
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 
-class Models(Protocol):
+class ModelServer(Protocol):
     """What has to be asked of a server."""
 
     async def model_ready(self, model: str) -> bool: ...
@@ -37,7 +37,7 @@ class Models(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelPreferences:
     """What the operator asks for; `text_model` None takes the ensemble, else the BLS model.
 
     `tokens_per_block` is told of a model of llmapi, which does not tell it.
@@ -46,7 +46,7 @@ class Wanted:
     core: str
     max_seq_len: int | None
     vocab_size: int
-    mode: WantedMode = "auto"
+    mode: ModeSetting = "auto"
     text_model: str | None = None
     tokens_per_block: int = 32
 
@@ -57,7 +57,7 @@ class ModelSelection:
 
     capabilities: ModelCapabilities
     why: str
-    makeshift: bool = False
+    is_provisional: bool = False
     tokenizer_warning: str | None = field(default=None, compare=False)
     """A warning of the tokenizer, for operators."""
 
@@ -84,21 +84,23 @@ class ModelSelection:
         return None
 
 
-async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
+async def select_model(server: ModelServer, preferences: ModelPreferences) -> ModelSelection:
     """Reads what is there.
 
     Raises EngineUnreachable without a connection, TimeoutError, or EngineUnavailable with a reason
     for each model considered.
     """
-    if wanted.mode == "token":
-        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
-    if wanted.mode == "text":
-        return ModelSelection(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
-    if wanted.mode == "llmapi":
-        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is llmapi")
-    served = await server.model_ready(wanted.core)
+    if preferences.mode == "token":
+        return ModelSelection(await _read_core(server, preferences), "GATEWAY_TRITON_MODE is token")
+    if preferences.mode == "text":
+        return ModelSelection(await _read_text(server, preferences), "GATEWAY_TRITON_MODE is text")
+    if preferences.mode == "llmapi":
+        return ModelSelection(
+            await _read_core(server, preferences), "GATEWAY_TRITON_MODE is llmapi"
+        )
+    served = await server.model_ready(preferences.core)
     try:
-        core = await _core(server, wanted)
+        core = await _read_core(server, preferences)
         takes = "token ids" if core.llmapi is None else "text, as llmapi's do"
         return ModelSelection(core, f"the core model takes {takes}")
     except EngineUnreachable:
@@ -106,35 +108,40 @@ async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
     except EngineUnavailable as error:
         why = error.message
     try:
-        return ModelSelection(await _text(server, wanted), why, makeshift=not served)
+        return ModelSelection(await _read_text(server, preferences), why, is_provisional=not served)
     except EngineUnavailable as error:
         raise EngineUnavailable(f"{why} {error.message}") from error
 
 
-async def _core(server: Models, wanted: Wanted) -> ModelCapabilities:
-    if not await server.model_ready(wanted.core):
-        raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
-    config = await server.model_config(wanted.core)
-    if wanted.mode != "token" and is_llmapi(config):
+async def _read_core(server: ModelServer, preferences: ModelPreferences) -> ModelCapabilities:
+    if not await server.model_ready(preferences.core):
+        raise EngineUnavailable(f"Triton does not serve {preferences.core!r}.")
+    config = await server.model_config(preferences.core)
+    if preferences.mode != "token" and is_llmapi(config):
         return read_llmapi_capabilities(
-            wanted.core,
+            preferences.core,
             config,
-            max_seq_len=wanted.max_seq_len,
-            vocab_size=wanted.vocab_size,
-            tokens_per_block=wanted.tokens_per_block,
+            max_seq_len=preferences.max_seq_len,
+            vocab_size=preferences.vocab_size,
+            tokens_per_block=preferences.tokens_per_block,
         )
-    if wanted.mode == "llmapi":
-        raise EngineUnavailable(f"Triton model {wanted.core!r} is not of the llmapi repository.")
+    if preferences.mode == "llmapi":
+        raise EngineUnavailable(
+            f"Triton model {preferences.core!r} is not of the llmapi repository."
+        )
     return read_capabilities(
-        wanted.core, config, max_seq_len=wanted.max_seq_len, vocab_size=wanted.vocab_size
+        preferences.core,
+        config,
+        max_seq_len=preferences.max_seq_len,
+        vocab_size=preferences.vocab_size,
     )
 
 
-async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
+async def _read_text(server: ModelServer, preferences: ModelPreferences) -> ModelCapabilities:
     reasons = []
-    for model in (wanted.text_model,) if wanted.text_model else _TEXT_MODELS:
+    for model in (preferences.text_model,) if preferences.text_model else _TEXT_MODELS:
         try:
-            return await _text_model(server, model, wanted)
+            return await _read_text_model(server, model, preferences)
         except EngineUnreachable:
             raise
         except EngineUnavailable as error:
@@ -142,16 +149,18 @@ async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
     raise EngineUnavailable(" ".join(reasons))
 
 
-async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabilities:
+async def _read_text_model(
+    server: ModelServer, model: str, preferences: ModelPreferences
+) -> ModelCapabilities:
     if not await server.model_ready(model):
         raise EngineUnavailable(f"Triton does not serve {model!r}.")
     config = await server.model_config(model)
     is_ensemble = config.platform == "ensemble"
     names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
-    parts = {part: await _readable(server, name) for part, name in names.items()}
+    parts = {part: await _read_if_served(server, name) for part, name in names.items()}
     core = parts.get("core")
     # Triton serves an ensemble only with all its steps, and a BLS model without asking.
-    if wanted.mode == "auto" and core is None:
+    if preferences.mode == "auto" and core is None:
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
@@ -163,8 +172,8 @@ async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabi
         core,
         _text_facts(config, parts),
         stop=stop,
-        max_seq_len=wanted.max_seq_len,
-        vocab_size=wanted.vocab_size,
+        max_seq_len=preferences.max_seq_len,
+        vocab_size=preferences.vocab_size,
     )
 
 
@@ -172,13 +181,13 @@ def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
     # Else nobody knows whether it would begin with the prompt.
-    whole_is_known = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
+    is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
         skips_special_tokens=after is None or flag(after, "skip_special_tokens", default=True),
         accumulates=accumulates,
-        better_whole=whole_is_known and not accumulates,
-        token_by_token=core is None or not speculative(core),
+        prefers_single_response=is_single_usable and not accumulates,
+        token_by_token=core is None or not is_speculative(core),
         loses_lora=loses_lora(config),
     )
 
@@ -207,7 +216,7 @@ def _bls_core(config: Any) -> str:
     return parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
 
 
-async def _readable(server: Models, model: str) -> Any | None:
+async def _read_if_served(server: ModelServer, model: str) -> Any | None:
     """The model's config, None where it is not served or may not be read."""
     try:
         return await server.model_config(model) if await server.model_ready(model) else None

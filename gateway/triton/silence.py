@@ -14,7 +14,7 @@ SILENCE_S = 10.0
 """A request that timed out counts against an engine only if that has told nobody anything for so
 long: a client may set a deadline that no engine could meet."""
 
-_LOOKS = 3
+_MAX_UNANSWERED_POLLS = 3
 
 
 class Silence:
@@ -24,35 +24,35 @@ class Silence:
         self.replaceable: Callable[[], bool] = lambda: False
         """Whether another replica answers, that could go on with what this one has begun."""
         self._unanswered = 0
-        self._heard = False
-        self._flowed = False
+        self._received = False
+        self._was_receiving = False
 
     @property
     def suspect(self) -> bool:
         """Whether the last look was not answered."""
         return self._unanswered > 0
 
-    def begun(self, *, heard: bool) -> None:
+    def begin_poll(self, *, received: bool) -> None:
         """`heard` says whether anything has come of its requests since the last look began."""
         # Between two tokens there may be a look.
-        self._flowed = heard or self._heard
-        self._heard = heard
+        self._was_receiving = received or self._received
+        self._received = received
 
-    def broken(self) -> None:
+    def record_answer(self) -> None:
         """It has answered, whatever that was."""
         self._unanswered = 0
 
-    def lasts(self, *, heard: bool) -> None:
+    def record_timeout(self, *, received: bool) -> None:
         """Nothing was answered in time; `heard` is of the time of this look."""
-        self._unanswered = 1 if self._heard or heard else self._unanswered + 1
-        self._flowed = self._flowed and not heard
+        self._unanswered = 1 if self._received or received else self._unanswered + 1
+        self._was_receiving = self._was_receiving and not received
 
     @property
-    def sudden(self) -> bool:
+    def is_sudden(self) -> bool:
         """Whether all that came has stopped with the look that was not answered."""
-        return self._flowed and self.suspect and self.replaceable()
+        return self._was_receiving and self.suspect and self.replaceable()
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether it was silent for too many looks."""
-        return self._unanswered >= _LOOKS
+        return self._unanswered >= _MAX_UNANSWERED_POLLS

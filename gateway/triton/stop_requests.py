@@ -15,15 +15,15 @@ from gateway.errors import GatewayError
 from gateway.stops import Stopping
 from gateway.triton.client import TritonClient
 from gateway.triton.model_capabilities import ModelCapabilities
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 
 log = logging.getLogger(__name__)
 
-_ANSWERED_WITHIN_S = 2.0
+_ANSWER_TIMEOUT_S = 2.0
 # Between one and the next. What the engine knows is over by then, also where many are left at once.
 _PAUSES_S = (0.25, 0.5, 1.0)
 # What was begun when the reset came, the core model knows by then.
-_BEHIND_RESET_S = 0.5
+_AFTER_RESET_S = 0.5
 
 
 class StopRequests:
@@ -33,13 +33,13 @@ class StopRequests:
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+    def send(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
         """Now, and a few times more if `stopping` is not over. `model` is what is to stop."""
-        task = asyncio.get_running_loop().create_task(self._tell(request.data, stopping, model))
+        task = asyncio.get_running_loop().create_task(self._stop(request.data, stopping, model))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, request: bytes, stopping: Stopping, model: ModelCapabilities) -> None:
+    async def _stop(self, request: bytes, stopping: Stopping, model: ModelCapabilities) -> None:
         over = asyncio.Event()
         stopping.tell(lambda _: over.set())
         await self._send(request)
@@ -56,12 +56,12 @@ class StopRequests:
             # The reset comes at the latest, which reaches no step of an ensemble that runs.
             await over.wait()
             if stopping.seconds is None:
-                await asyncio.sleep(_BEHIND_RESET_S)
+                await asyncio.sleep(_AFTER_RESET_S)
                 await self._send(request)
 
     async def _send(self, request: bytes) -> None:
         try:
-            async with asyncio.timeout(_ANSWERED_WITHIN_S):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 stream = await self._client.infer(request)
                 while await stream.read() is not None:
                     pass
@@ -72,6 +72,6 @@ class StopRequests:
     async def close(self) -> None:
         """Gives those under way a moment."""
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_ANSWERED_WITHIN_S)
+            _, late = await asyncio.wait(self._tasks, timeout=_ANSWER_TIMEOUT_S)
             for task in late:
                 task.cancel()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.stops import Stopping
-from gateway.triton.events import ColdSend
+from gateway.triton.events import AdapterUpload
 from gateway.triton.model_capabilities import ModelCapabilities
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
@@ -24,19 +24,19 @@ class StreamOwner(Protocol):
     """The engine, as its streams see it."""
 
     residency: Residency
-    on_cold_send: Callable[[ColdSend], None]
-    heard: bool
+    on_upload: Callable[[AdapterUpload], None]
+    has_received: bool
     """Set by a stream that has received anything: the server is there, if slow to be asked."""
-    heard_at: float
+    received_at: float
     """When that was last found set, and cleared, in the event loop's time."""
-    whole_answers: int
+    single_responses: int
     """How many requests are under way whose first response is the last."""
     streams: set[OpenStream]
     """The other requests under way."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 
-    def works(self) -> None:
+    def record_token(self) -> None:
         """A request has been given a token."""
 
     def doubt(self) -> None:
@@ -53,6 +53,6 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """As `open`, with the bytes of the responses in the pieces that they come in."""
 
-    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+    def stop(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
         """Sends a stop request for what `model` was given, out of reach of the caller's
         cancellation; and again if that does not end."""

@@ -17,37 +17,37 @@ from gateway.generation import Generation
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Part, Request, RequestBuilder, varint
+from gateway.triton.request import InferRequest, RequestBuilder, RequestPart, varint
 from gateway.triton.transport import Message
 
 _TINY = 1e-6
-_MOST_PARTS, _LONGEST_PART = 64, 2048
+_MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
 # Goes into `EngineStats`: one INT32, in blocks.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
 # What a request must have to be let through to the model, whatever it is.
-_STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
+_NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
-def generation_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
+def generation_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
     """The request for one generation, streaming where it can."""
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
     build.scalar("seed", generation.seed)
-    build.add(_how(capabilities, generation))
+    build.add(_build_options(capabilities, generation))
     return build.request
 
 
-def _how(capabilities: ModelCapabilities, generation: Generation) -> Part:
+def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
     """How to generate: all but the prompt, the length and the seed.
 
     Most requests ask for the same, so what was made for one is kept for the next.
     """
     params, sampling = generation.params, generation.params.sampling
     if params.guide is not None or sampling.logit_bias:
-        return _how_anew(capabilities, generation)
+        return _build_new_options(capabilities, generation)
     key = (
         *(generation.end_id, generation.stop_ids, generation.bad_ids, generation.beams),
         *(
@@ -62,16 +62,16 @@ def _how(capabilities: ModelCapabilities, generation: Generation) -> Part:
     known = capabilities.parts
     part = known.get(key)
     if part is None:
-        part = _how_anew(capabilities, generation)
+        part = _build_new_options(capabilities, generation)
         # Clients choose what they ask for: neither many nor long ones are kept.
-        if part.nbytes <= _LONGEST_PART:
-            if len(known) >= _MOST_PARTS:
+        if part.nbytes <= _MAX_PART_BYTES:
+            if len(known) >= _MAX_PARTS:
                 known.clear()
             known[key] = part
     return part
 
 
-def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
+def _build_new_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
     params = generation.params
     build = _builder(capabilities, "")
     end_id = generation.end_id
@@ -126,8 +126,8 @@ def add_common(
         if build.has("sequences"):  # by default as many as beams
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", params.length_penalty)
-    whole = generation.beams or (generation.text is not None and generation.text.whole)
-    if capabilities.decoupled and not whole:
+    single = generation.beams or (generation.text is not None and generation.text.single_response)
+    if capabilities.decoupled and not single:
         build.scalar("streaming", True)
     elif build.has("exclude_prompt"):
         build.scalar("exclude_prompt", True)
@@ -163,14 +163,14 @@ def beam_deltas(
         elif tensor.name == "sequence_length":
             lengths.frombytes(raw)
     width = len(ids) // max(len(lengths), 1)
-    prompt = _restated(capabilities, generation)
+    prompt = _count_restated(capabilities, generation)
     return [
         TokenDelta(ids[beam * width + prompt : beam * width + length].tolist(), True)
         for beam, length in enumerate(lengths)
     ]
 
 
-def context_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
+def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
     """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
@@ -204,7 +204,7 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
         build.scalar(name, value)
 
 
-def with_weights(request: Request, lora: Converted) -> Message:
+def append_weights(request: InferRequest, lora: Converted) -> Message:
     """The serialized request with `lora_config` and `lora_weights` appended, in pieces.
 
     Serialized messages concatenate field by field, so the weights go behind a header of a few
@@ -219,10 +219,10 @@ def with_weights(request: Request, lora: Converted) -> Message:
     return [*request.pieces, tail.SerializeToString() + header, memoryview(lora.weights)]
 
 
-def stop_request(model: StopModel, request_id: str) -> Request:
+def stop_request(model: StopModel, request_id: str) -> InferRequest:
     """Asks the engine to stop the request with this id; answered with success if it is gone."""
     build = RequestBuilder(model.name, model.inputs, request_id)
-    for logical in _STOPPED:
+    for logical in _NEEDED_TO_STOP:
         build.scalar(logical, 0)
     build.scalar("stop", True)
     return build.request
@@ -269,21 +269,21 @@ def token_delta(
     if length is not None:
         ids = ids[:length]
     if not capabilities.decoupled:
-        ids = ids[_restated(capabilities, generation) :]
+        ids = ids[_count_restated(capabilities, generation) :]
         if length is None:
-            ids = _until_end(ids, generation)
+            ids = _cut_at_end(ids, generation)
     stats = engine_stats(response, capabilities) if generation.params.usage else None
     if generation.params.logprobs is None:
         return TokenDelta(ids, final, stats)
     if logits is not None:
-        return TokenDelta(ids, final, stats, _of_logits(*logits, ids, generation))
+        return TokenDelta(ids, final, stats, _logprobs_from_logits(*logits, ids, generation))
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
     new = values[len(values) - len(ids) :]
     entries = [TokenLogprob(token_id, value) for token_id, value in zip(ids, new, strict=False)]
     return TokenDelta(ids, final, stats, entries)
 
 
-def _of_logits(
+def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
     # In a thread, so that numpy (20 MiB) is loaded there, and where it is needed alone.
@@ -312,7 +312,7 @@ def _prompt_request(
     return build
 
 
-def _until_end(ids: list[int], generation: Generation) -> list[int]:
+def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
     """An answer without what pads it, or was generated past a stop word that the engine ignores.
 
     The GPT repository gives no length and takes no stop words. As engines do, this keeps a stop
@@ -330,6 +330,6 @@ def _until_end(ids: list[int], generation: Generation) -> list[int]:
     return ids
 
 
-def _restated(capabilities: ModelCapabilities, generation: Generation) -> int:
+def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
     """How many ids a response that does not stream begins with before those that are new."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

@@ -15,7 +15,7 @@ from gateway.generation import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import add_common, add_sampling, engine_stats, is_final
 
 _REPLACEMENT = "\ufffd"
@@ -24,7 +24,7 @@ _NEVER = -1
 
 def text_request(
     capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
-) -> Request:
+) -> InferRequest:
     """The request for one generation, streaming where it can and nothing is lost by it."""
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
@@ -65,10 +65,10 @@ class TextReader:
         found = _texts(response)
         text = found[0] if found else ""
         stats = engine_stats(response, self._capabilities)
-        if not self._capabilities.decoupled or (self._text.whole and found):
-            return TokenDelta([], final, stats, text=self._whole(text))
+        if not self._capabilities.decoupled or (self._text.single_response and found):
+            return TokenDelta([], final, stats, text=self._strip_prompt(text))
         if self._model.accumulates:
-            text = self._added(text)
+            text = self._take_new(text)
         tokens = None
         if self._model.token_by_token:
             tokens = self._count(text) if found else 0
@@ -76,7 +76,7 @@ class TextReader:
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
         """The text of each beam, best first, from the one response of a beam search."""
-        return [TokenDelta([], True, text=self._whole(text)) for text in _texts(response)]
+        return [TokenDelta([], True, text=self._strip_prompt(text)) for text in _texts(response)]
 
     def _count(self, text: str) -> int:
         """How many tokens this response shows to have come.
@@ -86,7 +86,7 @@ class TextReader:
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
 
-    def _whole(self, text: str) -> str:
+    def _strip_prompt(self, text: str) -> str:
         """Without the prompt, and without a character that the last token left incomplete."""
         if self._capabilities.restates_prompt:
             if not text.startswith(self._text.restated):
@@ -94,7 +94,7 @@ class TextReader:
             text = text[len(self._text.restated) :]
         return text.rstrip(_REPLACEMENT)
 
-    def _added(self, text: str) -> str:
+    def _take_new(self, text: str) -> str:
         """What the whole text has more than before, but for an incomplete character at its end.
 
         Past a stop word a BLS sends empty texts.

@@ -18,7 +18,7 @@ from gateway.triton.failures import from_text
 from gateway.triton.llmapi.reader import LlmapiReader
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.response_template import ResponseTemplate
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Metadata, ResponseStream
@@ -26,7 +26,7 @@ from gateway.triton.transport import Metadata, ResponseStream
 T = TypeVar("T")
 
 
-class Aside(Protocol):
+class Offload(Protocol):
     """Where work is done that would take too long in the event loop."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
@@ -41,14 +41,14 @@ class TokenStream(EngineCall):
         *,
         engine: StreamOwner,
         capabilities: ModelCapabilities,
-        request: Request,
+        request: InferRequest,
         generation: Generation,
         deadline: float,
         metadata: Metadata,
-        aside: Aside,
+        offload: Offload,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
         """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
         hundred times what a token takes."""
@@ -61,7 +61,7 @@ class TokenStream(EngineCall):
             metadata=metadata,
             begin_by=begin_by,
             on_sent=on_sent,
-            on_left=on_left,
+            on_abandon=on_abandon,
         )
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:
@@ -77,20 +77,20 @@ class TokenStream(EngineCall):
         self._template: ResponseTemplate | None = None
         # What is given the deltas behind the first.
         self._take: Callable[[TokenDelta], bool]
-        self._any_aside = aside
-        self._aside = aside if generation.params.logprobs else None
+        self._offload = offload
+        self._offload_logprobs = offload if generation.params.logprobs else None
 
     @property
-    def tells_reuse(self) -> bool:
+    def reports_reuse(self) -> bool:
         """Whether the answer says how much of the prompt was in the cache; none is not told."""
         return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
 
     async def first(self) -> TokenDelta:
         """The first delta. Raises GatewayError."""
         response = await self.response()
-        if self._aside is None:
+        if self._offload_logprobs is None:
             return self._delta(response)
-        return await self._aside(partial(self._delta, response))
+        return await self._offload_logprobs(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Gives `take` the deltas behind the first, up to the final one or until it returns False.
@@ -100,42 +100,42 @@ class TokenStream(EngineCall):
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
-        if self._aside is not None:
-            await self._feed_from_logits(self._stream, self._aside, take)
+        if self._offload_logprobs is not None:
+            await self._feed_from_logits(self._stream, self._offload_logprobs, take)
             return
         self._take = take
         read = self._read_tokens
         if isinstance(self._reader, LlmapiReader):
             read = partial(self._read_texts, self._reader)
         try:
-            goes_on = await self._stream.feed(read)
+            more_follows = await self._stream.feed(read)
         except (asyncio.CancelledError, EngineUnavailable) as error:
-            raise self._ended_by(error) from None
-        if not goes_on:
-            raise self._ended_early()
+            raise self._to_end_error(error) from None
+        if not more_follows:
+            raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
         # Each has all of the text so far, so of those that have arrived together the last will do.
-        self._engine.heard = True
+        self._engine.has_received = True
         take = self._take
         more, found = True, None
         for data in messages:
-            if (text := reader.find(data)) is not None:
+            if (text := reader.find_text(data)) is not None:
                 found = data, text
                 continue
             if found is not None:
-                more = take(reader.more(*found)) and more
+                more = take(reader.text_delta(*found)) and more
                 found = None
-            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            more = take(self._delta(self._check(self._parse(data)))) and more
             if self._finished:
                 return False
         if found is not None:
-            more = take(reader.more(*found)) and more
-            self._engine.works()
+            more = take(reader.text_delta(*found)) and more
+            self._engine.record_token()
         return more
 
     def _read_tokens(self, messages: Sequence[bytes]) -> bool:
-        self._engine.heard = True
+        self._engine.has_received = True
         take = self._take
         if self._earlier is not None:
             self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
@@ -149,7 +149,7 @@ class TokenStream(EngineCall):
             if ids:
                 more = take(TokenDelta(ids, False)) and more
                 ids = []
-            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            more = take(self._delta(self._check(self._parse(data)))) and more
             if self._finished:
                 return False
         if ids:
@@ -157,7 +157,7 @@ class TokenStream(EngineCall):
         return more
 
     async def _feed_from_logits(
-        self, stream: ResponseStream[bytes], aside: Aside, take: Callable[[TokenDelta], bool]
+        self, stream: ResponseStream[bytes], offload: Offload, take: Callable[[TokenDelta], bool]
     ) -> None:
         """As `feed_deltas`. What has arrived together is worked on together; what arrives meanwhile
         waits in the stream, and behind its window in Triton."""
@@ -171,13 +171,13 @@ class TokenStream(EngineCall):
         while more:
             messages.clear()
             try:
-                goes_on = await stream.feed(enough)
+                more_follows = await stream.feed(enough)
             except (asyncio.CancelledError, EngineUnavailable) as error:
-                raise self._ended_by(error) from None
-            if not goes_on:
-                raise self._ended_early()
-            self._engine.heard = True
-            for found in await aside(partial(self._deltas, messages)):
+                raise self._to_end_error(error) from None
+            if not more_follows:
+                raise self._ended_early_error()
+            self._engine.has_received = True
+            for found in await offload(partial(self._deltas, messages)):
                 if isinstance(found, str):
                     self._finished = True
                     raise from_text(found)
@@ -193,7 +193,7 @@ class TokenStream(EngineCall):
         if self._reader is not None:
             delta = self._reader.delta(response)
             if delta.text or delta.finish:
-                self._engine.works()
+                self._engine.record_token()
             return delta
         return tensors.token_delta(response, self._capabilities, self._generation)
 
@@ -208,7 +208,7 @@ class TokenStream(EngineCall):
                 deltas += tensors.beam_deltas(response, self._capabilities, self._generation)
         return deltas
 
-    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
+    def _parse(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
         if self._plain and self._template is None and not response.error_message:
             self._earlier = data, response.infer_response

@@ -30,11 +30,11 @@ _TLS_SCHEME = "grpcs://"
 CONNECT_TIMEOUT_S = 5.0
 """For one attempt: TCP, TLS and the server's settings."""
 
-LEFT_GRACE_S = 2.0
-MAX_LEFT = 1000
+ABANDON_GRACE_S = 2.0
+MAX_ABANDONED = 1000
 """Streams of one connection that were left and have not ended; one more is reset at once."""
 
-Ended = Callable[[bool], None]
+OnEnded = Callable[[bool], None]
 """Told that a stream which was left is over, and whether the server has ended it: else it was
 reset, or the connection was lost."""
 
@@ -45,7 +45,7 @@ T_co = TypeVar("T_co", covariant=True)
 class ResponseStream(Protocol[T_co]):
     """Responses to the one request of a stream, in order. One reader at a time."""
 
-    async def sent(self) -> None:
+    async def wait_sent(self) -> None:
         """Returns when nothing here holds the request any more: it is written, or was given up."""
 
     async def read(self) -> T_co | None:
@@ -73,7 +73,7 @@ class ResponseStream(Protocol[T_co]):
     def cancel(self) -> None:
         """Ends the stream at once; idempotent."""
 
-    def leave(self, ended: Ended | None = None) -> None:
+    def abandon(self, ended: OnEnded | None = None) -> None:
         """As `cancel` to whoever reads; the server has `LEFT_GRACE_S` to end the stream itself.
 
         `ended` is told once, at the latest then; of several calls that of the first one.
@@ -133,7 +133,7 @@ class ClientTls(NamedTuple):
 _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueDictionary()
 
 
-def _client_tls(files: ClientFiles) -> ClientTls:
+def _load_client_tls(files: ClientFiles) -> ClientTls:
     """Raises OSError, also where the files change meanwhile."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
@@ -161,7 +161,7 @@ class ConnectionOptions:
         found = _SHARED.get(files)
         if found is None:
             name = "certificates of the connections to Triton"
-            found = ReloadedValue(name, files.given, partial(_client_tls, files))
+            found = ReloadedValue(name, files.given, partial(_load_client_tls, files))
             _SHARED[files] = found
         return found
 

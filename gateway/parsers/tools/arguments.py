@@ -91,17 +91,17 @@ class SurrogateRepair:
         if not self._is_object or ("\\" not in piece and not self._held):
             return piece
         text = self._held + piece
-        end = self._decided(text)
+        end = self._find_undecided(text)
         self._held = text[end:]
-        return _LONE_SURROGATE.sub(_replaced, text[:end])
+        return _LONE_SURROGATE.sub(_replace_escape, text[:end])
 
     def flush(self) -> str:
         """Return what was held back of arguments that end within an escape."""
         held, self._held = self._held, ""
-        return _LONE_SURROGATE.sub(_replaced, held)
+        return _LONE_SURROGATE.sub(_replace_escape, held)
 
     @staticmethod
-    def _decided(text: str) -> int:
+    def _find_undecided(text: str) -> int:
         """Return where the escape begins that the next piece may continue."""
         end = len(text)
         start = text.find("\\", max(end - _MAX_UNDECIDED_CHARS, 0))
@@ -113,5 +113,5 @@ class SurrogateRepair:
         return end
 
 
-def _replaced(escape: re.Match[str]) -> str:
+def _replace_escape(escape: re.Match[str]) -> str:
     return "\\ufffd" if escape[1] else escape[0]

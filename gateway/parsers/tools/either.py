@@ -19,7 +19,13 @@ from typing import Any
 import orjson
 
 from gateway.parsers.tools.events import Event
-from gateway.parsers.tools.forced import Schema, call, calls_list, moved, moved_arguments
+from gateway.parsers.tools.forced import (
+    Schema,
+    call_schema,
+    calls_schema,
+    move_arguments,
+    move_references,
+)
 from gateway.parsers.tools.json_calls import JsonToolParser
 from gateway.parsers.tools.parser import NotACall, Step, ToolParser
 
@@ -39,7 +45,7 @@ _MORE = frozenset(
 class Either:
     """How to read an answer that may be calls; `named` says that answers may have a `name`, too."""
 
-    named: bool
+    may_have_name: bool
 
     @classmethod
     def beside(cls, schema: Any) -> Either | None:
@@ -59,13 +65,13 @@ class Either:
         """That of the one function which may be called: any may."""
 
     def parser(self) -> ToolParser:
-        return EitherToolParser(self.named)
+        return EitherToolParser(self.may_have_name)
 
 
 def either_schema(
     answer: Schema,
     functions: Mapping[str, Schema | None],
-    held: Collection[str],
+    enforced: Collection[str],
     *,
     parallel: bool,
 ) -> str:
@@ -75,19 +81,19 @@ def either_schema(
     schema refers to another document.
     """
     what = "response_format: objects of the schema"
-    defs = {"answer": moved(answer, "#/$defs/answer", what, param="response_format")}
+    defs = {"answer": move_references(answer, "#/$defs/answer", what, param="response_format")}
     calls: list[tuple[list[str], Schema]] = []
-    if others := [name for name in functions if name not in held]:
+    if others := [name for name in functions if name not in enforced]:
         calls.append((others, _ANY_OBJECT))
-    for index, name in enumerate(held):
+    for index, name in enumerate(enforced):
         place = f"#/$defs/arguments{index}"
-        defs[f"arguments{index}"] = moved_arguments(name, functions[name], place)
+        defs[f"arguments{index}"] = move_arguments(name, functions[name], place)
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
-        defs[f"call_with_{key}"] = {"anyOf": [call(*each, key) for each in calls]}
+        defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
     # By reference: what is counted is written out by engines as often.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
-    several = calls_list([one], parallel=parallel)
+    several = calls_schema([one], parallel=parallel)
     either = [{"$ref": "#/$defs/answer"}, several, one, other]
     return orjson.dumps({"anyOf": either, "$defs": defs}).decode()
 

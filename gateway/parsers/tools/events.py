@@ -69,7 +69,7 @@ class CallEnd:
 Event = Content | CallStart | CallArguments
 
 
-class Events:
+class EventCollector:
     """Collects events, merging neighbours of a kind, so that pieces do not depend on the caller."""
 
     def __init__(self) -> None:

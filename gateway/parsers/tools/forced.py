@@ -73,18 +73,20 @@ def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> st
     `functions` maps names to `parameters`, as requests have them. Raises InvalidRequest if one
     refers to another document.
     """
-    calls = [call([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)]
-    schema = calls_list(calls, parallel=parallel)
+    calls = [
+        call_schema([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)
+    ]
+    schema = calls_schema(calls, parallel=parallel)
     # Each function's schema stands here whole, so its references only gain a prefix and the names
     # in its own `$defs` cannot clash with another's.
     schema["$defs"] = {
-        f"arguments{index}": moved_arguments(name, parameters, f"{_ROOT}{index}")
+        f"arguments{index}": move_arguments(name, parameters, f"{_ROOT}{index}")
         for index, (name, parameters) in enumerate(functions.items())
     }
     return orjson.dumps(schema).decode()
 
 
-def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
+def call_schema(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
     """One call of any of these functions, with arguments of this schema."""
     return {
         "type": "object",
@@ -94,7 +96,7 @@ def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Sch
     }
 
 
-def calls_list(calls: Sequence[Schema], *, parallel: bool) -> Schema:
+def calls_schema(calls: Sequence[Schema], *, parallel: bool) -> Schema:
     most = MAX_CALLS if parallel else 1
     return {"type": "array", "minItems": 1, "items": {"anyOf": [*calls]}, "maxItems": most}
 
@@ -104,10 +106,10 @@ def arguments_guide(parameters: Schema | None) -> str:
     return orjson.dumps(_arguments(parameters)).decode()
 
 
-def moved_arguments(function: str, parameters: Schema | None, root: str) -> Any:
+def move_arguments(function: str, parameters: Schema | None, root: str) -> Any:
     """The same as a part of another document, at `root`. Raises InvalidRequest."""
     what = f"tools: the parameters of {function}"
-    return moved(_arguments(parameters), root, what, param="tools")
+    return move_references(_arguments(parameters), root, what, param="tools")
 
 
 def _arguments(parameters: Schema | None) -> Schema:
@@ -122,7 +124,7 @@ def _arguments(parameters: Schema | None) -> Schema:
     return {"type": "object", "additionalProperties": True} | parameters
 
 
-def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
+def move_references(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
     """Return a copy of a schema in which references to its root lead to `root`.
 
     References to other documents are left as they are, for the compiler to refuse. Raises
@@ -135,7 +137,7 @@ def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> A
         return schema
 
     def within(part: Any) -> Any:
-        return moved(part, root, what, param=param, depth=depth + 1)
+        return move_references(part, root, what, param=param, depth=depth + 1)
 
     if isinstance(schema, list):
         return [within(item) for item in schema]

@@ -15,7 +15,7 @@ from gateway.parsers.tools.llama import LlamaToolParser
 from gateway.parsers.tools.mistral import MistralToolParser
 from gateway.parsers.tools.parser import ToolParser
 from gateway.parsers.tools.pythonic import PythonicToolParser
-from gateway.parsers.tools.tagged import Name, Parameters, TaggedForm
+from gateway.parsers.tools.tagged import Name, ParameterTags, TaggedForm
 
 Form = Literal[
     "deepseek_v3",
@@ -103,7 +103,7 @@ _QWEN3_CODER = TaggedForm(
     ("<tool_call>", "<function="),
     ("</function>", "</tool_call>"),
     Name("<function=", after=">"),
-    Parameters(("<parameter=", ">"), ("", "</parameter>"), lines=True),
+    ParameterTags(("<parameter=", ">"), ("", "</parameter>"), lines=True),
 )
 
 # <tool_call>get_weather
@@ -115,7 +115,7 @@ _GLM45 = TaggedForm(
     ("<tool_call>",),
     ("</tool_call>",),
     Name("<tool_call>"),
-    Parameters(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
+    ParameterTags(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
 )
 
 # <minimax:tool_call>
@@ -128,7 +128,7 @@ _MINIMAX_M2 = TaggedForm(
     ("<minimax:tool_call>", '<invoke name="'),
     ("</invoke>", "</minimax:tool_call>"),
     Name('<invoke name="', after='">'),
-    Parameters(('<parameter name="', '">'), ("", "</parameter>")),
+    ParameterTags(('<parameter name="', '">'), ("", "</parameter>")),
 )
 
 PARSERS: Mapping[Form, type[ToolParser] | TaggedForm] = MappingProxyType(

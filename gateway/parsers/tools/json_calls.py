@@ -141,7 +141,7 @@ class JsonToolParser(ToolParser):
     def _value(self, char: str, sink: Callable[[str], object] | None = None) -> Step:
         """Reads a JSON value and passes its text to `sink`."""
         if char == '"' or char in _CLOSING:
-            return (yield from self._delimited(char, sink))
+            return (yield from self._read_delimited(char, sink))
         empty = True
         while char.isalnum() or char in "+-.":
             empty = False
@@ -153,7 +153,7 @@ class JsonToolParser(ToolParser):
             raise NotACall(char)
         return char
 
-    def _delimited(self, char: str, sink: Callable[[str], object] | None) -> Step:
+    def _read_delimited(self, char: str, sink: Callable[[str], object] | None) -> Step:
         opening, closing = char, _CLOSING.get(char)
         depth = 0
         quoted = escaped = False

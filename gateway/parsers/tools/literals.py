@@ -182,13 +182,13 @@ def _string(char: str, sink: Sink, *, raw: bool = False) -> Step:
     """A string, with those that directly follow it, as one JSON string."""
     sink('"')
     while char in "'\"":
-        char = yield from _quoted(char, sink, raw)
+        char = yield from _read_quoted(char, sink, raw)
         char = yield from _space(char)
     sink('"')
     return char
 
 
-def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
+def _read_quoted(quote: str, sink: Sink, raw: bool) -> Step:
     end = quote
     char = yield
     if char == quote:
@@ -206,14 +206,14 @@ def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
             char = yield
             continue
         if closing:
-            sink(escaped(closing))
+            sink(escape_json(closing))
             closing = ""
         if char == "\\" and not raw:
             char = yield from _escape(sink)
             continue
-        sink(escaped(char))
+        sink(escape_json(char))
         if char == "\\":
-            sink(escaped((yield)))
+            sink(escape_json((yield)))
         char = yield
 
 
@@ -221,7 +221,7 @@ def _escape(sink: Sink) -> Step:
     """What follows a backslash. An escape that Python does not know stays as it is."""
     kind = yield
     if kind not in _CODES:
-        sink(escaped(_ESCAPES.get(kind, "\\" + kind)))
+        sink(escape_json(_ESCAPES.get(kind, "\\" + kind)))
         return (yield)
     most, base = _CODES[kind]
     digits = kind if base == 8 else ""
@@ -230,7 +230,7 @@ def _escape(sink: Sink) -> Step:
         digits += char
         char = yield
     code = int(digits, base) if base == 8 or len(digits) == most else sys.maxunicode + 1
-    sink(escaped(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
+    sink(escape_json(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
     return char
 
 
@@ -240,7 +240,7 @@ def _space(char: str) -> Step:
     return char
 
 
-def escaped(text: str) -> str:
+def escape_json(text: str) -> str:
     """Text as it stands within a JSON string; half a surrogate pair stays an escape."""
     if text.isalnum():
         return text
@@ -259,4 +259,4 @@ def _literal(source: str) -> str:
             return json.dumps(ast.literal_eval(source), allow_nan=False)
         except (ValueError, SyntaxError, TypeError):  # `...` is a value of no type of JSON
             pass
-    return f'"{escaped(source)}"'
+    return f'"{escape_json(source)}"'

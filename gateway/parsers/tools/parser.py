@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar
 
-from gateway.parsers.tools.events import Event, Events
+from gateway.parsers.tools.events import Event, EventCollector
 
 Step = Generator[None, str, str]
 # The functions that a request offers: `parameters`, a JSON schema or None, by name.
@@ -42,7 +42,7 @@ class ToolParser(ABC):
     tagged: ClassVar[bool] = True
 
     def __init__(self, functions: Functions | None = None) -> None:
-        self._events = Events()
+        self._events = EventCollector()
         # While undecided, everything read is kept: it is content if no call comes of it.
         self._undecided = False
         self._held: list[str] = []

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from gateway.parsers.tools.events import Event
 from gateway.parsers.tools.json_calls import JsonToolParser
-from gateway.parsers.tools.literals import Sink, escaped
+from gateway.parsers.tools.literals import Sink, escape_json
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 from gateway.parsers.tools.typed_values import STRING, as_json, types_of
 from gateway.parsers.tools.value_ends import ValueEnds
@@ -37,7 +37,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterTags:
     """Arguments as one element for each: tags around the key, and around the value.
 
     `lines` says that a value has lines of its own, whose breaks are not part of it. `value_ends`
@@ -61,7 +61,7 @@ class TaggedForm:
     openings: tuple[str, ...]
     closings: tuple[str, ...] = ()
     name: Name | None = None
-    parameters: Parameters | None = None
+    parameters: ParameterTags | None = None
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class TaggedToolParser(JsonToolParser):
         """Reads what follows an opening tag."""
         form = self._form
         if form.name is not None:
-            name, char = yield from self._named(form.name, tag, char)
+            name, char = yield from self._read_name(form.name, tag, char)
             if form.parameters is not None:
                 return (yield from self._parameters(form.parameters, name, char))
             char = yield from self._space(char)
@@ -165,7 +165,7 @@ class TaggedToolParser(JsonToolParser):
             char = yield from self._gap(char)
         return char
 
-    def _named(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
+    def _read_name(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
         """Reads the name, and what is around it; returns it and the next character."""
         if tag != form.opening:
             char = yield from self._space(char)
@@ -193,7 +193,7 @@ class TaggedToolParser(JsonToolParser):
             self._name = name
         return name, char
 
-    def _parameters(self, form: Parameters, function: str, char: str) -> Step:
+    def _parameters(self, form: ParameterTags, function: str, char: str) -> Step:
         opening = form.key[0]
         char = yield from self._space(char)
         tag = yield from self._tag(char, (opening, *self._form.closings))
@@ -207,7 +207,7 @@ class TaggedToolParser(JsonToolParser):
             char = yield
             if form.lines and char == "\n":
                 char = yield
-            ending = yield from self._typed(char, self._types_of(function, key))
+            ending = yield from self._read_typed(char, self._types_of(function, key))
             self._next_call = self._form.value_ends.next_call(ending)
             tag = opening if ending.endswith(opening) else ""
         self._events.arguments("}")
@@ -228,7 +228,7 @@ class TaggedToolParser(JsonToolParser):
                 value.add(self._tail)
         return super().finish(cut=cut)
 
-    def _key(self, form: Parameters) -> Generator[None, str, str]:
+    def _key(self, form: ParameterTags) -> Generator[None, str, str]:
         """Reads up to the beginning of the value; returns the key."""
         key: list[str] = []
         end = form.key[1]
@@ -239,7 +239,7 @@ class TaggedToolParser(JsonToolParser):
             yield from self._tag(char, (form.value[0],))
         return "".join(key[: -len(end)]).strip()
 
-    def _typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
+    def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
         """Reads a value and passes its JSON on, a string as it comes; returns what ended it."""
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
@@ -290,7 +290,7 @@ class _Value:
 
     def add(self, text: str) -> None:
         if self._types == STRING:
-            self._sink(escaped(text))
+            self._sink(escape_json(text))
         else:
             self._pieces.append(text)
 

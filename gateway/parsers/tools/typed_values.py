@@ -14,16 +14,16 @@ from typing import Any
 
 import orjson
 
-from gateway.parsers.tools.literals import escaped, read_value
+from gateway.parsers.tools.literals import escape_json, read_value
 from gateway.parsers.tools.parser import NotACall
 
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
 # Parts of a schema that are looked at, and again values and types: this is between two tokens.
-_MOST = 1000
+_MAX_ITEMS = 1000
 # Steps of a reference: no body is nested deeper.
-_DEEPEST = 100
+_MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 # Read as Python, text of that length takes up to 12 ms of the event loop; longer text is a string.
 _MAX_LITERAL_CHARS = 16 * 1024
@@ -52,10 +52,10 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
     """The JSON types that a function's schema allows for one parameter; none if it says nothing."""
     properties = (parameters or {}).get("properties")
     todo: list[Any] = [properties.get(name)] if isinstance(properties, Mapping) else []
-    parts, values = _Some(), _Some()
+    parts, values = _BoundedItems(), _BoundedItems()
     seen: set[int] = set()
     types: set[str] = set()
-    while todo and len(seen) < _MOST:
+    while todo and len(seen) < _MAX_ITEMS:
         schema = todo.pop()
         if not isinstance(schema, Mapping) or id(schema) in seen:
             continue
@@ -69,7 +69,7 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
         types.update(*(_TYPES.get(type(value), frozenset()) for value in known))
         for keyword in ("anyOf", "oneOf", "allOf"):
             todo += parts.of(schema.get(keyword, []))
-        todo.append(_referred(parameters, schema.get("$ref")))
+        todo.append(_resolve_reference(parameters, schema.get("$ref")))
     return frozenset(types)
 
 
@@ -84,10 +84,10 @@ def as_json(text: str, types: frozenset[str]) -> str:
         if source:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
-            return f'"{escaped(text)}"'
+            return f'"{escape_json(text)}"'
     # Templates write strings without quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
-        return f'"{escaped(text)}"'
+        return f'"{escape_json(text)}"'
     return source
 
 
@@ -111,11 +111,11 @@ def _container(source: str) -> str:
     return ""
 
 
-class _Some:
+class _BoundedItems:
     """The first of what lists hold, of all of them together `_MOST`."""
 
     def __init__(self) -> None:
-        self._left = _MOST
+        self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
         """What is listed; anything else is a list of one."""
@@ -124,10 +124,10 @@ class _Some:
         return found
 
 
-def _referred(root: Any, reference: Any) -> Any:
+def _resolve_reference(root: Any, reference: Any) -> Any:
     """What a reference within the schema leads to, None if nothing."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
-    for part in reference[2:].split("/", _DEEPEST):
+    for part in reference[2:].split("/", _MAX_REFERENCE_STEPS):
         root = root.get(part) if isinstance(root, Mapping) else None
     return root

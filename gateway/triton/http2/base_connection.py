@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 # After a read of more than this, the next one waits until its messages are delivered. From a server
 # that sends faster than tokens can be passed on, uvloop would else read 32 times in one turn, and
 # undelivered messages would pile up in memory.
-_SMALL_BYTES = 2**16
+_SMALL_READ_BYTES = 2**16
 # A small read this soon behind the one before has the next one wait so long.
-_OFTEN_S = 0.003
+_FREQUENT_READ_S = 0.003
 _GATHER_S = 0.002
 # One turn of the loop writes so much of the uploads: well below a millisecond.
 _WRITE_BYTES = 2**17
@@ -46,7 +46,7 @@ class BaseConnection(asyncio.Protocol):
         self._paused = False
         self._unsent_answers = 0
         self._read_at = 0.0
-        self._gathers = False
+        self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
         # Tasks that wait for a message, such as their stream's first.
         self._waits = 0
@@ -79,14 +79,14 @@ class BaseConnection(asyncio.Protocol):
             self._transport.close()
             # Not for ever, should the server not read what is still to be written.
             self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
-            self._lost(why)
+            self._mark_lost(why)
 
     def abort(self) -> None:
         """Gives up a connection that never came to be of use."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _lost(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         self.closed = True
         self.why_closed = why
         self._uploads.clear()
@@ -97,7 +97,7 @@ class BaseConnection(asyncio.Protocol):
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         # uvloop reads what is below TLS all the same, and at its end throws away what was paused.
-        self._gathers = transport.get_extra_info("ssl_object") is None
+        self._can_gather = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,7 +105,7 @@ class BaseConnection(asyncio.Protocol):
         if self.closed:
             self._on_change(self)
         else:
-            self._lost(f"connection lost: {exc or 'closed by the server'}")
+            self._mark_lost(f"connection lost: {exc or 'closed by the server'}")
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -118,7 +118,7 @@ class BaseConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
-        large = len(data) > _SMALL_BYTES
+        large = len(data) > _SMALL_READ_BYTES
         if large:
             self._transport.pause_reading()
         if self._rest:
@@ -126,7 +126,7 @@ class BaseConnection(asyncio.Protocol):
         try:
             self._rest = data[self._consume(data) :]
             if large:
-                self._deliveries.call_after(self._read_on)
+                self._deliveries.call_after(self._resume_reading)
         except ConnectionFault as fault:
             log.warning("the server broke the HTTP/2 protocol: %s", fault)
             self.close(str(fault), fault.code)
@@ -143,13 +143,13 @@ class BaseConnection(asyncio.Protocol):
         server's windows.
         """
         now = self._loop.time()
-        often = now - self._read_at < _OFTEN_S
+        often = now - self._read_at < _FREQUENT_READ_S
         self._read_at = now
-        if self._waits or self._uploads.open or not often or size > _SMALL_BYTES:
+        if self._waits or self._uploads.open or not often or size > _SMALL_READ_BYTES:
             return
-        if self._gathers and not self.closed:
+        if self._can_gather and not self.closed:
             self._transport.pause_reading()
-            self._gathering = self._loop.call_later(_GATHER_S, self._read_on)
+            self._gathering = self._loop.call_later(_GATHER_S, self._resume_reading)
 
     def begin_wait(self) -> None:
         """See `StreamControl`. A read that was put off is due now."""
@@ -164,19 +164,19 @@ class BaseConnection(asyncio.Protocol):
     def _stop_gathering(self) -> None:
         if self._gathering is not None:
             self._gathering.cancel()
-            self._read_on()
+            self._resume_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         self._gathering = None
         if not self.closed:
             self._transport.resume_reading()
 
     def _pump(self) -> None:
         """Writes a piece of the uploads, and comes back for more after everybody else."""
-        if self._paused or self._pump_scheduled or self.closed or not self._uploads.ready():
+        if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))
-        if not self._paused and self._uploads.ready():
+        if not self._paused and self._uploads.has_ready():
             self._pump_scheduled = True
             self._loop.call_soon(self._pump_again)
 

@@ -9,11 +9,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
-from gateway.triton.transport import MAX_MESSAGE_BYTES, Ended
+from gateway.triton.transport import MAX_MESSAGE_BYTES, OnEnded
 
 # What a server may send before it is read. Tokens need a few KB; logits a megabyte and more.
 WINDOW = 2**20
-_LOW = WINDOW // 2
+_LOW_WINDOW_BYTES = WINDOW // 2
 
 # gRPC's prefix of each message: compressed or not, length.
 PREFIX = struct.Struct(">BI")
@@ -25,16 +25,16 @@ T = TypeVar("T")
 class StreamControl(Protocol):
     """What a call needs of its connection."""
 
-    arrived: list[Call[Any]]
+    arrived: list[RpcCall[Any]]
     """The calls to hand messages on, once all that was received has been looked at."""
 
     def reset(self, stream_id: int, code: Code) -> None:
         """Ends the stream from our side; nothing of it is handed on any more."""
 
-    def leave(self, stream_id: int, ended: Ended | None) -> None:
+    def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
         """As `reset`, unless the server ends the stream within a grace; `ended` is told which."""
 
-    async def sent(self, stream_id: int) -> None:
+    async def wait_sent(self, stream_id: int) -> None:
         """Returns when the stream's request is written, or given up."""
 
     def begin_wait(self) -> None:
@@ -47,7 +47,7 @@ class StreamControl(Protocol):
         """Lets the server send so many bytes more on the stream."""
 
 
-class Call(Generic[T]):
+class RpcCall(Generic[T]):
     """A `ResponseStream`. What is fed costs no task switch, what is read one at most."""
 
     __slots__ = (
@@ -55,13 +55,13 @@ class Call(Generic[T]):
         "_cancelled",
         "_chunks",
         "_control",
-        "_held",
+        "_discarded",
+        "_held_bytes",
         "_loop",
         "_messages",
         "_needed",
         "_parse",
         "_take",
-        "_thrown_away",
         "_waiter",
         "_window",
         "status",
@@ -79,7 +79,7 @@ class Call(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._parse = parse
         self._messages: list[bytes] = []
-        self._thrown_away = 0
+        self._discarded = 0
         # Who waits, and what is given the messages meanwhile; the result is whether it has enough.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
@@ -87,15 +87,15 @@ class Call(Generic[T]):
         self._window = WINDOW
         # Payloads that are not a whole message yet; looked at again once `_needed` bytes are held.
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._held_bytes = 0
         self._needed = _PREFIX_BYTES
 
-    async def sent(self) -> None:
-        await self._control.sent(self.stream_id)
+    async def wait_sent(self) -> None:
+        await self._control.wait_sent(self.stream_id)
 
     async def read(self) -> T | None:
         while not self._messages:
-            if self._ended():
+            if self._has_ended():
                 return None
             self._control.begin_wait()
             try:
@@ -110,9 +110,9 @@ class Call(Generic[T]):
 
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
         while True:
-            if self._messages and not take(self._all()):
+            if self._messages and not take(self._take_all()):
                 return True  # what was taken is given back when more is wanted
-            if self._ended():
+            if self._has_ended():
                 return False
             # Not in a coroutine of its own, which would be held by every stream that waits.
             try:
@@ -133,29 +133,29 @@ class Call(Generic[T]):
 
     @property
     def unread(self) -> int:
-        return self._thrown_away + len(self._messages)
+        return self._discarded + len(self._messages)
 
     def cancel(self) -> None:
-        if self._given_up():
+        if self._give_up():
             self._control.reset(self.stream_id, Code.CANCEL)
 
-    def leave(self, ended: Ended | None = None) -> None:
-        if self._given_up():
-            self._control.leave(self.stream_id, ended)
+    def abandon(self, ended: OnEnded | None = None) -> None:
+        if self._give_up():
+            self._control.abandon(self.stream_id, ended)
         elif ended is not None and not self._cancelled:
             ended(self.status == Status.OK)
 
-    def _given_up(self) -> bool:
+    def _give_up(self) -> bool:
         """Whoever reads is told so. False when the RPC has ended before."""
         if self.status is not None:
             return False
         self._cancelled = True
         self.end(Status.CANCELLED, "cancelled here")
-        self._thrown_away = len(self._messages)
+        self._discarded = len(self._messages)
         self._messages.clear()
         return True
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether the stream has ended well. Raises for another end."""
         if self._cancelled:
             raise asyncio.CancelledError
@@ -170,7 +170,7 @@ class Call(Generic[T]):
         self._waiter, self._take = self._loop.create_future(), take
         return self._waiter
 
-    def _all(self) -> Sequence[bytes]:
+    def _take_all(self) -> Sequence[bytes]:
         messages, self._messages = self._messages, []
         return messages
 
@@ -191,13 +191,13 @@ class Call(Generic[T]):
                 waiter.set_exception(error)
                 return
             if not enough:
-                if self._window < _LOW:
+                if self._window < _LOW_WINDOW_BYTES:
                     self._refill()
                 return
         waiter.set_result(enough)
 
     def receive(
-        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+        self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
         """The payload of a DATA frame, ``data[start:stop]``; called once a token.
 
@@ -207,7 +207,7 @@ class Call(Generic[T]):
         self._window -= stop - start + padding
         if self._window < 0:
             self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
-        elif whole and not self._held:
+        elif is_complete and not self._held_bytes:
             if not self._messages:
                 self._arrived.append(self)
             self._messages.append(data[start + _PREFIX_BYTES : stop])
@@ -218,7 +218,7 @@ class Call(Generic[T]):
         """The RPC is over; messages that are here already can still be read."""
         if self.status is not None:
             return
-        if status == Status.OK and self._held:
+        if status == Status.OK and self._held_bytes:
             status, text = Status.INTERNAL, "the stream ended within a message"
         self.status, self.text = status, text
         self._chunks.clear()
@@ -234,10 +234,10 @@ class Call(Generic[T]):
     def _assemble(self, payload: bytes) -> None:
         """Takes a frame that holds a part of a message, or several of them."""
         self._chunks.append(payload)
-        self._held += len(payload)
-        if self._held >= self._needed and not self._split():
+        self._held_bytes += len(payload)
+        if self._held_bytes >= self._needed and not self._split():
             return
-        if not self._messages and self._needed - self._held > self._window:
+        if not self._messages and self._needed - self._held_bytes > self._window:
             # The rest of a message longer than the window: nobody can read it until it is whole.
             self._refill()
 
@@ -262,7 +262,7 @@ class Call(Generic[T]):
             self._add(data[start + _PREFIX_BYTES : start + self._needed])
             start += self._needed
         self._chunks = [data[start:]]
-        self._held = len(data) - start
+        self._held_bytes = len(data) - start
         return True
 
     def _refuse(self, code: Code, text: str) -> None:
@@ -271,18 +271,18 @@ class Call(Generic[T]):
 
     def _refill(self) -> None:
         """Gives bytes back when they are read: whoever reads slowly slows the server down."""
-        if self._window < _LOW and self.status is None:
+        if self._window < _LOW_WINDOW_BYTES and self.status is None:
             self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW
 
 
-class PieceCall(Call[bytes]):
+class PieceCall(RpcCall[bytes]):
     """Feeds the bytes of its messages in the pieces that they come in, with gRPC's prefixes."""
 
     __slots__ = ()
 
     def receive(
-        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+        self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
         self._window -= stop - start + padding
         if self._window < 0:

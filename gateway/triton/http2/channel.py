@@ -15,8 +15,8 @@ from typing import TypeVar
 from gateway.errors import EngineError, EngineUnavailable
 from gateway.triton.failures import Status, no_connection
 from gateway.triton.http2 import headers
-from gateway.triton.http2.call import PREFIX, Call, PieceCall
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.call import PREFIX, PieceCall, RpcCall
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.transport import (
     CONNECT_TIMEOUT_S,
     NO_METADATA,
@@ -47,8 +47,8 @@ class Http2Transport:
         self._tls = options.load_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
         self._blocks: dict[str, bytes] = {}
-        self._connections: list[Connection] = []
-        self._dialling: asyncio.Task[bool] | None = None
+        self._connections: list[Http2Connection] = []
+        self._dial_task: asyncio.Task[bool] | None = None
         self._failures = 0
         self._why = "closed"
         self._retry_at = 0.0
@@ -61,13 +61,13 @@ class Http2Transport:
         parse: Callable[[bytes], T],
         metadata: Metadata,
         by: float | None = None,
-    ) -> Call[T]:
+    ) -> RpcCall[T]:
         extra = headers.metadata_block(metadata) if metadata else b""
-        return await self._call(path, request, partial(Call, parse=parse), extra, by)
+        return await self._call(path, request, partial(RpcCall, parse=parse), extra, by)
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
-    ) -> Call[bytes]:
+    ) -> RpcCall[bytes]:
         extra = headers.metadata_block(metadata) if metadata else b""
         return await self._call(path, request, partial(PieceCall, parse=bytes), extra, by)
 
@@ -78,7 +78,7 @@ class Http2Transport:
         if metadata:
             extra += headers.metadata_block(metadata)
         async with asyncio.timeout(timeout_s):
-            call = await self._call(path, [request], partial(Call, parse=bytes), extra)
+            call = await self._call(path, [request], partial(RpcCall, parse=bytes), extra)
             try:
                 reply = await call.read()
                 # The status comes after the reply.
@@ -99,8 +99,8 @@ class Http2Transport:
 
     async def close(self) -> None:
         self._closed = True
-        if self._dialling is not None:
-            self._dialling.cancel()
+        if self._dial_task is not None:
+            self._dial_task.cancel()
         for connection in self._connections:
             connection.close("closed here")
         await asyncio.gather(*[connection.gone.wait() for connection in self._connections])
@@ -109,16 +109,16 @@ class Http2Transport:
         self,
         path: str,
         request: Message,
-        make: Callable[[Connection], Call[T]],
+        make: Callable[[Http2Connection], RpcCall[T]],
         extra: bytes,
         by: float | None = None,
-    ) -> Call[T]:
+    ) -> RpcCall[T]:
         size = message_bytes(request)
-        connection = self._with_room()
+        connection = self._find_free_connection()
         while connection is None:
             async with asyncio.timeout_at(by):
                 await self._connect()
-            connection = self._with_room()
+            connection = self._find_free_connection()
         call = make(connection)
         prefix = PREFIX.pack(0, size)
         connection.open(call, self._block(path) + extra, [prefix, *request], len(prefix) + size)
@@ -132,10 +132,10 @@ class Http2Transport:
             block = self._blocks[path] = block + self._metadata
         return block
 
-    def _with_room(self) -> Connection | None:
+    def _find_free_connection(self) -> Http2Connection | None:
         """The first one, so that those that were added under load run empty again."""
         for connection in self._connections:
-            if connection.has_room:
+            if connection.can_open:
                 return connection
         return None
 
@@ -145,29 +145,29 @@ class Http2Transport:
         Raises EngineUnreachable: at once while the server is known to be away, except to the one
         call in each pause that tries it.
         """
-        if self._dialling is None:
+        if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise no_connection(self._why)
             # asyncio calls a connection's protocol in the context of the task that connected it.
             # In this request's, whatever the connection logs as long as it lives would carry the
             # request's id, and what is known of the request would stay in memory as long.
-            self._dialling = asyncio.create_task(self._dial(), context=Context())
+            self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)
         # Whoever gives up leaves the attempt to those who wait for it too.
-        if not await asyncio.shield(self._dialling):
+        if not await asyncio.shield(self._dial_task):
             raise no_connection(self._why)
 
     async def _dial(self) -> bool:
-        connection = Connection(self._changed)
+        connection = Http2Connection(self._on_connection_change)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
                 # Not before the server has said how many streams it takes.
                 await connection.settled.wait()
-            if not connection.has_room:
-                raise ConnectionError(self._why_useless(connection))
+            if not connection.can_open:
+                raise ConnectionError(self._explain_unusable(connection))
         except (OSError, TimeoutError) as error:
             connection.abort()
             self._failures += 1
@@ -185,9 +185,9 @@ class Http2Transport:
             self._connections.append(connection)
             return True
         finally:
-            self._dialling = None
+            self._dial_task = None
 
-    async def _reach(self, connection: Connection) -> None:
+    async def _reach(self, connection: Http2Connection) -> None:
         """Its transport, to the first of the name's addresses that takes it. Raises OSError."""
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
@@ -212,21 +212,21 @@ class Http2Transport:
                 return
         raise why
 
-    def _why_useless(self, connection: Connection) -> str:
+    def _explain_unusable(self, connection: Http2Connection) -> str:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
         # Triton's HTTP port closes the connection without a word.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
-    def _changed(self, connection: Connection) -> None:
+    def _on_connection_change(self, connection: Http2Connection) -> None:
         if connection.gone.is_set():
             if connection in self._connections:
                 self._connections.remove(connection)
         elif (
             connection.idle
             and not connection.closed
-            and any(other.has_room for other in self._connections if other is not connection)
+            and any(other.can_open for other in self._connections if other is not connection)
         ):
             connection.close("not needed any more")
 
@@ -244,7 +244,7 @@ def _prepare(transport: asyncio.BaseTransport) -> None:
     if tls is not None and tls.selected_alpn_protocol() != "h2":
         raise ConnectionError("the server does not speak HTTP/2 over TLS")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        line = transport.get_extra_info("socket")
-        if line is None:  # uvloop has none any more
+        sock = transport.get_extra_info("socket")
+        if sock is None:  # uvloop has none any more
             raise ConnectionError("the server closed the connection at once")
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

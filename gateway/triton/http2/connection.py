@@ -21,21 +21,21 @@ from hpack.exceptions import HPACKError
 from gateway.triton.failures import Status
 from gateway.triton.http2 import frames, headers
 from gateway.triton.http2.base_connection import BaseConnection
-from gateway.triton.http2.call import PREFIX, WINDOW, Call
+from gateway.triton.http2.call import PREFIX, WINDOW, RpcCall
 from gateway.triton.http2.frames import Code, ConnectionFault
-from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Ended, Message
+from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, OnEnded
 
 log = logging.getLogger(__name__)
 
 # What all streams together may send ahead of us. It is given back on arrival: how much one slow
 # reader can leave lying is up to the window of its own stream.
 _CONNECTION_WINDOW = 2**25
-_LOW = _CONNECTION_WINDOW // 2
+_LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
 # What a stream may still send that nobody reads: tokens that were on their way, or some logits.
-LEFT_BYTES = 2**24
+ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
 # Streams whose tokens are worth being gathered.
-_MANY = 32
+_MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
     Code.CANCEL: Status.CANCELLED,
@@ -53,7 +53,7 @@ _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
-class _Left:
+class _AbandonedStream:
     """A stream that nobody reads, until the server ends it or `timer` does.
 
     `window` is what the server may send, `allowance` what it may be let besides, in bytes.
@@ -61,24 +61,24 @@ class _Left:
 
     timer: asyncio.TimerHandle
     window: int
-    ended: Ended | None
-    allowance: int = LEFT_BYTES
+    ended: OnEnded | None
+    allowance: int = ABANDONED_ALLOWANCE_BYTES
 
 
-class Connection(BaseConnection):
+class Http2Connection(BaseConnection):
     """A connection that calls can be opened on.
 
     `on_change` is told when it is closed, gone, or has one call less.
     """
 
-    def __init__(self, on_change: Callable[[Connection], None]) -> None:
+    def __init__(self, on_change: Callable[[Http2Connection], None]) -> None:
         super().__init__(on_change)
         self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
-        self._calls: dict[int, Call[Any]] = {}
+        self._calls: dict[int, RpcCall[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
-        self._receiving: dict[int, Call[Any]] = {}
-        self._left: dict[int, _Left] = {}
-        self.arrived: list[Call[Any]] = []
+        self._receiving: dict[int, RpcCall[Any]] = {}
+        self._abandoned: dict[int, _AbandonedStream] = {}
+        self.arrived: list[RpcCall[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
@@ -91,10 +91,10 @@ class Connection(BaseConnection):
         """Set when the server's settings have come, or the connection is lost."""
 
     @property
-    def has_room(self) -> bool:
+    def can_open(self) -> bool:
         """Whether one more call can be opened."""
         return (
-            len(self._calls) + len(self._left) < self._max_calls
+            len(self._calls) + len(self._abandoned) < self._max_calls
             and not self._draining
             and not self.closed
             and self._next_id <= frames.STREAM_ID
@@ -102,13 +102,13 @@ class Connection(BaseConnection):
 
     @property
     def idle(self) -> bool:
-        return not self._calls and not self._left
+        return not self._calls and not self._abandoned
 
     # Calls.
 
-    def open(self, call: Call[Any], block: bytes, message: Message, size: int) -> None:
+    def open(self, call: RpcCall[Any], block: bytes, message: Message, size: int) -> None:
         """Sends a request of `size` > 0 bytes on a new stream. Only while `has_room`."""
-        assert self.has_room
+        assert self.can_open
         stream_id = call.stream_id = self._next_id
         self._next_id += 2
         self._calls[stream_id] = call
@@ -132,18 +132,18 @@ class Connection(BaseConnection):
         self._transport.write(frames.rst_stream(stream_id, code))
         self._call_ended()
 
-    def leave(self, stream_id: int, ended: Ended | None) -> None:
-        if len(self._left) >= MAX_LEFT or self._uploads.drop(stream_id):
+    def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
+        if len(self._abandoned) >= MAX_ABANDONED or self._uploads.drop(stream_id):
             self.reset(stream_id, Code.CANCEL)
             if ended is not None:
                 ended(False)
         elif (call := self._calls.pop(stream_id, None)) is not None:
             self._receiving.pop(stream_id, None)
-            timer = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
-            left = self._left[stream_id] = _Left(timer, call.window, ended)
-            self._drop(stream_id, left, 0)
+            timer = self._loop.call_later(ABANDON_GRACE_S, self._reset_abandoned, stream_id)
+            left = self._abandoned[stream_id] = _AbandonedStream(timer, call.window, ended)
+            self._credit_abandoned(stream_id, left, 0)
 
-    def _drop(self, stream_id: int, left: _Left, size: int) -> None:
+    def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
         """Lets the server send on what nobody reads: behind a full window it could not end."""
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
@@ -152,26 +152,26 @@ class Connection(BaseConnection):
             left.allowance -= increment
             self.credit(stream_id, increment)
 
-    def _reset_left(self, stream_id: int) -> None:
+    def _reset_abandoned(self, stream_id: int) -> None:
         self._transport.write(frames.rst_stream(stream_id, Code.CANCEL))
-        self._left_ended(stream_id, by_server=False)
+        self._end_abandoned(stream_id, by_server=False)
 
-    def _left_ended(self, stream_id: int, *, by_server: bool = True) -> None:
-        left = self._left.pop(stream_id, None)
+    def _end_abandoned(self, stream_id: int, *, by_server: bool = True) -> None:
+        left = self._abandoned.pop(stream_id, None)
         if left is not None:
             left.timer.cancel()
             if left.ended is not None:
                 left.ended(by_server)
             self._call_ended()
 
-    async def sent(self, stream_id: int) -> None:
-        await self._uploads.ended(stream_id)
+    async def wait_sent(self, stream_id: int) -> None:
+        await self._uploads.wait_ended(stream_id)
 
     def credit(self, stream_id: int, increment: int) -> None:
         if not self.closed:
             self._transport.write(frames.window_update(stream_id, increment))
 
-    def _end(self, call: Call[Any], status: int, text: str) -> None:
+    def _end(self, call: RpcCall[Any], status: int, text: str) -> None:
         """The server has ended a stream."""
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
@@ -189,11 +189,11 @@ class Connection(BaseConnection):
 
     def _end_calls(self, why: str) -> None:
         self._receiving.clear()
-        for left in self._left.values():
+        for left in self._abandoned.values():
             left.timer.cancel()
             if left.ended is not None:
                 left.ended(False)
-        self._left.clear()
+        self._abandoned.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end(Status.UNAVAILABLE, why)
@@ -240,16 +240,16 @@ class Connection(BaseConnection):
                     return end
             start = stop
         self._window -= received
-        if self._window < _LOW:
-            self._renew()
+        if self._window < _LOW_WINDOW_BYTES:
+            self._renew_window()
         if arrived := self.arrived:
             self._deliveries.add(arrived)
             arrived.clear()
-        if len(receiving) >= _MANY:
+        if len(receiving) >= _MIN_STREAMS_TO_GATHER:
             self._gather(end)
         return start
 
-    def _renew(self) -> None:
+    def _renew_window(self) -> None:
         """Lets the server send a window's worth of DATA again, in all streams."""
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
@@ -285,25 +285,25 @@ class Connection(BaseConnection):
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._window -= len(payload)
-        if self._window < _LOW:
-            self._renew()
+        if self._window < _LOW_WINDOW_BYTES:
+            self._renew_window()
         call = self._call(stream_id)
         if call is None:
             if flags & frames.END_STREAM:
-                self._left_ended(stream_id)
-            elif (left := self._left.get(stream_id)) is not None:
-                self._drop(stream_id, left, len(payload))
+                self._end_abandoned(stream_id)
+            elif (left := self._abandoned.get(stream_id)) is not None:
+                self._credit_abandoned(stream_id, left, len(payload))
             return
         if stream_id not in self._receiving:
             self._break(call, "DATA before the headers")
             return
-        data = frames.unpadded(flags, payload)
+        data = frames.strip_padding(flags, payload)
         call.receive(data, 0, len(data), padding=len(payload) - len(data))
         if flags & frames.END_STREAM and stream_id in self._calls:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = frames.unpadded(flags, payload)
+        block = frames.strip_padding(flags, payload)
         if flags & frames.PRIORITY_FLAG:
             if len(block) < 5:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "HEADERS of a broken length")
@@ -329,26 +329,26 @@ class Connection(BaseConnection):
         stream_id, flags, block = self._block
         self._block = None
         try:
-            told = self._decoder.decode(bytes(block))
+            status = self._decoder.decode(bytes(block))
         except (HPACKError, IndexError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"header block: {error}") from error
         call = self._call(stream_id)
         ended = bool(flags & frames.END_STREAM)
         if call is None:
             if ended:
-                self._left_ended(stream_id)
+                self._end_abandoned(stream_id)
             return
         if stream_id in self._receiving:
             if ended:
-                self._end(call, *told.outcome)
+                self._end(call, *status.outcome)
             else:
                 self._break(call, "HEADERS in the middle of a stream")
-        elif ended and told.ends:
-            self._end(call, *told.outcome)
-        elif told.informational and not ended:
+        elif ended and status.ends:
+            self._end(call, *status.outcome)
+        elif status.informational and not ended:
             pass
-        elif told.refusal is not None:
-            call.end(*told.refusal)
+        elif status.refusal is not None:
+            call.end(*status.refusal)
             self.reset(stream_id, Code.CANCEL)
         elif ended:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")
@@ -357,7 +357,7 @@ class Connection(BaseConnection):
 
     def _on_rst_stream(self, stream_id: int, code: int) -> None:
         call = self._call(stream_id)
-        self._left_ended(stream_id)
+        self._end_abandoned(stream_id)
         if call is not None:
             self._uploads.drop(stream_id)
             status = _OF_RST.get(code, Status.INTERNAL)
@@ -418,13 +418,13 @@ class Connection(BaseConnection):
         if not self.closed and self.idle:
             self.close("the server has asked for a new connection")
 
-    def _call(self, stream_id: int) -> Call[Any] | None:
+    def _call(self, stream_id: int) -> RpcCall[Any] | None:
         """The call of a stream, None when it has ended. Raises ConnectionFault if it never was."""
         if not stream_id % 2 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of stream {stream_id}")
         return self._calls.get(stream_id)
 
-    def _break(self, call: Call[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
+    def _break(self, call: RpcCall[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
         """The server broke the protocol on one stream."""
         call.end(Status.INTERNAL, text)
         self.reset(call.stream_id, code)

@@ -114,7 +114,7 @@ def read_goaway(payload: bytes) -> tuple[int, int, bytes]:
     return last & STREAM_ID, code, payload[_GOAWAY.size :]
 
 
-def unpadded(flags: int, payload: bytes) -> bytes:
+def strip_padding(flags: int, payload: bytes) -> bytes:
     """The payload of DATA or HEADERS without its padding. Raises ConnectionFault."""
     if not flags & PADDED:
         return payload

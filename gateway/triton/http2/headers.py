@@ -39,10 +39,10 @@ _OF_HTTP = {
 
 Fields = list[tuple[bytes, bytes]]
 
-_MOST_KNOWN, _LONGEST_KNOWN = 64, 512
+_MAX_CACHED_BLOCKS, _MAX_CACHED_BLOCK_BYTES = 64, 512
 
 
-class Told(NamedTuple):
+class StreamStatus(NamedTuple):
     """What the server says in a block.
 
     Attributes:
@@ -70,9 +70,9 @@ class BlockDecoder:
 
     def __init__(self, max_bytes: int) -> None:
         self._decoder = Decoder(max_bytes)
-        self._known: dict[bytes, Told] = {}
+        self._known: dict[bytes, StreamStatus] = {}
 
-    def decode(self, block: bytes) -> Told:
+    def decode(self, block: bytes) -> StreamStatus:
         """Raises HPACKError, and IndexError or ValueError, of which none leaves it usable."""
         known = self._known.get(block)
         if known is not None:
@@ -84,12 +84,12 @@ class BlockDecoder:
         found = dict(fields)
         informational = found.get(b":status", b"")[:1] == b"1"
         ends = b"grpc-status" in found
-        told = Told(fields, informational, ends, _refusal(found), _outcome(found))
+        status = StreamStatus(fields, informational, ends, _refusal(found), _outcome(found))
         if self._state() != before:
             self._known.clear()
-        elif len(block) <= _LONGEST_KNOWN and len(self._known) < _MOST_KNOWN:
-            self._known[block] = told
-        return told
+        elif len(block) <= _MAX_CACHED_BLOCK_BYTES and len(self._known) < _MAX_CACHED_BLOCKS:
+            self._known[block] = status
+        return status
 
     def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Of the dynamic table, which is all that a block can mean more or less by."""

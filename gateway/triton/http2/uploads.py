@@ -22,24 +22,24 @@ from gateway.triton.http2.frames import (
 )
 
 # A turn is one frame; servers may allow frames of 16 MiB, after which others would wait for long.
-_TURN_BYTES = 2**16
+_MAX_CHUNK_BYTES = 2**16
 
 
 class _Upload:
-    __slots__ = ("ended", "left", "pieces", "stream_id", "window")
+    __slots__ = ("bytes_left", "ended", "pieces", "stream_id", "window")
 
     def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
         self.stream_id = stream_id
         # As bytes, whatever the items of the view were.
         self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
-        self.left = sum(len(piece) for piece in self.pieces)
+        self.bytes_left = sum(len(piece) for piece in self.pieces)
         self.window = window
         self.ended = asyncio.Event()
 
     def take(self, size: int) -> list[memoryview]:
         """The next `size` bytes, uncopied."""
-        taken = []
-        self.left -= size
+        pieces = []
+        self.bytes_left -= size
         while size:
             piece = self.pieces[0]
             if len(piece) <= size:
@@ -47,9 +47,9 @@ class _Upload:
             else:
                 self.pieces[0] = piece[size:]
                 piece = piece[:size]
-            taken.append(piece)
+            pieces.append(piece)
             size -= len(piece)
-        return taken
+        return pieces
 
 
 class Uploads:
@@ -72,7 +72,7 @@ class Uploads:
         """Whether anything is on its way out."""
         return bool(self._open)
 
-    def ready(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether `frames` has something to send."""
         return bool(self._ready) and self.window > 0
 
@@ -96,7 +96,7 @@ class Uploads:
         for stream_id in list(self._open):
             self.drop(stream_id)
 
-    async def ended(self, stream_id: int) -> None:
+    async def wait_ended(self, stream_id: int) -> None:
         """Returns when the last frame was given out, or the upload dropped."""
         upload = self._open.get(stream_id)
         if upload is not None:
@@ -126,18 +126,20 @@ class Uploads:
     def frames(self, limit: int) -> list[bytes | memoryview]:
         """DATA frames for about `limit` bytes, to be written one after the other."""
         out: list[bytes | memoryview] = []
-        while limit > 0 and self.ready():
+        while limit > 0 and self.has_ready():
             upload = self._ready.popleft()
             if upload.window <= 0:  # taken back by a change of settings
                 continue
-            size = min(upload.left, upload.window, self.window, self.max_frame, _TURN_BYTES)
-            flags = END_STREAM if size == upload.left else 0
+            size = min(
+                upload.bytes_left, upload.window, self.window, self.max_frame, _MAX_CHUNK_BYTES
+            )
+            flags = END_STREAM if size == upload.bytes_left else 0
             out.append(HEAD.pack(size << 8 | DATA, flags, upload.stream_id))
             out += upload.take(size)
             upload.window -= size
             self.window -= size
             limit -= size
-            if not upload.left:
+            if not upload.bytes_left:
                 self.drop(upload.stream_id)
             elif upload.window > 0:
                 self._ready.append(upload)

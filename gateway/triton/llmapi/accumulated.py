@@ -11,8 +11,8 @@ _REPLACEMENT = "\ufffd".encode()
 _SEAM_BYTES = 64
 # More than any character is shown as while it is not there yet. A model may write nothing else, and
 # to go back over all of it each time would cost others their turn.
-_HELD_BACK = 64
-_decoded = codecs.utf_8_decode
+_MAX_HELD_BACK_CHARS = 64
+_decode = codecs.utf_8_decode
 
 
 class AccumulatedText:
@@ -24,10 +24,10 @@ class AccumulatedText:
     """
 
     def __init__(self) -> None:
-        self._given = 0
+        self._delivered_bytes = 0
         self._seam = b""
 
-    def added(self, data: bytes, start: int = 0, end: int | None = None) -> str:
+    def take_new(self, data: bytes, start: int = 0, end: int | None = None) -> str:
         """What a text has more than was given out, but for an incomplete character at its end.
 
         The text is ``data[start:end]``.
@@ -37,7 +37,7 @@ class AccumulatedText:
         behind it would be right.
         """
         end = len(data) if end is None else end
-        new = start + self._given
+        new = start + self._delivered_bytes
         seam = new - len(self._seam)
         # Only of a text that was cut short is there less of it than the seam.
         if not data.startswith(self._seam, seam, end) and (
@@ -45,12 +45,12 @@ class AccumulatedText:
         ):
             raise EngineError("The engine changed a text that it had given already.")
         if data.endswith(_REPLACEMENT, new, end):
-            least = max(new, end - _HELD_BACK * len(_REPLACEMENT))
+            least = max(new, end - _MAX_HELD_BACK_CHARS * len(_REPLACEMENT))
             while end > least and data.endswith(_REPLACEMENT, least, end):
                 end -= len(_REPLACEMENT)
-        added, used = _decoded(data[new:end], "replace", False)
+        added, used = _decode(data[new:end], "replace", False)
         if used:
             new += used
-            self._given += used
+            self._delivered_bytes += used
             self._seam = data[new - _SEAM_BYTES if new > start + _SEAM_BYTES else start : new]
         return added

@@ -37,7 +37,7 @@ def is_llmapi(config: Any) -> bool:
     return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
 
 
-def streams(config: Any) -> bool:
+def streams_tokens(config: Any) -> bool:
     """Whether such a model's release streams token by token."""
     return any(tensor.name == _SINCE_STREAMING for tensor in config.input)
 
@@ -76,9 +76,9 @@ def read_llmapi_capabilities(
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
         # Its LLM encodes and decodes with what cannot be changed from outside.
-        text=TextModel(accumulates=True, better_whole=True, token_by_token=False),
+        text=TextModel(accumulates=True, prefers_single_response=True, token_by_token=False),
         llmapi=LlmapiModel(
-            streams=streams(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
+            streams=streams_tokens(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,

@@ -20,37 +20,37 @@ from gateway.triton.token_stream import TokenStream
 log = logging.getLogger(__name__)
 
 # With no token for anybody: longer than a step on a long prompt takes.
-_WITHIN_S = 60.0
+_PROBE_TIMEOUT_S = 60.0
 _PROMPT = "Hello"
 
 
-class Proof:
+class TokenProbe:
     """What is known of one engine. `doubted` from a failure on until a token is made."""
 
     def __init__(self) -> None:
-        self.doubted = False
+        self.is_doubted = False
         # Since the engine was asked: a failure after that may be a request's own.
         self._token_made = False
         self.silences = 0
         """Number of proofs in a row, since the last token, that the engine left unanswered."""
-        self.wanted = asyncio.Event()
+        self.requested = asyncio.Event()
         """Set by the failure, for whoever asks for the token."""
 
     def doubt(self) -> None:
-        if not self.doubted:
-            self.doubted = True
-            self.wanted.set()
+        if not self.is_doubted:
+            self.is_doubted = True
+            self.requested.set()
 
-    def works(self) -> None:
-        self.doubted = False
+    def record_token(self) -> None:
+        self.is_doubted = False
         self._token_made = True
         self.silences = 0
 
-    async def find(
+    async def probe(
         self,
         ask: Callable[[Generation, float], TokenStream],
         give_up: Callable[[], None],
-        silence_tells: Callable[[float], bool],
+        is_silence_fatal: Callable[[float], bool],
         *,
         in_use: bool,
     ) -> None:
@@ -63,7 +63,7 @@ class Proof:
         doubt stays. So it does where no room is left for the question, of an engine that is
         `in_use`; one that was out is not taken for well by that.
         """
-        if not self.doubted:
+        if not self.is_doubted:
             return
         generation = Generation(
             request_id=secrets.token_hex(16),
@@ -77,14 +77,14 @@ class Proof:
         why = "it ended a request without one"
         since = asyncio.get_running_loop().time()
         try:
-            with ask(generation, since + _WITHIN_S) as tokens:
+            with ask(generation, since + _PROBE_TIMEOUT_S) as tokens:
                 if not (await tokens.first()).final and not self._token_made:
                     await tokens.feed_deltas(lambda delta: not (self._token_made or delta.final))
         except TimeoutError:
-            why = f"nothing came in {_WITHIN_S:g} s"
+            why = f"nothing came in {_PROBE_TIMEOUT_S:g} s"
             if not self._token_made:
                 self.silences += 1
-                if not silence_tells(since):
+                if not is_silence_fatal(since):
                     return
                 give_up()
         except Overloaded as error:

@@ -17,12 +17,12 @@ from gateway.triton.llmapi.template import TextTemplate
 from gateway.triton.protobuf import pb
 from gateway.triton.tensors import is_final
 
-_TOLD = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
-_LENGTH = 4  # of each text of a BYTES tensor, before it
+_STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
+_LENGTH_BYTES = 4  # of each text of a BYTES tensor, before it
 
-_ENDED: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+_FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 # Whoever it was that stopped it, this gateway did not.
-_GIVEN_UP = frozenset({"cancelled", "timeout"})
+_ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
 class LlmapiReader:
@@ -43,13 +43,13 @@ class LlmapiReader:
         if not is_final(response):
             self._template = TextTemplate.of(data, response)
 
-    def find(self, data: bytes) -> tuple[int, int] | None:
+    def find_text(self, data: bytes) -> tuple[int, int] | None:
         """Where in a response its text is, None where there may be more than that to it."""
         return None if self._template is None else self._template.text(data)
 
-    def more(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
+    def text_delta(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
         """As `delta`, of a response with a text alone, which is where `find` said."""
-        return TokenDelta([], False, self._stats, text=self._text.added(data, *text))
+        return TokenDelta([], False, self._stats, text=self._text.take_new(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         """New text. The last delta says why it ended, where the engine told.
@@ -60,9 +60,9 @@ class LlmapiReader:
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             if tensor.name == "text_output":
-                added = self._text.added(raw, _LENGTH)
-            elif tensor.name in _TOLD:
-                self._told(tensor.name, raw)
+                added = self._text.take_new(raw, _LENGTH_BYTES)
+            elif tensor.name in _STATUS_OUTPUTS:
+                self._read_status(tensor.name, raw)
         final = is_final(response) or not self._decoupled
         if not final:
             return TokenDelta([], False, self._stats, text=added)
@@ -70,14 +70,14 @@ class LlmapiReader:
             [], True, self._stats, text=added, finish=self._finish, unshown=self._unshown
         )
 
-    def _told(self, name: str, raw: bytes) -> None:
-        [told] = bytes_tensor.unpack(raw) or [""]
+    def _read_status(self, name: str, raw: bytes) -> None:
+        [value] = bytes_tensor.unpack(raw) or [""]
         if name == "finish_reason":
-            if told in _GIVEN_UP:
+            if value in _ABORT_REASONS:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
-            self._finish = _ENDED.get(told)
+            self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
             # The id of an end token that is not the tokenizer's own. Engines count that one.
-            self._unshown = int(told.isdecimal())
-        elif told.isdecimal():
-            self._stats = EngineStats(reused_tokens=int(told) * self._tokens_per_block)
+            self._unshown = int(value.isdecimal())
+        elif value.isdecimal():
+            self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

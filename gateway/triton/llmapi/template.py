@@ -17,7 +17,7 @@ _INFER_RESPONSE = bytes([2 << 3 | 2])
 _CONTENTS = bytes([6 << 3 | 2])
 _LENGTH = struct.Struct("<I")
 _LENGTH_BYTES = _LENGTH.size
-_unpacked = _LENGTH.unpack_from
+_unpack_length = _LENGTH.unpack_from
 
 
 class TextTemplate:
@@ -63,7 +63,7 @@ class TextTemplate:
         if not (
             end - start >= _LENGTH_BYTES
             # The tensor has one text, with its own length before it.
-            and _unpacked(data, start)[0] == end - start - _LENGTH_BYTES
+            and _unpack_length(data, start)[0] == end - start - _LENGTH_BYTES
             and data.startswith(self._before, at)
             and data.endswith(self._behind)
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, TextPrompt
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import add_sampling
 
 
@@ -17,7 +17,7 @@ def generation_request(
     generation: Generation,
     text: TextPrompt,
     adapter: str | None = None,
-) -> Request:
+) -> InferRequest:
     """The request for one generation, streaming where somebody has a use for it.
 
     Upstream's model puts Triton at risk with each stream, so what comes whole does not stream.
@@ -49,15 +49,15 @@ def generation_request(
         build.texts("lora_path", [adapter])
     build.scalar("seed", generation.seed)
     add_sampling(build, generation)
-    for told in ("finish_reason", "stop_reason"):
-        if build.has(told):
-            build.scalar(told, True)
+    for output in ("finish_reason", "stop_reason"):
+        if build.has(output):
+            build.scalar(output, True)
     if generation.params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
     return build.request
 
 
-def stop_request(model: StopModel, request_id: str) -> Request:
+def stop_request(model: StopModel, request_id: str) -> InferRequest:
     """Asks the engine to abort the request with this id; the answer is always an error."""
     build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
     build.texts("prompt", [""])

@@ -16,7 +16,7 @@ from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.model_capabilities import ModelCapabilities, parameter
 from gateway.triton.tokenizer.comparison import (
     TEXT,
-    Found,
+    Findings,
     OwnTokenizer,
     compare,
     read_engine,
@@ -86,7 +86,7 @@ class TokenizerCheck:
         """
         self._due_at = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        found = Found()
+        found = Findings()
         configs = await self._configs(core, capabilities, found, ready=ready)
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
@@ -114,7 +114,7 @@ class TokenizerCheck:
         return message
 
     async def _configs(
-        self, core: str, capabilities: ModelCapabilities, found: Found, *, ready: bool
+        self, core: str, capabilities: ModelCapabilities, found: Findings, *, ready: bool
     ) -> dict[str, Any]:
         """Return the configurations by name of the models that tell of its tokenizer, if served."""
         configs: dict[str, Any] = {}
@@ -128,7 +128,7 @@ class TokenizerCheck:
                 configs[name] = config = await self._server.model_config(name)
             except (GatewayError, TimeoutError) as error:
                 what = f"the configuration of Triton's {name!r} cannot be read"
-                self._failed(what, error, found, ready=ready)
+                self._note_failure(what, error, found, ready=ready)
                 continue
             steps = [step.model_name for step in config.ensemble_scheduling.step]
             if core in steps or name == capabilities.model:
@@ -137,7 +137,7 @@ class TokenizerCheck:
                 wanted[:] = [each for each in wanted if each not in steps]
         return configs
 
-    async def _ask(self, configs: Mapping[str, Any], found: Found, *, ready: bool) -> None:
+    async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
         """Raises EngineUnavailable where there was no answer, and there may be one yet."""
         for name, config in configs.items():
             if not can_be_asked(config):
@@ -148,15 +148,15 @@ class TokenizerCheck:
                 what = f"Triton's {name!r} did not tell the ids of a text"
                 silent = isinstance(error, TimeoutError) and self._policy == "refuse"
                 tries = _MAX_SILENT_TRIES if silent else _MAX_FAILURES
-                self._failed(what, error, found, ready=ready, tries=tries)
+                self._note_failure(what, error, found, ready=ready, tries=tries)
             else:
                 self._answered = True
 
-    def _failed(
+    def _note_failure(
         self,
         what: str,
         error: Exception,
-        found: Found,
+        found: Findings,
         *,
         ready: bool,
         tries: int = _MAX_FAILURES,
@@ -174,7 +174,7 @@ class TokenizerCheck:
             ) from error
         found.doubts.append(f"{why} The tokenizer is compared without that.")
 
-    async def _compare_answers(self, name: str, config: Any, found: Found) -> None:
+    async def _compare_answers(self, name: str, config: Any, found: Findings) -> None:
         named = parameter(config, "tokenizer_dir")
         of = f"Triton's {name!r}" + (f" (tokenizer_dir {named})" if named else "")
         ids = await self._ids(config, TEXT)
@@ -187,17 +187,17 @@ class TokenizerCheck:
             return
         text, known = "".join(special), set(special.values())
         # Some tokenizers write a space before each.
-        told = [each for each in await self._ids(config, text) if each in known]
+        answered = [each for each in await self._ids(config, text) if each in known]
         wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
-        if told in wanted:
+        if answered in wanted:
             return
-        missing = [token for token, token_id in special.items() if token_id not in told]
-        if any(told == [each for each in ids if each in told] for ids in wanted):
+        missing = [token for token, token_id in special.items() if token_id not in answered]
+        if any(answered == [each for each in ids if each in answered] for ids in wanted):
             # A padding token that was added for training, say.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(
-            f"{of} has the special tokens {', '.join(special)} as {told}; here: {wanted[-1]}."
+            f"{of} has the special tokens {', '.join(special)} as {answered}; here: {wanted[-1]}."
         )
 
     async def _ids(self, config: Any, text: str) -> list[int]:

@@ -57,7 +57,7 @@ class OwnTokenizer(Protocol):
 
 
 @dataclass
-class Found:
+class Findings:
     """Findings, and True in `compared` if anything could be compared.
 
     `differences` show another tokenizer, `doubts` what could not be compared or is odd.
@@ -68,7 +68,7 @@ class Found:
     doubts: list[str] = field(default_factory=list)
 
 
-def read_engine(folder: Path, found: Found) -> EngineConfig | None:
+def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
     """Return None where the engine is out of sight; a broken file is a doubt."""
     if folder == Path() or not (folder / "config.json").is_file():
         return None
@@ -92,13 +92,13 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
 
 
 async def compare(
-    own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Found
+    own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Findings
 ) -> None:
     """Add what differs between a tokenizer, the configurations of models, and their engine."""
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
-        beyond = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
-        spare = 0 < beyond <= _MAX_SPARE_TOKENS and own.are_added(own.vocab_size - beyond)
+        extra = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
+        spare = 0 < extra <= _MAX_SPARE_TOKENS and own.are_added(own.vocab_size - extra)
         (found.doubts if spare else found.differences).append(size)
     for name, config in configs.items():
         ends, pads = (_decimals(parameter(config, key)) for key in ("end_id", "pad_id"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.http2.deliveries import DeliveryQueue
 from tests.support.http2_peer import (
     MANY,
@@ -90,9 +90,9 @@ async def test_reads_are_gathered_again_when_no_task_waits(
 ) -> None:
     """However the waits ended: with a message, the stream's end, a failure, or cancelled."""
     reads = 0
-    received = Connection.data_received
+    received = Http2Connection.data_received
 
-    def counting(self: Connection, data: bytes) -> None:
+    def counting(self: Http2Connection, data: bytes) -> None:
         nonlocal reads
         reads += 1
         received(self, data)
@@ -110,7 +110,7 @@ async def test_reads_are_gathered_again_when_no_task_waits(
         peer.reset(others[3].stream_id, 8)
         tasks[4].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        monkeypatch.setattr(Connection, "data_received", counting)
+        monkeypatch.setattr(Http2Connection, "data_received", counting)
         for n in range(600):
             peer.send(calls[n % MANY].stream_id, grpc_message(b"token"))
             await asyncio.sleep(0)

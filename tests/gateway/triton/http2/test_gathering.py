@@ -14,7 +14,7 @@ import uvloop
 
 from gateway.triton.http2.base_connection import _GATHER_S, BaseConnection
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint
 from ops.local_stack.ports import LOCALHOST
 from tests.support.authority import Authority
@@ -37,9 +37,9 @@ MB = 2**20
 async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a packet of its own, one soon after the other; nothing is lost or mixed up."""
     reads = 0
-    received = Connection.data_received
+    received = Http2Connection.data_received
 
-    def counting(self: Connection, data: bytes) -> None:
+    def counting(self: Http2Connection, data: bytes) -> None:
         nonlocal reads
         reads += 1
         received(self, data)
@@ -47,7 +47,7 @@ async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.Monk
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)
-        monkeypatch.setattr(Connection, "data_received", counting)
+        monkeypatch.setattr(Http2Connection, "data_received", counting)
         for n in range(600):
             server.peers[0].send(calls[n % MANY].stream_id, grpc_message(b"%d" % n))
             await asyncio.sleep(0)
@@ -61,14 +61,14 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token waits for two pauses at most: one that had begun, and one that its read ends."""
     assert _GATHER_S <= 0.002
     resumed = 0
-    read_on = BaseConnection._read_on
+    read_on = BaseConnection._resume_reading
 
     def counting(self: BaseConnection) -> None:
         nonlocal resumed
         resumed += 1
         read_on(self)
 
-    monkeypatch.setattr(BaseConnection, "_read_on", counting)
+    monkeypatch.setattr(BaseConnection, "_resume_reading", counting)
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)

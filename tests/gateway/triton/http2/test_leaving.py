@@ -10,7 +10,7 @@ import pytest
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.call import WINDOW
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.http2.connection import LEFT_BYTES
+from gateway.triton.http2.connection import ABANDONED_ALLOWANCE_BYTES
 from gateway.triton.transport import ConnectionOptions, Endpoint
 from tests.support.event_clock import EventClock
 from tests.support.http2_peer import (
@@ -28,7 +28,7 @@ from tests.support.http2_peer import (
 
 
 async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
@@ -61,7 +61,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
 ) -> None:
     def grace(seconds: float) -> None:
         for module in ("http2.connection", "grpcio"):
-            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", seconds)
+            monkeypatch.setattr(f"gateway.triton.{module}.ABANDON_GRACE_S", seconds)
 
     grace(HANGS_AFTER_S)
     async with listening(Server(silence)) as server:
@@ -89,7 +89,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
 
 
 async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.MAX_LEFT", 2)
+    monkeypatch.setattr("gateway.triton.http2.connection.MAX_ABANDONED", 2)
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(4)]
@@ -130,7 +130,7 @@ async def test_a_request_that_is_left_half_written_is_reset() -> None:
 async def test_what_is_left_behind_a_full_window_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     answer = grpc_message(bytes(2**18 - 5)) * 20
 
     def flood(peer: Peer, stream_id: int) -> None:
@@ -151,9 +151,9 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
 
 async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_s = HANGS_AFTER_S / 2
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", grace_s)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", grace_s)
     clock = EventClock()
-    answer = bytes(LEFT_BYTES + 2 * WINDOW)
+    answer = bytes(ABANDONED_ALLOWANCE_BYTES + 2 * WINDOW)
 
     def flood(peer: Peer, stream_id: int) -> None:
         peer.begin(stream_id)
