@@ -1,4 +1,4 @@
-"""The replicas as the settings and the configuration describe them."""
+"""Construction of the replicas from the settings and the configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
-# Fewer than an engine for chats runs at once, so that little waits in it; a small one's throughput
-# is not lost by it.
+# Below the batch of a usual chat engine, so that little waits inside it. A smaller engine loses no
+# throughput by it.
 _DEFAULT_IN_FLIGHT = 64
 
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
-    """None yet: `Replicas.configure` is told their endpoints."""
+    """Return the replicas, still without endpoints: `Replicas.configure` sets those."""
     return Replicas(
         partial(
             Engine,
@@ -51,7 +51,7 @@ def list_targets(settings: Settings, configuration: Configuration) -> list[Targe
 
 
 def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities) -> str | None:
-    """What an operator should know where the number of a replica's requests is a guess."""
+    """Return a note for operators if the number of a replica's requests in flight is a guess."""
     if settings.replica_in_flight is not None or capabilities.llmapi is None:
         return None
     return (
@@ -62,10 +62,11 @@ def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities
 
 
 def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
-    """How many requests a replica gets at once.
+    """Return the maximum number of requests in flight on a replica; None for no limit.
 
-    A few more than it runs: the next ones are at hand when some end. Of llmapi it is unknown; with
-    none at all whatever one tenant sends would stand before the others' in the engine's own queue.
+    The limit is a little above what the engine runs, so that the next requests are at hand when
+    some end. An llmapi model does not report what it runs. Without any limit, one tenant's requests
+    would fill the engine's own queue ahead of the others'.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight

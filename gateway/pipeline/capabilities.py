@@ -1,4 +1,4 @@
-"""What of a request the model that was found can do; the rest is refused by the client's name."""
+"""Refusal of request parameters that the served model does not support, by the client's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A parameter that needs the model to have an input, when `asked` for."""
+    """A parameter that needs the model to have an input if `is_requested`."""
 
     param: str
     logical: LogicalInput
@@ -57,7 +57,7 @@ _TOKEN_MODE_ONLY = (
 
 
 def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: bool) -> None:
-    """Raises UnsupportedParameter for the first parameter that this model cannot do."""
+    """Raise UnsupportedParameter for the first parameter that this model does not support."""
     if options.stream and not capabilities.decoupled:
         raise UnsupportedParameter(
             f"stream: the model {capabilities.model!r} is deployed without decoupled mode and "

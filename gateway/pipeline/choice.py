@@ -1,6 +1,7 @@
-"""One choice that is sampled: its generation to the deltas of its answer.
+"""A sampled choice: from its generation to the deltas of its answer.
 
-What happens once a token is `Choice._emit`, called from where the engine's bytes are received.
+The work that is done for every token is in `Choice._emit`, called from where the engine's bytes are
+received.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from gateway.triton.token_stream import Offload, TokenStream
 
 T = TypeVar("T")
 
-# Between two looks for a replica to which a stream could go from one that is drained.
+# How often to search another replica for a stream whose own one is draining.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Charged for what is left before it came whole, up to its limit: about what one request gets.
+# Charged for an answer in a single response that was aborted before it came, up to its token limit:
+# about the rate of one request.
 _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """The generation at `index` of the batch; its last delta carries the finish reason."""
+    """The generation at `index` of the batch. Its last delta carries the finish reason."""
 
     __slots__ = (
         "_answers_once",
@@ -77,13 +79,17 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # There was no other replica for it: it is not looked for with each token.
+        # Time until which the stream remains on a draining replica, as no other could take it.
+        # Without it, each token would search for one.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
 
     async def run(self) -> None:
-        """Raises TimeoutError at the batch's deadline, and what the engine fails with."""
+        """Run the choice to its end.
+
+        Raises TimeoutError at the batch's deadline, and the engine's errors.
+        """
         batch, index, metrics = self._batch, self._index, self._service.metrics
         metrics.in_flight.inc()
         self._model_metrics.prompt_tokens.inc(len(self._generation.prompt_ids))
@@ -103,8 +109,8 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # The replica may fail between the last token and the word that it was that, or
-                # behind the end at which it was cut short.
+                # The replica may fail between the last token and the final flag, or after the point
+                # where the choice was cut short.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -117,12 +123,12 @@ class Choice:
             self._model_metrics.duration.observe(time.perf_counter() - self._started)
 
     async def _ask(self, lease: ReplicaLease) -> None:
-        """What `attempt` asks of a replica: all of it, or what is left."""
+        """Generate the answer, or the rest of it, on the leased replica. `attempt` calls this."""
         batch, service = self._batch, self._service
         if self._last.finish is not None:
-            return  # cut short while no replica had it
+            return  # cut short between two replicas
         self._replica = lease.replica
-        # Back where it was it stays: it has fared ill elsewhere.
+        # Back on the replica that it left: stay, since the others have failed.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -140,7 +146,7 @@ class Choice:
                 first = await tokens.first()
             except (asyncio.CancelledError, TimeoutError) as error:
                 if tokens.answers_once:
-                    # Nobody is told how many tokens it had come to.
+                    # The response is lost, so its number of tokens can only be estimated.
                     came = int(tokens.seconds_at_engine * _ASSUMED_TOKENS_PER_S)
                     batch.meter.unreported_tokens += min(came, sent.max_tokens)
                     if not (isinstance(error, EngineSilent) or lease.engine.makes_no_tokens):
@@ -149,11 +155,11 @@ class Choice:
             record_first_token(lease, batch, self._index)
             self._left_replica = None
             take(first)
-            del first  # which would be kept until the last
+            del first  # otherwise it would be held until the last delta
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
-                # The engine waits for no client that reads slowly. Each response is a token.
+                # The engine does not wait for a slow client. Each unread response is a token.
                 batch.meter.unreported_tokens += self._continuation.tokens_not_delivered(
                     tokens.unread
                 )
@@ -162,7 +168,7 @@ class Choice:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
-    # Methods and no partials, of which each open stream would keep three.
+    # Methods and not partials, of which each open stream would hold three.
 
     def _on_sent(self) -> None:
         self._batch.record_sent(self._index)
@@ -174,7 +180,7 @@ class Choice:
         return await self._service.logits.run(self._batch.caller.tenant, 0, work)
 
     async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
-        """What comes behind the first delta."""
+        """Process the deltas after the first one."""
         while self._last.finish is None:
             if self._continuation.has_diverged:
                 raise AnswerLost("Another replica would have said something else; try again.")
@@ -187,20 +193,24 @@ class Choice:
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
-        """Once a token, from where its bytes are received."""
+        """Process the tokens of one delta; called for every token, where its bytes are received.
+
+        Returns False if the caller must stop feeding.
+        """
         last = self._last
         if last.finish is not None:
             return False  # it came together with the end of a stop string
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            if not self._answers_once:  # of that nobody knows when its first token was made
+            # a single response does not show when its first token was made
+            if not self._answers_once:
                 self._model_metrics.time_to_first_token.observe(now - self._started)
                 self._service.admission.answered(self._batch.caller.tenant, now - self._started)
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         ids = tokens.ids
         if len(ids) == 1:
-            self._continuation.ids.append(ids[0])  # a third of what `extend` takes
+            self._continuation.ids.append(ids[0])  # a third of the time of `extend`
         else:
             self._continuation.ids.extend(ids)
         last = self._last = self._text.to_text(tokens)
@@ -213,7 +223,8 @@ class Choice:
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
-        """As `_emit`, of an answer that is said again: what the client has is passed over."""
+        """Like `_emit`, for an answer regenerated on another replica: skip what the client already
+        received."""
         new = self._continuation.strip_delivered(tokens)
         if new is not None:
             return self._emit(new)
@@ -221,20 +232,21 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """As of `Running`."""
+        """Return the number of tokens so far; see `RunningChoice`."""
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """As of `Running`: tokens that still come are passed over, the first ends the stream."""
+        """End the choice now; see `RunningChoice`. Tokens that still come are dropped, and the
+        first of them ends the stream."""
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
             self._last.continued = self._continuation.is_resampled
             self._sink.accept(self._index, self._last)
 
     def _leave_if_possible(self) -> None:
-        """Raises ReplicaLeft where another replica can go on with it."""
+        """Raise ReplicaLeft if another replica can resume the answer."""
         rest = self._remaining(failed=False)
-        # It works, and so is left for nothing that may not.
+        # The current replica works, so move only to one that is known to work.
         if rest and self._service.replicas.has_other_than([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
@@ -254,27 +266,29 @@ class Choice:
         return rest
 
     def _remaining(self, *, failed: bool) -> Generation | None:
-        # Of an answer that came as text nobody knows the ids, whatever another kind would take.
+        # An answer that came as text has no known ids, so no variant can resume it.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         return self._continuation.remaining(failed=failed)
 
 
 async def drain_last_delta(sink: Sink, batch: Batch) -> None:
-    """Returns once what is left of a whole answer is taken, or at the deadline: it is not late."""
+    """Wait until the last delta is taken; return at the deadline, too, since a complete answer is
+    not late."""
     with contextlib.suppress(TimeoutError):
         await sink.drain(batch.deadline)
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Where this tenant's logits are worked on."""
+    """Return a function that runs work on this tenant's logits in their thread."""
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
 ) -> Callable[[StopReason], Stopping]:
-    """For an engine to tell of a generation that is left before its end."""
+    """Return the callback by which an engine reports that a generation was abandoned before its
+    end."""
     return partial(_begin_stopping, service, request, batch)
 
 
@@ -290,13 +304,13 @@ def _begin_stopping(
 
 
 def model_name(service: Service, generation: Generation) -> str:
-    """What metrics call the model that answers: the adapter, or the base model."""
+    """Return the metrics label of the model that answers: the adapter, or the base model."""
     lora = generation.params.lora
     return lora.name if lora else service.settings.model_name
 
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """The first token is there."""
+    """Record the first token of a generation and the fingerprint of the model that made it."""
     lease.answered()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -312,9 +326,9 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """The echoed prompt as the first delta, None where there is no echo.
+    """Return the echoed prompt as the first delta, or None without echo.
 
-    It is the last one too when nothing is to be generated.
+    The delta is also the last one if nothing is to be generated.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -334,10 +348,10 @@ async def _build_prompt_delta(
 async def _load_prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
-    """Those of the prompt's tokens, from a run over it apart from those that generate.
+    """Return the log probabilities of the prompt's tokens, from a separate run over the prompt.
 
-    All of its choices share it: its logits are half a megabyte a token. The first one asks, as it
-    may be wanted to tell of more alternatives.
+    All choices of the prompt share the result: its logits are half a megabyte per token. The
+    request is made for the first choice, which may ask for more alternatives than the others.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

@@ -1,4 +1,4 @@
-"""One prompt within the limits of the replicas that can take it, in the form that each is sent."""
+"""Fitting of one prompt to the limits of each model variant, in the form that each one is sent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 Prompt = str | GuardedText | list[int]
 PromptInput: TypeAlias = "str | GuardedText | array[int]"
-"""A prompt whose ids, if it came as such, are the vocabulary's and no more than are kept."""
+"""A prompt. Token ids from the client are checked against the vocabulary and truncated already."""
 
 Ids = TypeVar("Ids", list[int], "array[int]")
 
 
 @dataclass(slots=True)
 class FittedPrompt:
-    """What it leaves to each of its choices, and what of it is the text for each kind."""
+    """A prompt with the number of tokens left for each choice, and its text by variant."""
 
     ids: array[int]
     max_tokens: int
@@ -49,13 +49,14 @@ class _VariantFit:
 async def fit(
     service: Service, kinds: Sequence[Kind], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
-    """The prompt for those of `kinds` that can take it and would make the same ids of it.
+    """Return the prompt fitted to those of `kinds` that can take it and would make the same ids of
+    it.
 
-    Of several, one that takes ids says which these are, as it loses nothing of the prompt. Where
-    the client says how long its answer may be, it goes to kinds with room for that, or for as much
-    of it as one that is ready has.
+    If several can, a variant that takes ids decides which ids these are, as it loses nothing of the
+    prompt. If the client limits the answer's length, only variants with enough free tokens are
+    kept: for that limit, or for the most that a ready variant has.
 
-    Raises what the first kind refuses it for, where all do.
+    Raises the first variant's error if all refuse the prompt.
     """
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
@@ -101,12 +102,12 @@ def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
 
 @lru_cache(maxsize=64)
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
-    """One for all requests: it would be 200 bytes of each open stream."""
+    """Return one shared mapping for all requests: a new one would be 200 bytes per open stream."""
     return dict.fromkeys(kinds)
 
 
 def _sort_by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
-    """Those that take ids first, then those that take the longest prompts."""
+    """Return the variants that take ids first, then those that take the longest prompts."""
     if len(kinds) == 1:
         return kinds
     return sorted(
@@ -116,7 +117,8 @@ def _sort_by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 
 def _memoize_encode(encode: Encode) -> Encode:
-    """Each text once, as kinds want most of them alike."""
+    """Return `encode` with a memory: encode each distinct text once, as most variants need the same
+    text."""
     known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
     async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> array[int]:
@@ -147,14 +149,15 @@ async def _fit(
     truncate = options.truncate_prompt
     if not isinstance(prompt, list):
         given = prompt
-        # What cannot fit is not tokenized first.
+        # A text that cannot fit is refused before it is tokenized.
         if truncate is None or truncate > longest_prompt(capabilities):
             check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
         elif isinstance(prompt, str):
             given = service.prompts.truncate_text(prompt, truncate, options.truncation_side)
     else:
         truncated = prompt if truncate is None else _truncate(prompt, truncate, options)
-        # Nor is there a text looked for: that takes a second of everybody's for a million ids.
+        # Before the text of the ids is searched, which takes a second of the event loop for a
+        # million ids.
         _check_length(capabilities, truncated, chat=chat)
         read = partial(_read_ids, service, truncated, _param(chat=chat))
         given = await service.prompts.threads.run(options.caller.tenant, len(truncated), read)
@@ -182,7 +185,7 @@ async def _as_text(
     *,
     chat: bool,
 ) -> tuple[str, array[int]]:
-    """The text to send for a prompt and the ids that it is.
+    """Return the text to send for a prompt and the ids that the model makes of it.
 
     Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
     would take for control tokens.
@@ -213,7 +216,10 @@ async def _prompt_ids(
     *,
     chat: bool,
 ) -> array[int]:
-    """Token ids of a prompt, no more than `options` leave of it."""
+    """Return the token ids of a prompt, truncated as `options` say.
+
+    Raises InvalidRequest if there are none.
+    """
     ids = prompt
     if not isinstance(ids, array):
         # A chat template writes its own special tokens.
@@ -227,7 +233,8 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return how many tokens of a prompt leave room for the answer, at least one."""
+    """Return the maximum number of prompt tokens that leaves enough for the answer, at least
+    one."""
     available = capabilities.max_seq_len - (options.max_tokens or 1)
     return max(1, min(longest_prompt(capabilities), available))
 
@@ -237,7 +244,8 @@ def _truncate(ids: Ids, most: int, options: Options) -> Ids:
 
 
 def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
-    """Takes 40 ns for each. Raises InvalidRequest for ids that are not in the vocabulary."""
+    """Return the ids as an array (40 ns each). Raises InvalidRequest for ids outside the
+    vocabulary."""
     if max(ids, default=0) >= service.prompts.vocab_size:
         allowed = service.prompts.vocab_size - 1
         raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
@@ -245,7 +253,7 @@ def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
 
 
 def longest_prompt(capabilities: ModelCapabilities) -> int:
-    """In tokens: it leaves room for one of the answer."""
+    """Return the maximum prompt length in tokens, which leaves one token for the answer."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
@@ -253,19 +261,22 @@ def longest_prompt(capabilities: ModelCapabilities) -> int:
 
 
 def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
-    """Raises ContextLengthExceeded for a text that cannot fit, whatever its tokens are."""
+    """Raise ContextLengthExceeded for a text that is too long whatever its tokens are."""
     if prompts.exceeds(text, longest_prompt(capabilities)):
         raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
 
 
 def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: bool) -> None:
-    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+    """Raise ContextLengthExceeded if no token is left for the answer."""
     if len(ids) > longest_prompt(capabilities):
         raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
 
 
 def prompt_logprobs(options: Options, choice: int) -> int | None:
-    """What a choice asks of its prompt: an echo is each choice's own, all else the first one's."""
+    """Return the number of alternatives that a choice asks for with its prompt's tokens.
+
+    Each choice has an echo of its own; `prompt_logprobs` is asked for by the first choice only.
+    """
     found = []
     if options.echo and options.params.logprobs is not None:
         found.append(options.params.logprobs)
@@ -277,7 +288,7 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
 def _check_logits(
     service: Service, capabilities: ModelCapabilities, ids: Sequence[int], options: Options
 ) -> None:
-    """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
+    """Raise InvalidRequest if the prompt's log probabilities need more logits than allowed."""
     if prompt_logprobs(options, 0) is None:
         return
     param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"
@@ -293,7 +304,7 @@ def _check_logits(
 
 def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        # In these words client libraries recognise the case, besides by the code.
+        # Client libraries recognise the case by these words as well as by the code.
         f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
         f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
         f"{found}.",

@@ -1,4 +1,4 @@
-"""From prepared generations to the deltas of their answer."""
+"""Execution of prepared generations, from admission to the deltas of their answer."""
 
 from __future__ import annotations
 
@@ -44,14 +44,18 @@ async def generate(
     *,
     on_slot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Gives `sink` the deltas of all choices as they come; the first error ends all.
+    """Give `sink` the deltas of all choices as they come; the first error ends all.
 
-    Each choice begins when it has a place, those of one request in their order; `on_place` is
-    called for each, before the engine is asked. Cancelled, or at an error, it stops the engine.
-    Raises Overloaded when it is not this request's turn in time, AdapterNotReady when no replica
-    gets its adapter in time, RequestTimeout at its deadline, ClientDeadline where its client chose
-    that or did not read what there was, EndedByAdmin, and InvalidRequest for more beams than can
-    ever have a turn.
+    Each choice begins when it has a slot, those of one request in order. `on_slot` is called for
+    each before the engine is asked. Cancellation or an error stops the engine.
+
+    Raises:
+        Overloaded: the request did not get a slot in time.
+        AdapterNotReady: no replica got the adapter in time.
+        RequestTimeout: the deadline has passed.
+        ClientDeadline: the client chose that deadline, or did not read the answer.
+        EndedByAdmin: an administrator ended the request.
+        InvalidRequest: the request has more beams than can ever run at once.
     """
     watched = service.monitor.requests.begin(request, batch)
     try:
@@ -83,7 +87,7 @@ async def generate(
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
     lane = service.replicas.lane_of(batch.generations[index])
-    if cost > 1:  # one place is within any share
+    if cost > 1:  # one slot is within any share
         largest = service.admission.largest(lane)
         if largest is not None and cost > largest:
             raise InvalidRequest(
@@ -103,7 +107,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 
 def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
-    """Whether it is its client's own deadline that comes first."""
+    """Return True if the client's own deadline comes before the gateway's limits."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -118,7 +122,7 @@ async def _generate_several(
     sink: Sink,
     on_slot: Callable[[], None],
 ) -> None:
-    """A task for each choice, from when it has a place."""
+    """Run a task for each choice, from the time when it has a slot."""
     late: TimeoutError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -126,14 +130,16 @@ async def _generate_several(
                 try:
                     permit = await _permit(service, batch, index).__aenter__()
                 except TimeoutError as error:
-                    # Those that run have the same deadline, and tell the engine that it was that.
+                    # Running choices have the same deadline, and report to the engine that they
+                    # timed out.
                     late = error
                     break
                 on_slot()
                 work = _generate_one(service, request, batch, index, sink)
-                # Not in the task: cancelled before its first step, it would never come there.
+                # A callback and not the task's `finally`: a task that is cancelled before its first
+                # step never gets there.
                 tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
-                # They begin one by one: others have their turn between two of them.
+                # Start choices one by one, so that other tasks run between two of them.
                 await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -148,7 +154,7 @@ def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
 def _generate_one(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> Coroutine[Any, Any, None]:
-    """To be awaited."""
+    """Return the coroutine that generates one choice, or all beams of one search."""
     if batch.generations[index].beams:
         return _generate_beams(service, request, batch, index, sink)
     return Choice(service, request, batch, index, sink).run()
@@ -157,7 +163,8 @@ def _generate_one(
 async def _generate_beams(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> None:
-    """The beams of a search, each as its only delta; the engine cannot stream them apart."""
+    """Deliver the beams of a search, each as its only delta; the engine cannot stream them
+    apart."""
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
         sink.accept(index * generation.beams + beam, delta)
@@ -194,7 +201,7 @@ async def _search(
     of_model = metrics.of(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Each step is one for all beams, those that have ended early too, or are cut by their text.
+    # Each step is one for all beams, also for those that ended early or are cut by their text.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

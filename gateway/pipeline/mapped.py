@@ -1,6 +1,7 @@
-"""Inputs to rows of numbers: tokenized and counted, then cut into the model's batches and asked.
+"""Requests to embedding and ranking models: inputs to batches, and batches to rows of numbers.
 
-numpy has been loaded once there are rows (`triton.mapped`), and is not for gateways without them.
+Inputs are tokenized and counted, then split into the model's batches. numpy is loaded once there
+are rows (`triton.mapped`), so a gateway without such models does not load it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from gateway.triton.mapped import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping
-"""A mapping that fits what Triton has."""
+"""A mapping that fits the model's configuration in Triton."""
 
 _MAX_PENDING_BATCHES = 4
-"""Batches of one request that are asked or wait to be."""
+"""Maximum number of batches of one request that run or wait."""
 _MAX_BATCH_BYTES = 1 << 20
-# Characters that are tokenized in one turn. A job of few is done on the event loop.
+# Characters that are tokenized in one step. A step of few characters runs on the event loop.
 _ENCODE_STEP_CHARS = 32 * 1024
-# An empty text takes as long as so many characters.
+# Cost of an empty text, in characters.
 _CHARS_PER_TEXT = 16
 
 
 class Deadline(NamedTuple):
-    """`at` is in the event loop's time; `asked` says that the client wants it before all others."""
+    """The time limit of a request. `at` is in the event loop's time; `by_client` means that the
+    client set it."""
 
     at: float
     limit_s: float
@@ -61,7 +63,7 @@ class Deadline(NamedTuple):
 
 
 class MappedInputs(NamedTuple):
-    """Ready to be sent. `tokens` are those of each row, 0 where they are not counted."""
+    """Inputs ready to be sent. `tokens` are the counts of the rows, 0 if they are not counted."""
 
     rows: list[InputRow]
     tokens: list[int]
@@ -74,7 +76,10 @@ class MappedInputs(NamedTuple):
 async def encode_texts(
     service: Service, model: AnyModel, texts: Sequence[tuple[str, ...]], *, tenant: str, param: str
 ) -> MappedInputs:
-    """Of single texts, or of pairs. Raises ContextLengthExceeded for one that is too long."""
+    """Return the inputs for single texts or for pairs of texts.
+
+    Raises ContextLengthExceeded for a text that is too long.
+    """
     tokenizer, most = model.tokenizer, model.entry.max_tokens
     if tokenizer is None:
         return MappedInputs([InputRow(texts=each) for each in texts], [0] * len(texts))
@@ -98,7 +103,10 @@ async def encode_texts(
 async def check_ids(
     service: Service, model: AnyModel, given: Sequence[Sequence[int]], *, tenant: str
 ) -> MappedInputs:
-    """As they are. Raises InvalidRequest where the model takes text, or does not know an id."""
+    """Return the inputs for token ids, which are sent unchanged.
+
+    Raises InvalidRequest if the model takes text, or if an id is not in its vocabulary.
+    """
     tokenizer = model.tokenizer
     if model.mapping.texts or tokenizer is None:
         raise InvalidRequest(
@@ -138,7 +146,8 @@ def _count_chars(texts: tuple[str, ...]) -> int:
 
 
 def _check_counts(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
-    """Tokens of each input, of which the first is the request's `start`th."""
+    """Raise InvalidRequest for an input with no tokens or too many; `start` is the number of the
+    first."""
     for number, count in enumerate(counts, start):
         if most is not None and count > most:
             raise _too_long(param, number, most, count)
@@ -154,8 +163,13 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """What Triton says of it. Raises EngineUnavailable, EngineError where the mapping does not
-    fit, and RequestTimeout."""
+    """Return the mapping, resolved against Triton's configuration of the model.
+
+    Raises:
+        EngineUnavailable: the model is not served.
+        EngineError: the mapping does not fit the model.
+        RequestTimeout: the deadline has passed.
+    """
     try:
         async with asyncio.timeout_at(deadline.at):
             return await service.mapped_pool.model(model.mapping)
@@ -164,7 +178,7 @@ async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -
 
 
 def check_length(model: ResolvedMapping, inputs: MappedInputs, param: str) -> None:
-    """Raises ContextLengthExceeded for what is longer than the tensors of the model."""
+    """Raise ContextLengthExceeded for an input that is longer than the tensors of the model."""
     for number, row in enumerate(inputs.rows):
         if model.length is not None and len(row.ids) > model.length:
             raise _too_long(param, number, model.length, len(row.ids))
@@ -182,10 +196,11 @@ async def ask(
     tenant: str,
     priority: int,
 ) -> list[Rows]:
-    """The model's rows, in order, some of them in each of the list; the first error ends all.
+    """Return the model's rows, in order and spread over the arrays of the list; the first error
+    ends all.
 
-    Raises Overloaded when it is not the request's turn in time, RequestTimeout at its deadline, and
-    what `MappedPool.call` raises.
+    Raises Overloaded if the request does not get a slot in time, RequestTimeout at its deadline,
+    and the errors of `MappedPool.call`.
     """
     metrics, began = service.metrics.of_mapped(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
@@ -213,7 +228,8 @@ async def ask(
                 permit = await admission.permit(
                     tenant, priority, wait_s=deadline.remaining_s, goes_on=index > 0
                 ).__aenter__()
-                # Not in the task: cancelled before its first step, it would never come there.
+                # A callback and not the task's `finally`: a task that is cancelled before its first
+                # step never gets there.
                 task = tasks.create_task(call(index, start, end))
                 task.add_done_callback(partial(release, permit))
     except TimeoutError:
@@ -227,7 +243,7 @@ async def ask(
 
 
 def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple[int, int]]:
-    """Places of the first row of each and of the one behind its last."""
+    """Yield the index of each batch's first row and of the one after its last."""
     start, longest = 0, 0
     for number, row in enumerate(rows):
         size = sum(map(len, row.texts)) + len(row.ids)
@@ -241,9 +257,10 @@ def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple
 
 
 def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
-    """Cut to so many numbers each, and of length 1 where that is wanted or they were cut.
+    """Return the vectors cut to `dimensions` numbers each; of length 1 if `normalize` is set or
+    they were cut.
 
-    Raises InvalidRequest where they have fewer.
+    Raises InvalidRequest if they have fewer numbers.
     """
     width = rows.shape[1]
     if dimensions is not None and dimensions > width:
@@ -256,14 +273,15 @@ def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Row
     import numpy as np  # noqa: PLC0415
 
     if normalize:
-        # In float64: the squares of large numbers are more than float32 holds.
+        # In float64: the squares of large numbers overflow float32.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         rows = (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
     return np.ascontiguousarray(rows)
 
 
 def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
-    """One of each row. Raises BadModelOutput where the model gives more than one."""
+    """Return one score for each row. Raises BadModelOutput if the model gives more than one
+    number."""
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)
         raise BadModelOutput(f"The model gives {found} numbers for each document; it must give 1.")

@@ -1,4 +1,4 @@
-"""From validated options and prompts to generations that may run."""
+"""Preparation of validated options and prompts: generations that may run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from gateway.tokenization.bad_words import bad_word_ids
 async def prepare(
     service: Service, prompts: Sequence[Prompt], options: Options, *, chat: bool
 ) -> Batch:
-    """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
+    """Tokenize a request and fit it to the engine's limits; each prompt gets `options.n` choices.
 
-    Raises UnsupportedParameter for what the served model cannot do, ContextLengthExceeded when a
-    prompt leaves no room for a single token, InvalidRequest for too many choices, for a token id
-    that is not in the vocabulary and for a guide that is none, and Overloaded when too much text
-    waits.
+    Raises:
+        UnsupportedParameter: the served model does not support a parameter.
+        ContextLengthExceeded: a prompt leaves no token for the answer.
+        InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide.
+        Overloaded: too much text waits to be tokenized.
+        EngineUnavailable: no replica that can take the request is ready.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
@@ -35,7 +37,7 @@ async def prepare(
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
-            # What is short is tokenized at once. Others have their turn between two of them.
+            # Short prompts are tokenized inline. Other tasks run between two of them.
             await asyncio.sleep(0)
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
@@ -43,7 +45,7 @@ async def prepare(
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
-    # Each of `bad_words` in two forms.
+    # Each of `bad_words` is encoded in two forms.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
     make = partial(_build_generations, service, request_id, fitted, options)
     return Batch(
@@ -63,9 +65,9 @@ async def prepare(
 async def _select_variants(
     service: Service, kinds: Sequence[Kind], options: Options, *, chat: bool
 ) -> tuple[list[Kind], Options]:
-    """The kinds that have all that is asked for, and the options, with the guide as they take it.
+    """Return the variants that support the request, and the options with the guide in their form.
 
-    Raises what the first refuses, where all do.
+    Raises the first variant's error if none supports the request.
     """
     refusals = VariantRefusals()
     able: list[Kind] = []
@@ -85,7 +87,7 @@ async def _select_variants(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # It may be written otherwise for another.
+                # Another backend may need the guide in another form.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
@@ -96,7 +98,7 @@ async def _select_variants(
 def _build_generations(
     service: Service, request_id: str, prompts: list[FittedPrompt], options: Options
 ) -> list[Generation]:
-    """The engine requests of all choices, prompt by prompt."""
+    """Return the engine requests of all choices, prompt by prompt."""
     of_request = partial(
         Generation,
         params=options.params,
@@ -134,7 +136,7 @@ def _check_choices(prompts: Sequence[Prompt], options: Options) -> None:
 
 
 def _check_ids(service: Service, options: Options) -> None:
-    """Raises InvalidRequest for a token id that is not in the vocabulary."""
+    """Raise InvalidRequest for a token id that is not in the vocabulary."""
     size = service.prompts.vocab_size
     for param, ids in (
         ("logit_bias", [token_id for token_id, _ in options.params.sampling.logit_bias]),

@@ -1,4 +1,4 @@
-"""Of several kinds of replicas each may refuse a request; one refusal is told."""
+"""Collection of the errors of several model variants, of which the client gets the first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gateway.errors import InvalidRequest
 
 
 class VariantRefusals:
-    """Keeps the first.
+    """The first error of the variants.
 
-    Without its traceback: that holds frames and what is in them, a prompt of megabytes, and a frame
-    that holds the error in turn would keep all until the garbage collector looks.
+    It is stored without its traceback: that holds frames with a prompt of megabytes, and a frame
+    that holds the error would form a cycle, which lives until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class VariantRefusals:
         self._first = self._first or error.with_traceback(None)
 
     def raise_first(self) -> NoReturn:
-        """Raises the first, of which there is one."""
+        """Raise the first error; there must be one."""
         first, self._first = self._first, None
         assert first is not None
         try:

@@ -31,7 +31,7 @@ class TokenizerIdentity:
         self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
@@ -41,8 +41,8 @@ class TokenizerIdentity:
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Return how another folder's tokens, or its ids of a text, differ from these.
 
-        None where they are the same. Takes long. Raises OSError, without a tokenizer.json too, and
-        ValueError for a broken one.
+        None if they are equal. Slow. Raises OSError, also without a tokenizer.json, and ValueError
+        for a broken one.
         """
         path = folder / "tokenizer.json"
         return self._difference(path, path.stat().st_mtime_ns, text)
@@ -71,6 +71,6 @@ class TokenizerIdentity:
 
 
 def _tokens(tokenizer: Tokenizer) -> Mapping[int, str]:
-    """Tokens by id, added ones included."""
+    """Return the tokens by id, added ones included."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: token for token, token_id in vocabulary.items()}

@@ -1,4 +1,4 @@
-"""Short steps of work on the event loop: one in each of its turns, tenants in turn."""
+"""Scheduler of short CPU steps on the event loop: one step per iteration, tenants alternating."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections import OrderedDict, deque
 class LoopScheduler:
     """The order of steps. Belongs to one event loop.
 
-    A text of many blocks takes a step for each. So ten texts at once hold up everybody's tokens no
-    longer than one does, and a short text waits for one block of each other tenant.
+    A text of many blocks takes a step for each. So ten texts at once delay other tenants' tokens no
+    longer than one does, and a short text waits for at most one block of each other tenant.
     """
 
     def __init__(self) -> None:
-        # The tenant whose last step is longest ago comes first.
+        # The tenant whose last step is oldest comes first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
 
     async def wait_step(self, tenant: str) -> None:
-        """Return in a turn of the loop in which no other step is done."""
+        """Return in an iteration of the loop in which no other step runs."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
@@ -35,7 +35,7 @@ class LoopScheduler:
             turn = turns.popleft()
             if turns:
                 self._waiting[tenant] = turns
-            if not turn.done():  # a request that was cancelled
+            if not turn.done():  # otherwise the request was cancelled
                 turn.set_result(None)
                 loop.call_soon(self._grant_next, loop)
                 return

@@ -1,5 +1,5 @@
 class StopStrings:
-    """Finds the first stop string in streamed text, also when it is cut anywhere.
+    """Finds the first stop string in streamed text, however the text is cut.
 
     Text that may be the beginning of a stop string is held back until that is decided.
     """
@@ -11,10 +11,10 @@ class StopStrings:
         self._held = ""
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that may go out, and the stop string that was reached, if any.
+        """Return the text that may be sent, and the stop string that was reached, if any.
 
-        Of several matches the one that begins first counts, of those the longest; it is returned
-        only with `include`.
+        Of several matches the first counts, of those at one position the longest. The string is
+        part of the returned text only with `include`.
         """
         if not self._stop:
             return text, None
@@ -33,7 +33,7 @@ class StopStrings:
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        """Return as `cut` does, for the last text: nothing is held back."""
+        """Return text and stop string for the last text: nothing is held back."""
         shown, stopped = self.split_at_stop(text)
         return shown + self.flush(), stopped
 

@@ -1,4 +1,4 @@
-"""Texts to token ids: by their words on the event loop, else by the library, off it."""
+"""Encoding of texts: by their words on the event loop, else by the library in a thread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from gateway.tokenization.turns import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# CPU that a text takes besides that of its characters, in characters.
+# CPU cost of a text besides that of its characters, in characters.
 _CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
-    """Encodes texts. `words` None leaves all of them to the library.
+    """Encodes texts. With `words` None the library encodes all of them.
 
-    `encode_whole` has the library encode a text, and may run in a thread.
+    `encode_with_library` encodes one text, and may run in a thread.
     """
 
     def __init__(
@@ -33,16 +33,17 @@ class TextEncoder:
     ) -> list[array[int]]:
         """Return the ids of each text, int32.
 
-        A long text is encoded in blocks, one in a turn of the event loop. To find its words takes a
-        tenth of the CPU of the library, but holds Python's lock, so a thread would not help. The
-        library releases the lock: what is left to it waits for its tenant's turn in a thread.
-        Raises Overloaded when too much text waits there already.
+        A long text is encoded in blocks, one per iteration of the event loop. Finding its words
+        takes a tenth of the library's CPU but holds Python's lock, so a thread would not help. The
+        library releases the lock: texts left to it are queued by tenant for a thread.
+
+        Raises Overloaded if too much text is queued there already.
         """
         words = self._words
         if words is None:
             return await self._ask_library(texts, add_special_tokens, tenant)
         found: list[list[array[int]]] = []
-        # Blocks that are left to the library, neighbours together, and where their ids go.
+        # Blocks that are left to the library, neighbours together, and the arrays for their ids.
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:

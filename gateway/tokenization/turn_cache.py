@@ -1,7 +1,7 @@
-"""Token ids of what chats have in common: system prompts, tools and the turns before the last.
+"""Cache of the token ids of parts that chats share: system prompts, tools and earlier turns.
 
-A tokenizer cuts a text at its added tokens and treats each piece by itself. So the ids of a chat
-are those of its turns, each up to a token that ends a turn, and can be kept for the next one.
+A tokenizer cuts a text at its added tokens and encodes each piece separately. So the ids of a chat
+are those of its turns, each up to a token that ends a turn, and can be cached for the next one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# The cache's size is counted in characters: four of them make a token on average, and an id takes
-# four bytes. `_EACH` is the overhead of an entry, whatever its length.
+# The budget is counted in characters: four of them make a token on average, and an id takes four
+# bytes. `_ENTRY_BYTES` is the overhead of an entry, whatever its length.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
-# Above so many turns a chat is tokenized whole: cutting it runs on the event loop, and a text made
-# of end tokens alone would hold up every other request.
+# A chat with more turns is tokenized as one text: splitting runs on the event loop, and a text made
+# of end tokens alone would block every other request.
 _MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
-"""Token ids of texts, without adding special tokens."""
+"""A function from texts to token ids, without adding special tokens."""
 
 
 class TurnCache:
-    """Encodes texts and keeps the ids of the turns that were used last."""
+    """Encodes texts and caches the ids of the most recently used turns."""
 
     def __init__(
         self, tokenizer: Tokenizer, ends: Iterable[int], budget_bytes: int = _BUDGET_BYTES
     ) -> None:
-        """`ends` are ids of tokens that end a turn; `room` is about bytes."""
+        """Create a cache. `ends` are ids of tokens that end a turn; `budget_bytes` is
+        approximate."""
         self._ends = _plain_tokens(tokenizer, ends)
         self._end = re.compile("|".join(map(re.escape, self._ends)))
         self._free_bytes = budget_bytes
@@ -41,7 +42,7 @@ class TurnCache:
         self._lock = threading.Lock()
 
     async def encode(self, text: str, encode: Encode) -> array[int]:
-        """As `encode` does, which is asked for the turns that are not kept."""
+        """Encode a text; `encode` is called for the turns that are not cached."""
         turns = self.split_turns(text)
         if not turns:
             [whole] = await encode([text])
@@ -51,11 +52,11 @@ class TurnCache:
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
         ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
-            # Another added token overlaps with what seemed to end the turn.
+            # Another added token overlaps with the apparent end of the turn.
             [whole] = await encode([text])
             return whole
         first, *others = turns
-        joined = ids_of[first][:]  # that one stays as it is
+        joined = ids_of[first][:]  # copied, since the cached array must not change
         for turn in others:
             joined += ids_of[turn][1:]
         with self._lock:
@@ -64,29 +65,29 @@ class TurnCache:
         return joined
 
     def cached_turns(self, text: str) -> Iterator[tuple[str, array[int]]]:
-        """The turns of a text whose ids are kept, and those."""
+        """Yield the cached turns of a text, and their ids."""
         for turn in self.split_turns(text):
             if (ids := self._ids_by_turn.get(turn)) is not None:
                 yield turn, ids
 
     def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
-        """Keeps ids that another cache has had for these turns, of the same tokenizer.
+        """Store ids that another cache has had for these turns, of the same tokenizer.
 
-        In any thread: whoever encodes meanwhile waits for one turn at most.
+        Thread-safe: a concurrent `encode` waits for one turn at most.
         """
         for turn, ids in turns:
             with self._lock:
                 self._store(turn, ids)
 
     def split_turns(self, text: str) -> list[str]:
-        """The turns that `encode` looks for; none where it takes the text whole."""
+        """Return the turns that `encode` looks up; none if it encodes the text as one."""
         turns = self._split_all(text)
         return turns if 1 < len(turns) <= _MAX_TURNS else []
 
     def _split_all(self, text: str) -> list[str]:
-        """The turns; each but the first has the token before it once more.
+        """Return the turns; each but the first begins with the token that ends the one before.
 
-        So it is not the beginning of a text, which some tokenizers treat in their own way.
+        So a turn is not the beginning of a text, which some tokenizers treat differently.
         """
         turns = []
         start = 0
@@ -108,7 +109,7 @@ class TurnCache:
 
 
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
-    """Those added tokens of `ids` that are found wherever their text is, as far as they tell."""
+    """Return those of `ids` that are added tokens and found wherever their text occurs."""
     if tokenizer.truncation or tokenizer.padding:
         return {}
     added = tokenizer.get_added_tokens_decoder()

@@ -1,7 +1,8 @@
-"""Token ids of a chat's turns as bytes, so that they can be kept with a conversation.
+"""Token ids of a chat's turns as bytes, so that they can be stored with a conversation.
 
-Of each turn: a keyed BLAKE2b of its text (16 bytes), how many ids (uint32), the ids (int32 each),
-all little-endian. The key is the tokenizer's: what another one has made is found by no text.
+Each turn is: a keyed BLAKE2b of its text (16 bytes), the number of ids (uint32), and the ids (int32
+each), all little-endian. The key is the tokenizer's fingerprint, so that another tokenizer's ids
+are never found.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _DIGEST = 16
 _HEAD = struct.Struct(f"<{_DIGEST}sI")
 
 StoredTurns = Mapping[bytes, bytes]
-"""Ids of turns, as they are kept, by their texts' digests."""
+"""Stored ids of turns, by the digests of their texts."""
 
 
 def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
-    """Those that `besides` has not. `fingerprint` is 64 bytes at most."""
+    """Return the turns that are not in `stored`, packed. `fingerprint` is at most 64 bytes."""
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
         digest = _digest(text, fingerprint)
@@ -30,7 +31,10 @@ def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: St
 
 
 def unpack(kept: bytes) -> dict[bytes, bytes]:
-    """What `pack` wrote, also several times in a row. Raises ValueError for anything else."""
+    """Return the ids by digest from the output of `pack`, also of several concatenated.
+
+    Raises ValueError for anything else.
+    """
     found: dict[bytes, bytes] = {}
     at = 0
     while at < len(kept):
@@ -46,7 +50,7 @@ def unpack(kept: bytes) -> dict[bytes, bytes]:
 
 
 def ids_of(text: str, fingerprint: bytes, stored: StoredTurns) -> array[int] | None:
-    """The ids of a turn; None where they are not known."""
+    """Return the ids of a turn; None if they are not stored."""
     kept = stored.get(_digest(text, fingerprint))
     if kept is None:
         return None

@@ -1,7 +1,8 @@
-"""Work on text off the event loop, in turn by tenant: a flood of one is not before all others.
+"""Threads for work on text, scheduled fairly by tenant: one tenant's flood does not delay the
+others.
 
-Two threads, one for short texts and one for long ones, so that a prompt of a few pages never waits
-for a book. The tokenizer releases the GIL. Work whose client has left meanwhile is not done.
+There are two threads, for short texts and for long ones, so that a prompt of a few pages never
+waits for a book. The tokenizer releases the GIL. Work of a client that has disconnected is skipped.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# The hop to a thread costs some 0.3 ms, more than tokenizing so many characters does.
+# Handing work to a thread costs about 0.3 ms, more than tokenizing so many characters does.
 INLINE_CHARS = 4096
 LONG_CHARS = 64 * 1024
-# Characters that may wait for the thread of short texts, of all tenants and of one: a queue of some
-# ten seconds. What waits for the other is bounded where large bodies are read.
+# Characters that may be queued for the thread of short texts, of all tenants and of one: about ten
+# seconds. The other thread's queue is bounded where large bodies are read.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
 class TokenizerThreads:
-    """The threads, and steps on the event loop itself. Belongs to one event loop."""
+    """The threads, and the scheduler of steps on the event loop itself. Belongs to one event
+    loop."""
 
     def __init__(self) -> None:
         self.steps = LoopScheduler()
         self.short = FairThread("short-text", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS)
-        # What one long text took, a hundred bytes for each character, would stay with the process.
+        # One long text takes a hundred bytes per character, which the process would not give back.
         self.long = FairThread("long-text", after=trim)
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """What `work` returns, which is about a text of so many characters.
+        """Return the result of `work`, which is about a text of `chars` characters.
 
-        Raises what it raises, InternalError in place of what is no Exception, and Overloaded when
-        too much waits already. Cancelled before its turn, it is never done.
+        Raises the errors of `work`, InternalError if it raises no Exception, and Overloaded if too
+        much is queued already. If the caller is cancelled before its turn, the work is skipped.
         """
         if chars <= INLINE_CHARS:
             return work()
@@ -65,7 +67,7 @@ class _Job:
 
 
 class _Queue(deque[_Job]):
-    """One tenant's jobs that wait, in order."""
+    """The queued jobs of one tenant, in order."""
 
     @property
     def chars(self) -> int:
@@ -73,7 +75,7 @@ class _Queue(deque[_Job]):
 
 
 class FairThread:
-    """One thread that does one job of each tenant in turn."""
+    """A thread that runs one job of each tenant in round-robin order."""
 
     def __init__(
         self,
@@ -85,26 +87,33 @@ class FairThread:
         waits_to_be: str = "tokenized",
         rest: float = 0.0,
     ) -> None:
-        """`room` is how many characters may wait, of all tenants and of one; `after` runs in the
-        thread after each job, which then rests `rest` times as long as that took; `waits_to_be` is
-        what is told of work that finds no room."""
+        """Make a thread.
+
+        Args:
+            name: the thread's name.
+            max_chars: characters that may be queued for all tenants.
+            max_tenant_chars: characters that may be queued for one tenant.
+            after: runs in the thread after each job.
+            waits_to_be: the participle in the error if the queue is full.
+            rest: how long the thread rests after a job, relative to the job's time.
+        """
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
         self._max_tenant_chars = max_tenant_chars
         self._after = after
         self._waits_to_be = waits_to_be
         self._rest = rest
-        # The tenant whose turn it is comes first; it goes to the end when its job has ended.
+        # The tenant whose turn it is comes first; it moves to the end when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._active_tenant: str | None = None
 
     @property
     def waiting_chars(self) -> int:
-        """Characters."""
+        """Return the number of queued characters."""
         return sum([queue.chars for queue in self._queues.values()])
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """As `Turns.run`, always in the thread."""
+        """Run work in the thread, whatever its size; see `TokenizerThreads.run`."""
         if self._active_tenant is not None:
             self._admit(tenant, chars)
         loop = asyncio.get_running_loop()
@@ -118,7 +127,7 @@ class FairThread:
             self._forget(tenant, job)
             raise
         finally:
-            # An error would keep this frame, that the job, and the job the error.
+            # An error would hold this frame, which holds the job, which holds the error.
             del job
         return result
 
@@ -126,7 +135,7 @@ class FairThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, tenant: str, chars: int) -> None:
-        """Raises Overloaded, or has the tenant of which most waits give up its last job."""
+        """Raise Overloaded, or drop the last job of the tenant with the most queued characters."""
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
         if mine > self._max_tenant_chars:
@@ -142,7 +151,7 @@ class FairThread:
             last.done.set_exception(self._overloaded_error())
 
     def _forget(self, tenant: str, job: _Job) -> None:
-        """Unless its turn has come."""
+        """Remove a job from its queue, unless it has started."""
         queue = self._queues.get(tenant)
         if queue is not None and job in queue:
             queue.remove(job)
@@ -150,14 +159,17 @@ class FairThread:
                 del self._queues[tenant]
 
     def _begin_next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts the next job, of the tenant whose last turn is longest ago."""
+        """Start the next job, of the tenant whose last job is oldest."""
         self._active_tenant = next(iter(self._queues), None)
         if self._active_tenant is not None:
             self._pool.submit(self._run_job, loop, [self._queues[self._active_tenant].popleft()])
 
     def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
-        """In the thread. Takes the job out of its list: an error keeps the frames that it has come
-        through, and the pool's own has what was submitted."""
+        """Run a job, in the thread.
+
+        The job is taken out of its list because an error holds the frames that it has passed, and
+        the pool's own frame holds the submitted arguments.
+        """
         job = only.pop()
         began = time.perf_counter()
         result: Any = None
@@ -167,7 +179,7 @@ class FairThread:
         except Exception as raised:
             error = raised
         except BaseException:
-            # A panic in Rust is one. Unanswered, it would end the turns of all tenants.
+            # A panic in Rust is one. Without a result, no tenant's job would run any more.
             log.exception("work on text in the thread %s failed", threading.current_thread().name)
             error = InternalError("The server had an unexpected error.")
         loop.call_soon_threadsafe(self._finish_job, loop, job.done, result, error)
@@ -190,7 +202,7 @@ class FairThread:
             del self._queues[self._active_tenant]
         self._begin_next(loop)
         if done.done():
-            return  # nobody waits any more
+            return  # the caller was cancelled
         if error is None:
             done.set_result(result)
         else:

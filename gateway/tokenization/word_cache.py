@@ -21,10 +21,11 @@ class WordCache:
     """
 
     def __init__(self, max_entries: int) -> None:
-        """`max_entries` are those of both generations."""
+        """Create a cache. `max_entries` counts both generations."""
         self._max_generation_entries = max_entries // 2
         self.newer: dict[str, Ids] = {}
-        """For callers that look up many texts at once; others are found by `find`."""
+        """Entries for callers that look up many texts at once; other entries are found by
+        `find`."""
         self._older: dict[str, Ids] = {}
 
     def __len__(self) -> int:

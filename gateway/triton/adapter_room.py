@@ -1,8 +1,8 @@
-"""The room that one engine has for adapters in use, and whose request has some.
+"""The budget of adapters in use on one engine, shared fairly by tenants.
 
-When every adapter that TensorRT-LLM's cache holds is in use, one more fails. How many fit, nobody
-tells; so after an overflow requests wait for another adapter to go idle. What goes idle then is for
-the tenant that has the fewest in use.
+A request fails if it needs one more adapter while all in TensorRT-LLM's cache are in use. The
+engine does not report how many fit. So after an overflow, requests wait until another adapter is
+idle. The free slot then goes to the tenant with the fewest adapters in use.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-# A request for an adapter that is in use needs no room, so it goes ahead of requests that wait for
-# some. After this time it no longer goes ahead of those of its own tenant, or of one that has fewer
-# adapters in use, or they could wait for ever.
+# A request for an adapter that is in use needs no slot, so it overtakes requests that wait for one.
+# After this time it no longer overtakes those of its own tenant, or of a tenant with fewer adapters
+# in use, or they could wait for ever.
 _OVERTAKE_PERIOD_S = 1.0
-# After an overflow fewer adapters may be in flight at once. One very large adapter may have been
-# the reason, so after this time twice as many are tried, if more are wanted. All that wait, tried
-# at once, would bring their weights for nothing.
+# After an overflow fewer adapters may be in use at once. One very large adapter may have been the
+# reason, so after this time twice as many are allowed if more are needed. If all waiting adapters
+# were tried at once, most would upload their weights in vain.
 _LIMIT_PERIOD_S = 30.0
 
 
@@ -31,7 +31,7 @@ class _Waiter:
 
 
 class AdapterBudget:
-    """Of one replica, as seen from here. Belongs to one event loop."""
+    """Adapters in use on one replica, as seen from this process. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._active: Counter[int] = Counter()
@@ -42,16 +42,16 @@ class AdapterBudget:
 
     @property
     def active(self) -> frozenset[int]:
-        """Task ids with a request in flight."""
+        """Return the task ids with a request in flight."""
         return frozenset(self._active)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Task ids whose requests wait for another adapter to go idle."""
+        """Return the task ids whose requests wait for another adapter to become idle."""
         return frozenset(turn.task_id for turn in self._waiting)
 
     async def acquire(self, task_id: int, tenant: str = "") -> None:
-        """A slot for a request, waiting in line if need be. Each needs one `give_back`."""
+        """Wait until a request may use the adapter. Each call needs one `release`."""
         if self._limit is None:
             self._start(task_id, tenant)
             return
@@ -65,12 +65,12 @@ class AdapterBudget:
             if turn in self._waiting:
                 self._waiting.remove(turn)
                 self._grant_next()
-            else:  # handed over in the same moment
+            else:  # granted in the same moment
                 self.release(task_id, tenant)
             raise
 
     def release(self, task_id: int, tenant: str = "") -> None:
-        """Gives the slot back to whoever is next."""
+        """End a request's use of the adapter and grant what became free."""
         for active in (self._active, self._active_of[tenant]):
             active[task_id] -= 1
             if not active[task_id]:
@@ -80,7 +80,7 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """The engine could not make room: fewer adapters at once from now on."""
+        """Allow fewer adapters at once: the engine could not fit one more."""
         self._limit = max(1, len(self._active) - 1)
         self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
@@ -89,7 +89,7 @@ class AdapterBudget:
         self._active_of.setdefault(tenant, Counter())[task_id] += 1
 
     def _in_use_by(self, tenant: str) -> int:
-        """Adapters, however many requests each of them has."""
+        """Return the number of the tenant's adapters in use, however many requests each has."""
         return len(self._active_of.get(tenant, ()))
 
     def _has_free_slot(self) -> bool:
@@ -101,8 +101,8 @@ class AdapterBudget:
             self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
     def _grant_next(self) -> None:
-        """Room goes to the tenant with the fewest adapters in use, among equals to who waits
-        longest."""
+        """Grant free slots to the tenant with the fewest adapters in use; among equals, to the
+        oldest."""
         self._grant_active()
         while self._waiting:
             self._raise_limit()
@@ -112,7 +112,8 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Hands over to those that need no room, but for whom nobody may pass any more."""
+        """Grant requests whose adapter is in use already, without overtaking those that waited too
+        long."""
         now = time.monotonic()
         passed_long: set[str] = set()
         for turn in list(self._waiting):

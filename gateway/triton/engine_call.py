@@ -1,4 +1,4 @@
-"""One request at the engine: sent, with its adapter's weights where they are needed, and ended."""
+"""A request to the engine: sent, with its adapter's weights if needed, and ended."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
+# An adapter becomes idle when its requests end: retry with growing pauses, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 _NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
 class EngineCall:
-    """Used in a ``with``; `response` gives one response after the other.
+    """A request, used in a ``with``; `response` returns one response after the other.
 
-    Left before the final one, for whatever reason, the engine is told to stop; that happens
-    without an await, so that it survives any cancellation. A BLS model can only be cancelled:
-    the ids of what it asks of the engine are its own. Upstream's does not notice.
+    If it is left before the final response, for any reason, the engine is sent a stop request.
+    That happens without an await, so that it survives any cancellation. A BLS model can only be
+    cancelled: the ids of its own requests to the engine are unknown. Upstream's BLS model does not
+    notice a cancellation.
     """
 
     def __init__(
@@ -58,16 +59,22 @@ class EngineCall:
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
-        """`begin_by` is when the first response must be there, as `deadline` is when the last must,
-        both times of the event loop. `on_sent` is called whenever the engine was given the request.
-        Left early, `on_left` is asked for what is to be told when the engine has let go."""
+        """Make the call, without sending it.
+
+        Args:
+            deadline: latest time for the last response, in the event loop's time.
+            begin_by: latest time for the first response.
+            on_sent: called each time the engine was given the request.
+            on_abandon: called if the request is left early. Returns the Stopping to notify when the
+                engine has released it.
+        """
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        # An engine that reads adapters itself brings in again what it holds no more.
+        # An engine that reads adapters from disk reloads evicted ones itself.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
@@ -80,7 +87,7 @@ class EngineCall:
         self._has_slot = False
         self._expired = False
         self._deadline = deadline
-        # One timer for the stream; a timeout around each read would cost as much as parsing it.
+        # One timer per stream: a timeout around each read would cost as much as parsing it.
         self._timer = loop.call_at(deadline, self._expire)
         self._since = loop.time()
         self._begin_timed_out = False
@@ -90,21 +97,23 @@ class EngineCall:
 
     @property
     def was_sent(self) -> bool:
-        """Whether the engine was given the request, and has not refused it for its adapter."""
+        """Return True if the engine has the request and has not refused it because of its
+        adapter."""
         return self._stream is not None
 
     @property
     def unread(self) -> int:
-        """As of the `ResponseStream`."""
+        """Return the number of unread responses; see `ResponseStream`."""
         return 0 if self._stream is None else self._stream.unread
 
     @property
     def seconds_at_engine(self) -> float:
-        """For how many seconds the engine has had the request."""
+        """Return the seconds since the engine was given the request."""
         return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """See `OpenStream`."""
+        """Return True if the stream had begun by `then` and has nothing to read; see
+        `OpenStream`."""
         return self._first_response_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:
@@ -136,18 +145,19 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> Stopping:
-        """Reads no more of what the engine is to be told to stop."""
+        """Stop reading a request for which the engine is sent a stop request."""
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)
             if self._stream is not None:
                 self._stream.abandon(self._stopping.end)
             else:
-                # It was still being sent, and nothing shows what the engine makes of it.
+                # The request was still being sent, so nothing will show when the engine releases
+                # it.
                 self._stopping.end(freed=False)
         return self._stopping
 
     def _expire(self) -> None:
-        """Ends a read under way, or the next one. Whoever consumes has to look at the deadline."""
+        """End the current read, or the next one. The reader checks the deadline itself."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > SILENCE_S:
@@ -155,7 +165,7 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """As `_expire`, of a request that another engine may begin with."""
+        """End the read like `_expire`, for a request that another engine may start again."""
         self._begin_timed_out = True
         self._engine.doubt()
         self._drop_stream()
@@ -166,8 +176,8 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Reads no more, for a timer or at the end. It is reset only where the engine would not end
-        it."""
+        """Stop reading, for a timer or at the end. Reset the stream only if the engine would not
+        end it."""
         if self._stream is None:
             return
         if self._finished:
@@ -180,7 +190,7 @@ class EngineCall:
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        # Of choices with one deadline, the first that fails by it cancels the others.
+        # Choices share one deadline: the first that fails by it cancels the others.
         if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):
@@ -188,8 +198,11 @@ class EngineCall:
         return "shutdown" if self._engine.draining else "disconnect"
 
     async def response(self) -> pb.ModelInferResponse:
-        """The next response as it came. Raises GatewayError when it is an error, TimeoutError at
-        the deadline: EngineSilent where that says something of the engine."""
+        """Return the next response.
+
+        Raises GatewayError if it is an error, TimeoutError at the deadline, EngineSilent if the
+        timeout shows a fault of the engine.
+        """
         try:
             if self._stream is not None:
                 response = self._parse(await self._read(self._stream))
@@ -199,13 +212,14 @@ class EngineCall:
                 else:
                     async with asyncio.timeout_at(self._deadline):
                         response = await self._begin_with_lora(self._lora)
-                # It is sent no more, and may be long.
+                # The request is not sent again, and may be long.
                 self._request = InferRequest(self._request.id, ())
         except TimeoutError:
             if not self._is_engine_silent:
                 raise
             if self.answers_once and self._capabilities.llmapi is not None:
-                # Silent until it ends, whatever the engine does: a token will tell.
+                # Such a model is silent until its answer ends, so a probe has to show whether it is
+                # dead.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
@@ -216,9 +230,11 @@ class EngineCall:
 
     @property
     def _is_engine_silent(self) -> bool:
-        """Whether the engine has had it for long, and has told nobody anything meanwhile.
+        """Return True if the engine has had the request for long, and has answered no request
+        since.
 
-        Waits for a slot, for another's weights and for a turn to send its own are the gateway's.
+        Time spent waiting for a slot, for another upload or for an upload slot is the gateway's
+        own.
         """
         engine = self._engine
         if not self.was_sent or engine.has_received:
@@ -232,17 +248,18 @@ class EngineCall:
             self._finished = True
             error = from_text(response.error_message)
             if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # A dead engine answers so whatever it is asked, and Triton calls its model ready.
+                # A dead llmapi engine answers every request so, while Triton reports its model as
+                # ready.
                 self._engine.doubt()
             raise error
-        # Without decoupling there is one response, whether it says so or not.
+        # Without decoupled mode there is one response, whether it is marked as final or not.
         self._finished = (
             tensors.is_final(response.infer_response) or not self._capabilities.decoupled
         )
         return response.infer_response
 
     async def _begin(self) -> pb.ModelStreamInferResponse:
-        """Sends the request and waits for the first response."""
+        """Send the request and wait for the first response."""
         return self._parse(await self._read(await self._send(self._request.pieces)))
 
     async def _send(self, request: bytes | Message) -> ResponseStream[bytes]:
@@ -254,10 +271,10 @@ class EngineCall:
             raise
         self._sent_at = asyncio.get_running_loop().time()
         self._on_sent()
-        if self._expired:  # meanwhile, so that nothing would end a read
+        if self._expired:  # expired while it was sent, so that no timer would end a read
             self._drop_stream()
         if self._lora is None:
-            # It is not sent again, and its prompt may be long.
+            # The request is not sent again, and its prompt may be long.
             self._request = InferRequest(self._request.id, ())
         return self._stream
 
@@ -281,9 +298,9 @@ class EngineCall:
         return response
 
     def _to_end_error(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
-        """What a read that raised this has failed with."""
+        """Return the error to raise in place of the one that a read raised."""
         if isinstance(error, EngineUnavailable):
-            # The line is gone and with it the request; there is nobody to send a stop to.
+            # The connection is lost and the request with it; no stop request is needed.
             self._finished = True
             return error
         task = asyncio.current_task()
@@ -299,13 +316,13 @@ class EngineCall:
         return EngineUnavailable("The inference server ended the stream early.")
 
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Sends the id alone when the engine holds the adapter, else with the weights.
+        """Send the adapter's id alone if the engine holds the adapter, else with the weights.
 
-        What the engine says before the first token about its adapter cache is settled here, and
-        the client notices nothing.
+        Errors of the engine's adapter cache before the first token are handled here, so that the
+        client does not see them.
         """
         residency = self._engine.residency
-        # Else it would be tried again and again, and others would make room for it.
+        # An adapter that can never fit would be retried in vain, and evict others.
         limit = self._capabilities.max_lora_bytes
         if limit is not None and lora.nbytes > limit:
             raise AdapterDoesNotFit(lora.name, lora.nbytes, limit)
@@ -323,7 +340,7 @@ class EngineCall:
             if is_lora_missing(response.error_message):
                 residency.mark_evicted(lora.task_id)
                 if upload_slot is not None:
-                    return response  # it does not know what it was just given
+                    return response  # it lacks what it was just given
                 self._forget_attempt()
             elif is_lora_cache_full(response.error_message):
                 residency.budget.reduce_limit()
@@ -336,7 +353,7 @@ class EngineCall:
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
     def _forget_attempt(self) -> None:
-        """That attempt has ended; nothing is running until the next one is sent."""
+        """Forget an attempt that has ended; nothing runs until the next one is sent."""
         self._sent = False
         self._stream = None
 
@@ -364,9 +381,11 @@ class EngineCall:
     async def _send_weights(
         self, lora: Lora, upload_slot: AbstractAsyncContextManager[object]
     ) -> tuple[ResponseStream[bytes], int]:
-        """The stream and the bytes of the weights, which are here in turn until they are sent.
+        """Send the request with the weights; return the stream and the size of the weights in
+        bytes.
 
-        The engine may take long to its first token, and each of many adapters be a hundred MB.
+        The weights are in memory only while the upload slot is held: the engine may take long to
+        its first token, and each of many adapters may be 100 MB.
         """
         async with upload_slot:
             weights = await lora.weights()

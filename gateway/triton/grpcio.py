@@ -1,4 +1,4 @@
-"""The reference transport: grpc.aio, as tritonclient uses it."""
+"""The reference transport: grpc.aio, used like tritonclient does."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from gateway.triton.transport import (
 )
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
-# Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
+# Triton ends connections that ping while idle more often than every 5 minutes, so no keepalive.
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not of a backoff, whatever its name: how long an attempt to connect may take at the least.
+    # Despite its name not a backoff: the minimum time for one connection attempt.
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# What grpc.aio says, as INTERNAL, when the server ended a call before the request was written.
+# The text of grpc.aio, with INTERNAL, if the server ended a call before the request was written.
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
 _COPY_BYTES = 1 << 20
-# Calls have timeouts of their own, which are shorter.
+# Longer than any call, as calls have timeouts of their own.
 _REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
 
 
 class GrpcioTransport:
-    """Implements `transport.Transport`."""
+    """`transport.Transport` by grpc.aio."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Raises OSError when a certificate cannot be read."""
+        """Prepare the channel. Raises OSError if a certificate cannot be read."""
         self._metadata = tuple(options.metadata.items())
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
@@ -102,7 +102,7 @@ class GrpcioTransport:
             await call.write(bytes(joined))
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            pass  # the call has ended already; the first read says why
+            pass  # the call has ended already; the first read raises the reason
         except BaseException:
             call.cancel()
             raise
@@ -127,9 +127,9 @@ class GrpcioTransport:
         return _channel(self._endpoint, self._channel_tls)
 
     def _current(self) -> Any:
-        """The channel for the next call: another one once its certificates were read again.
+        """Return the channel for the next call, a new one if its certificates were reloaded.
 
-        Calls in progress stay on the channel before.
+        Calls in progress stay on the old channel.
         """
         if self._tls is not None and self._tls.value is not self._channel_tls:
             before, self._channel = self._channel, self._connect()
@@ -144,7 +144,8 @@ class GrpcioTransport:
         task.add_done_callback(lambda _: self._replaced.discard(channel))
 
     def _give_up_starting(self) -> None:
-        """Closing a channel ends no write that waits for its connection."""
+        """End calls that are being started: closing a channel does not end a write that waits to
+        connect."""
         for limit in [limit for limit in self._starting if not limit.expired()]:
             limit.reschedule(0)
             self._starting.remove(limit)
@@ -168,12 +169,13 @@ class GrpcioTransport:
 
 class _Call(Generic[T]):
     unread = 0
-    """What has come waits within gRPC, which does not tell how much it is."""
+    """Always 0: received messages wait within gRPC, which does not report their number."""
 
     def __init__(
         self, call: Any, parse: Callable[[bytes], T], abandoned: set[asyncio.Task[None]]
     ) -> None:
-        """`left` holds the tasks that read calls to their end for nobody."""
+        """Wrap a started call. `abandoned` collects the tasks that read abandoned calls to their
+        end."""
         self._call = call
         self._parse = parse
         self._abandoned = abandoned
@@ -182,7 +184,7 @@ class _Call(Generic[T]):
         self._is_read = False
 
     async def wait_sent(self) -> None:
-        """At once: `stream` returns when the request is written."""
+        """Return at once: `stream` returns when the request is written."""
 
     async def read(self) -> T | None:
         message = await self._read()
@@ -196,7 +198,7 @@ class _Call(Generic[T]):
 
     async def _read(self) -> bytes | None:
         if self._is_abandoned:
-            raise asyncio.CancelledError  # as behind `cancel`
+            raise asyncio.CancelledError  # as after `cancel`
         self._is_read = True
         try:
             with _raise_if_disconnected(by=lambda: self._is_cancelled or self._is_abandoned):
@@ -215,9 +217,9 @@ class _Call(Generic[T]):
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        # There is one reader at a time, and to wake one up is to cancel the call.
+        # There is one reader at a time, and only cancelling the call wakes it up.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
-            # Whoever is cancelled while it reads has cancelled the call.
+            # A reader that was cancelled has cancelled the call.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
@@ -243,7 +245,7 @@ class _Call(Generic[T]):
 
 
 class _CompleteMessages(_Call[bytes]):
-    """Messages with gRPC's prefix, which grpc.aio takes off and gives only when they are whole."""
+    """Complete messages with gRPC's prefix. grpc.aio strips the prefix and does not give pieces."""
 
     async def _read(self) -> bytes | None:
         message = await super()._read()
@@ -262,9 +264,9 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 
 @contextmanager
 def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """`disconnect` cancels calls without those who wait for them being cancelled.
+    """Raise EngineUnreachable if the call was cancelled by `disconnect` and not by the caller.
 
-    `by` tells whether it was not `disconnect` that did. Raises EngineUnreachable.
+    `by` returns True if the caller has ended the call itself.
     """
     try:
         yield
@@ -280,10 +282,10 @@ def _disconnected_error() -> EngineUnreachable:
 
 
 def _join(request: Message) -> bytes:
-    """One message of all pieces. To be called in a thread.
+    """Join all pieces to one message. Call it in a thread.
 
-    They are copied in parts, since one copy of 132 MB would hold the GIL for 60 ms and more, and
-    joining exact `bytes` releases it.
+    It copies in parts: one copy of 132 MB would hold the GIL for 60 ms and more, and joining exact
+    `bytes` releases it.
     """
     message_bytes(request)
     return b"".join(

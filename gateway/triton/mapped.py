@@ -1,10 +1,10 @@
-"""Any model of Triton's that answers once: rows of texts or token ids in, rows of numbers out.
+"""Triton models that answer once: rows of texts or token ids in, rows of numbers out.
 
-Which tensors those are is said by a mapping; shapes, types and the largest batch are read from the
-model's own configuration. The first dimension is the batch: Triton's, or where the model does its
-own batching (`max_batch_size` 0) the first of its shape, if that is not fixed.
+A mapping names the tensors. Shapes, types and the maximum batch are read from the model's own
+configuration. The first dimension is the batch: Triton's, or for a model that does its own batching
+(`max_batch_size` 0) the first of its shape, unless that is fixed.
 
-numpy, 20 MiB, is loaded where there is such a model.
+numpy (20 MiB) is loaded only if there is such a model.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Rows: TypeAlias = "npt.NDArray[np.float32]"
-"""[rows, numbers]."""
+"""Numbers as [rows, numbers]."""
 
 _MAX_ANSWER_BYTES = 1 << 20
-"""Bytes of numbers in one answer, if a row is not more: what is read and looked at in one go."""
+"""Maximum bytes of numbers in one answer, unless one row is larger. One answer is processed at
+once."""
 _ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
 
 
 class TensorMapping(NamedTuple):
-    """What is asked of which model: either `texts` or `input_ids`, with what goes with those."""
+    """The tensors to use of one model: either `texts` or `input_ids`, with those that belong to
+    them."""
 
     model: str
     output: str
@@ -48,7 +50,7 @@ class TensorMapping(NamedTuple):
 
 
 class InputRow(NamedTuple):
-    """One input: its texts, one for each tensor of text, or its token ids and their types."""
+    """An input: its texts, one for each text tensor, or its token ids and their types."""
 
     texts: tuple[str, ...] = ()
     ids: Sequence[int] = ()
@@ -60,9 +62,9 @@ class ResolvedMapping:
     """A mapping that fits the model's configuration.
 
     Attributes:
-        rows: the most of one request.
-        width: numbers in a row of the output; None where the configuration leaves it open.
-        length: of each row of token ids; None where that is theirs to choose.
+        rows: the maximum number of rows in one request.
+        width: numbers in a row of the output; None if the configuration leaves it open.
+        length: length of each row of token ids; None if a request may choose it.
     """
 
     mapping: TensorMapping
@@ -71,10 +73,10 @@ class ResolvedMapping:
     length: int | None
     _types: dict[str, str]
     _flat: bool
-    """Whether tensors of text have no dimension beside the batch."""
+    """True if text tensors have no dimension besides the batch."""
 
     def request(self, rows: Sequence[InputRow]) -> bytes:
-        """A serialized ModelInferRequest."""
+        """Return a serialized ModelInferRequest."""
         mapping = self.mapping
         request = pb.ModelInferRequest(model_name=mapping.model)
         for column, name in enumerate(mapping.texts):
@@ -106,13 +108,13 @@ class ResolvedMapping:
                 request.raw_input_contents.append(raw)
 
     def cost(self, longest: int) -> int:
-        """Bytes of a row whose longest text, or ids, have so many of them."""
+        """Return the bytes of one row if its longest text, or its ids, have this length."""
         if self.mapping.input_ids is None:
             return longest + 4
         return (self.length or longest) * sum(_ID_BYTES[t] for t in self._types.values())
 
     def answer(self, reply: bytes, rows: int) -> Rows:
-        """The output of a ModelInferResponse. Raises BadModelOutput."""
+        """Return the output of a ModelInferResponse. Raises BadModelOutput."""
         import numpy as np  # noqa: PLC0415
 
         try:
@@ -127,7 +129,7 @@ class ResolvedMapping:
             raise BadModelOutput(f"The model's answer has no numbers in {self._output}.") from None
         shape = [int(size) for size in tensor.shape]
         if rows == 1 and shape[:1] != [1]:
-            shape = [1, *shape]  # of a model that has no batch at all
+            shape = [1, *shape]  # the model has no batch dimension
         wide = [size for size in shape[1:] if size != 1]
         if shape[:1] != [rows] or len(wide) > 1 or not values.size or values.size % rows:
             raise BadModelOutput(
@@ -145,7 +147,7 @@ class ResolvedMapping:
 
 
 def resolve_mapping(mapping: TensorMapping, config: Any) -> ResolvedMapping:
-    """`config` is Triton's `ModelConfig`. Raises EngineError saying what does not fit."""
+    """Resolve a mapping against Triton's `ModelConfig`. Raises EngineError if it does not fit."""
     import numpy  # noqa: F401, PLC0415  # now, and not while a client waits
 
     model = mapping.model
@@ -200,5 +202,5 @@ def _find_tensor(
     if name not in tensors:
         raise EngineError(f"{missing}; it has {', '.join(sorted(tensors)) or 'none'}.")
     kind, shape = tensors[name]
-    # Triton writes one number, in a model that does not batch, as the shape [1].
+    # Triton writes the shape [1] for a single number of a model that does not batch.
     return kind, shape or [1]

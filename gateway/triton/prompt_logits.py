@@ -1,7 +1,7 @@
-"""The logits of a prompt, cut up as they come: half a megabyte for each token, in one message.
+"""Streamed reading of a prompt's logits: half a megabyte for each token, in one message.
 
-They are one tensor, `context_logits`, [1, tokens, vocabulary]. What is here of it at any time is
-what the stream's window lets the server send, and the rows that are worked on.
+They are one tensor, `context_logits`, [1, tokens, vocabulary]. At any time memory holds only what
+the stream's window lets the server send, and the rows that are processed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class PromptStream(TokenStream):
     _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Of the first token there is none. Raises GatewayError and TimeoutError."""
+        """Return the log probabilities; the first token has none. Raises GatewayError and
+        TimeoutError."""
         await self.response()
         if self._logits_reader.entries is None:
             raise EngineError("The engine gave no logits of the prompt.")
@@ -47,7 +48,7 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reads responses from a stream of pieces; their logits become `entries`."""
+    """Reader of responses from a stream of pieces; their logits become `entries`."""
 
     def __init__(
         self, stream: ResponseStream[bytes], generation: Generation, offload: Offload
@@ -56,14 +57,16 @@ class PromptLogitsReader:
         self._ids = generation.prompt_ids
         self._count = generation.prompt_logprobs or 0
         self._offload = offload
-        # What has come and was not taken begins at `_at`; `_taken` counts all that was.
+        # Received bytes that were not taken begin at `_at`; `_taken_bytes` counts all that were
+        # taken.
         self._data = b""
         self._at = 0
         self._taken_bytes = 0
         self.entries: list[TokenLogprob] | None = None
 
     async def read(self) -> bytes | None:
-        """The next response, serialized, without its logits; None at the end of the stream."""
+        """Return the next response, serialized, without its logits; None at the end of the
+        stream."""
         if self._at == len(self._data) and not await self._receive_more():
             return None
         compressed, length = PREFIX.unpack(await self._take(PREFIX.size))
@@ -98,7 +101,10 @@ class PromptLogitsReader:
         return stripped
 
     async def _score(self, tensor: Any, size: int) -> None:
-        """The logits at one token say how likely the next is; nothing says it of the first."""
+        """Compute the log probabilities.
+
+        The logits at one token show the probability of the next one, so the first token has none.
+        """
         vocabulary = tensor.shape[-1]
         row = vocabulary * _ITEM_BYTES[tensor.datatype]
         rows = max(_SLICE_BYTES // row, 1)
@@ -112,7 +118,8 @@ class PromptLogitsReader:
         self.entries = entries
 
     async def _field(self) -> tuple[int, int]:
-        """The number and size of the next field; in these messages all of them have a size."""
+        """Return the number and size of the next field; in these messages all fields have a
+        size."""
         key = await self._varint()
         if key & 7 != _LENGTH_DELIMITED:
             raise EngineBroken("The inference server's answer cannot be read.")
@@ -137,7 +144,7 @@ class PromptLogitsReader:
         return found
 
     async def _receive_more(self, size: int = 1) -> bool:
-        """Waits until `size` bytes are here; False at the end of the stream."""
+        """Wait until `size` bytes are received; return False at the end of the stream."""
         pieces = [self._data[self._at :]]
         held = len(pieces[0])
 
@@ -159,7 +166,7 @@ def _encode_field(field: int, content: bytes) -> bytes:
 def _logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """In the thread that works on logits, so that numpy is loaded there, once it is needed."""
+    """Compute log probabilities in the thread for logits, where numpy is loaded on first use."""
     from gateway.triton.logits import token_logprobs  # noqa: PLC0415
 
     return token_logprobs(raw, datatype, vocabulary, ids, count)

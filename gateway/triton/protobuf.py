@@ -1,8 +1,9 @@
 """Triton's protobuf messages: tritonclient's two generated modules, without its client.
 
-To import the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
-needed to talk to Triton by `http2`. So it is not run. Whoever imports it later gets all of it, with
-these two modules in it: protobuf takes a message's description from one place only.
+Importing the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
+needed to talk to Triton by `http2`. So its `__init__` is not run. A later import of the package
+gets all of it, with these two modules in it: protobuf accepts a message's description from one
+place only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PACKAGE = "tritonclient.grpc"
 def _import_generated(name: str) -> ModuleType:
     if _PACKAGE in sys.modules:
         return import_module(f"{_PACKAGE}.{name}")
-    # Only where to look: `service_pb2` imports the other one by the package's name.
+    # Only a search path: `service_pb2` imports the other module by the package's name.
     package = ModuleType(_PACKAGE)
     package.__path__ = [str(Path(folder, "grpc")) for folder in tritonclient.__path__]
     sys.modules[_PACKAGE] = package

@@ -1,8 +1,8 @@
-"""Which LoRA adapters one engine holds, and which request brings in another.
+"""The LoRA adapters that one engine holds, and the uploads of others.
 
-TensorRT-LLM keeps adapters in a cache of its own: the first request of a `lora_task_id` carries
-the weights, later ones the id alone; an idle adapter may be evicted at any time. So first loads of
-one id are serialised, and an evicted adapter is sent again.
+TensorRT-LLM has an adapter cache of its own: the first request of a `lora_task_id` carries the
+weights, later ones the id alone, and an idle adapter may be evicted at any time. So first uploads
+of one id are serialised, and an evicted adapter is sent again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gateway.triton.events import UploadCause
 
 @dataclass(slots=True, eq=False)
 class _QueuedUpload:
-    """A request that is in line for its turn to bring an adapter."""
+    """A request that waits for a slot to upload an adapter."""
 
     until_loading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends its waiting when another one begins to bring it."""
+    """Timeout that ends the wait when another request begins the upload."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -34,27 +34,26 @@ class Residency:
         self._causes: dict[int, UploadCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
         self._queued: dict[int, dict[str, _QueuedUpload]] = {}
-        """By task id and tenant."""
+        """Queued uploads by task id and tenant."""
         self.loads = 0
-        """How often an adapter was brought in."""
+        """Number of uploads."""
         self.evictions: Counter[int] = Counter()
-        """How often the engine said of an adapter that it holds it no more."""
+        """Number of times that the engine reported an adapter as missing, by task id."""
         self.budget = AdapterBudget()
-        """Who may use one now."""
+        """The limit on adapters in use."""
 
     @property
     def resident(self) -> Collection[int]:
-        """Task ids that the engine holds, as far as is known."""
+        """Return the task ids that the engine holds, as far as known."""
         return self._resident
 
     @property
     def loading(self) -> Collection[int]:
-        """Task ids that are being brought, or in line for it."""
+        """Return the task ids that are being uploaded or queued for upload."""
         return self._loading.keys() | self._queued.keys()
 
     def is_resident_or_loading(self, task_id: int) -> bool:
-        """Whether a request for it need not bring the weights, as far as is known; or another one
-        brings them now, or is in line for it."""
+        """Return True if the adapter is loaded, is being uploaded, or is queued for upload."""
         return task_id in self._resident or task_id in self._loading or task_id in self._queued
 
     async def acquire_upload(
@@ -63,12 +62,12 @@ class Residency:
         tenant: str = "",
         upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
-        """The turn of a request that has to bring the weights, to be left when they are sent; None
-        where it need not bring them.
+        """Return the slot of a request that has to upload the weights; None if they are resident.
 
-        Waits while another one brings them. Whichever has its turn first does, and of each tenant
-        one is in line for it: nobody waits for a tenant that brings much else. After a turn exactly
-        one of `loaded` and `not_loaded` must follow.
+        Waits while another request uploads them. The first request to get its slot uploads, and one
+        request per tenant is queued: a tenant never waits for another one's other uploads. Leave
+        the slot when the weights are sent. After that, exactly one of `mark_loaded` and
+        `mark_not_loaded` must follow.
         """
         while task_id not in self._resident:
             in_line = self._queued.get(task_id, {})
@@ -87,13 +86,13 @@ class Residency:
                     for other in self._queued.pop(task_id, {}).values():
                         other.until_loading.reschedule(0)
                     return entered
-                await entered.aclose()  # another one had its turn in the same moment
+                await entered.aclose()  # another request got its slot in the same moment
         return None
 
     async def _enter_before_others(
         self, task_id: int, tenant: str, upload_slot: Awaitable[object]
     ) -> bool:
-        """Whether the turn came before another request began to bring the weights."""
+        """Return True if the slot was entered before another request began the upload."""
         queued = _QueuedUpload()
         self._queued.setdefault(task_id, {})[tenant] = queued
         try:
@@ -113,7 +112,7 @@ class Residency:
         return True
 
     def upload_cause(self, task_id: int) -> UploadCause:
-        """Why the weights of an adapter that is not resident have to be sent."""
+        """Return why the weights of an adapter that is not resident have to be sent."""
         return self._causes.get(task_id, "first_use")
 
     def mark_loaded(self, task_id: int) -> None:
@@ -122,7 +121,7 @@ class Residency:
         self._loading.pop(task_id).set()
 
     def mark_not_loaded(self, task_id: int) -> None:
-        """The request that brought the weights failed or was given up; the next one brings them."""
+        """Record that an upload failed or was aborted; the next request uploads again."""
         self._loading.pop(task_id).set()
 
     def mark_evicted(self, task_id: int) -> None:
@@ -131,6 +130,6 @@ class Residency:
         self._causes[task_id] = "evicted"
 
     def mark_restarted(self) -> None:
-        """The engine process is a new one and holds nothing."""
+        """Record that the engine process is a new one and holds nothing."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()

@@ -1,4 +1,4 @@
-"""Which model of the found repository to drive: the core model, or a text model above it."""
+"""Selection of the model to use: the core model, or a text model above it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
-# An input by which each step of an ensemble is known, whatever its model is called.
+# An input that identifies each step of an ensemble, whatever its model is called.
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 
 class ModelServer(Protocol):
-    """What has to be asked of a server."""
+    """The calls to a server that the selection needs."""
 
     async def model_ready(self, model: str) -> bool: ...
 
@@ -38,9 +38,10 @@ class ModelServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelPreferences:
-    """What the operator asks for; `text_model` None takes the ensemble, else the BLS model.
+    """The operator's settings for the selection.
 
-    `tokens_per_block` is told of a model of llmapi, which does not tell it.
+    `text_model` None selects the ensemble, else the BLS model. `tokens_per_block` is for an llmapi
+    model, which does not report it.
     """
 
     core: str
@@ -53,17 +54,17 @@ class ModelPreferences:
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """The model to drive and why; `makeshift` when the core model may yet come up."""
+    """The selected model and why; `is_provisional` if the core model may still become ready."""
 
     capabilities: ModelCapabilities
     why: str
     is_provisional: bool = False
     tokenizer_warning: str | None = field(default=None, compare=False)
-    """A warning of the tokenizer, for operators."""
+    """Warning about the tokenizer, for operators."""
 
     @property
     def warning(self) -> str | None:
-        """What is amiss with the model that is driven, for operators; None where nothing is."""
+        """Return what is wrong with the selected model, for operators; None if nothing is."""
         return "; ".join(filter(None, (self._model_warning, self.tokenizer_warning))) or None
 
     @property
@@ -85,7 +86,7 @@ class ModelSelection:
 
 
 async def select_model(server: ModelServer, preferences: ModelPreferences) -> ModelSelection:
-    """Reads what is there.
+    """Select a model by what the server reports.
 
     Raises EngineUnreachable without a connection, TimeoutError, or EngineUnavailable with a reason
     for each model considered.
@@ -159,12 +160,12 @@ async def _read_text_model(
     names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
     parts = {part: await _read_if_served(server, name) for part, name in names.items()}
     core = parts.get("core")
-    # Triton serves an ensemble only with all its steps, and a BLS model without asking.
+    # Triton serves an ensemble only with all its steps, but a BLS model without checking.
     if preferences.mode == "auto" and core is None:
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
-        # Its steps bear the id of its request; inside a BLS model ids are its own.
+        # An ensemble's steps have the id of its request; a BLS model makes ids of its own.
         stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
@@ -180,7 +181,7 @@ async def _read_text_model(
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # Else nobody knows whether it would begin with the prompt.
+    # Otherwise it is unknown whether a single response begins with the prompt.
     is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
@@ -193,7 +194,8 @@ def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
 
 
 def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
-    """As told, else by default: since v0.10, which is known by an input that it brought."""
+    """Return the configured value, or the release's default: True since v0.10, known by a new
+    input."""
     if preprocessing is None:
         return True
     newer = {"DECODER_QUERY"} & {tensor.name for tensor in preprocessing.input}
@@ -203,7 +205,7 @@ def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
 
 
 def _steps(config: Any) -> dict[str, str]:
-    """The models of an ensemble's steps, by the part they play."""
+    """Return the models of an ensemble's steps, by their role."""
     found = {}
     for step in config.ensemble_scheduling.step:
         for part, name in _STEPS.items():
@@ -217,7 +219,7 @@ def _bls_core(config: Any) -> str:
 
 
 async def _read_if_served(server: ModelServer, model: str) -> Any | None:
-    """The model's config, None where it is not served or may not be read."""
+    """Return the model's config, or None if it is not served or may not be read."""
     try:
         return await server.model_config(model) if await server.model_ready(model) else None
     except GatewayError:

@@ -1,4 +1,4 @@
-"""The answer to one generation: token deltas out."""
+"""The answer to one generation, as token deltas."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Where work is done that would take too long in the event loop."""
+    """Runs work outside the event loop that would block it for too long."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises what it raises."""
+        """Return the result of `work`. Raises its errors."""
 
 
 class TokenStream(EngineCall):
@@ -50,8 +50,11 @@ class TokenStream(EngineCall):
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
-        """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
-        hundred times what a token takes."""
+        """Make the call; see `EngineCall` for the other arguments.
+
+        `offload` is for logits: finding the likeliest of a vocabulary costs a hundred times a
+        token.
+        """
         super().__init__(
             engine=engine,
             capabilities=capabilities,
@@ -70,33 +73,34 @@ class TokenStream(EngineCall):
             )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
-        # Of plain tokens only the first response is read tensor by tensor.
+        # Plain tokens: only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # What the template is made of, once there is another response to read with it.
+        # The source of the template, parsed when another response can use it.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
-        # What is given the deltas behind the first.
+        # Receives the deltas after the first.
         self._take: Callable[[TokenDelta], bool]
         self._offload = offload
         self._offload_logprobs = offload if generation.params.logprobs else None
 
     @property
     def reports_reuse(self) -> bool:
-        """Whether the answer says how much of the prompt was in the cache; none is not told."""
+        """Return True if the answer reports how much of the prompt was cached; 0 is not
+        reported."""
         return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
 
     async def first(self) -> TokenDelta:
-        """The first delta. Raises GatewayError."""
+        """Return the first delta. Raises GatewayError."""
         response = await self.response()
         if self._offload_logprobs is None:
             return self._delta(response)
         return await self._offload_logprobs(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
-        """Gives `take` the deltas behind the first, up to the final one or until it returns False.
+        """Give `take` the deltas after the first, up to the final one or until it returns False.
 
-        It is called where the bytes are received, and must not wait. What has arrived with the
-        last one is given all the same; tokens that have arrived together go on together.
+        It is called where the bytes are received, and must not wait. Deltas that arrived with the
+        last one are given all the same. Tokens that arrived together are given together.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
@@ -115,7 +119,8 @@ class TokenStream(EngineCall):
             raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
-        # Each has all of the text so far, so of those that have arrived together the last will do.
+        # Each message has the complete text so far, so the last of those that arrived together is
+        # enough.
         self._engine.has_received = True
         take = self._take
         more, found = True, None
@@ -159,8 +164,11 @@ class TokenStream(EngineCall):
     async def _feed_from_logits(
         self, stream: ResponseStream[bytes], offload: Offload, take: Callable[[TokenDelta], bool]
     ) -> None:
-        """As `feed_deltas`. What has arrived together is worked on together; what arrives meanwhile
-        waits in the stream, and behind its window in Triton."""
+        """Feed deltas like `feed_deltas`, for answers with logits.
+
+        Messages that arrived together are processed together. Messages that arrive in the meantime
+        wait in the stream, and beyond its window in Triton.
+        """
         messages: list[bytes] = []
 
         def enough(came: Sequence[bytes]) -> bool:
@@ -185,7 +193,7 @@ class TokenStream(EngineCall):
                 more = take(found) and more and not self._finished
 
     def _deltas(self, messages: Sequence[bytes]) -> list[TokenDelta | str]:
-        """Of each response its delta, or the error that it is."""
+        """Return the delta of each response, or the error text that it is."""
         responses = [parse_response(data) for data in messages]
         return [each.error_message or self._delta(each.infer_response) for each in responses]
 
@@ -198,7 +206,7 @@ class TokenStream(EngineCall):
         return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
-        """All beams of a beam search, best first. Raises GatewayError."""
+        """Return all beams of a beam search, best first. Raises GatewayError."""
         deltas: list[TokenDelta] = []
         while not self._finished:
             response = await self.response()

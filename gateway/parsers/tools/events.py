@@ -1,4 +1,4 @@
-"""What a choice's text consists of, in the order in which it was generated."""
+"""Parts of a choice's text, in the order in which it was generated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "malformed", "open"]
-"""The state of a call's arguments. `open` ones end within a string or before a closing bracket."""
+"""State of a call's arguments. `open` ones end within a string or before a closing bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins; `index` counts the calls of the choice from 0, `name` is whole.
+    """The beginning of a tool call. `index` counts the calls of the choice from 0; `name` is
+    complete.
 
-    Parsers know no ids; `call_id` is given by whoever makes a message of the events.
+    Parsers do not set `call_id`; the reader of the message does.
     """
 
     index: int
@@ -70,11 +71,12 @@ Event = Content | CallStart | CallArguments
 
 
 class EventCollector:
-    """Collects events, merging neighbours of a kind, so that pieces do not depend on the caller."""
+    """Collector that merges neighbouring events of a kind, so that pieces do not depend on the
+    caller."""
 
     def __init__(self) -> None:
         self.calls = 0
-        # Whether a call was the last thing that was generated.
+        # True if the last generated part was a call.
         self.in_call = False
         self._done: list[Event] = []
         self._pieces: list[str] = []
@@ -92,14 +94,14 @@ class EventCollector:
         self.in_call = True
 
     def arguments(self, text: str) -> None:
-        """Goes to the call that was started last."""
+        """Add arguments to the last started call."""
         if not self.in_call:
             self._close_piece()
             self.in_call = True
         self._pieces.append(text)
 
     def take(self) -> list[Event]:
-        """Everything since the last time."""
+        """Return everything since the last call of this function."""
         self._close_piece()
         done, self._done = self._done, []
         return done

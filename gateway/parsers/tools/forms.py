@@ -1,7 +1,7 @@
-"""The forms of tool calls by name, and which one a chat template teaches its model.
+"""Forms of tool calls by name, and detection of the form that a chat template teaches.
 
 The names are those of vLLM's parsers. A form is a parser's class, or the description of one.
-`openai`, harmony, is more than calls: `parsers/harmony` reads it.
+`openai`, harmony, is more than calls: `parsers/harmony` parses it.
 """
 
 from __future__ import annotations
@@ -154,10 +154,11 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
     for form, parser in PARSERS.items()
     if isinstance(parser, TaggedForm) and parser.parameters is not None
 )
-"""Forms with an element for each argument: their templates go through a call's arguments."""
+"""Forms with an element for each argument: their templates iterate over a call's arguments."""
 
-# What a template that teaches a form says, all of it; the first form that fits is the one. Other
-# forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as JSON.
+# Words of which a template that teaches the form contains all; the first form that fits is used.
+# Other forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as
+# JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -178,7 +179,7 @@ _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
 
 
 def guess(chat_template: str) -> Form | None:
-    """The form that a chat template asks its model for, or None if it is none of ours."""
+    """Return the form that a chat template asks its model for; None if it is not supported."""
     return next(
         (form for form, words in _WORDS if all(word in chat_template for word in words)), None
     )

@@ -47,7 +47,7 @@ class MistralToolParser(JsonToolParser):
         return (yield from self._value(char, self._events.arguments))
 
     def _separators(self, char: str) -> Step:
-        """Reads `[ARGS]`, perhaps after `[CALL_ID]` and an id that the model made up."""
+        """Parse `[ARGS]`, perhaps after `[CALL_ID]` and an id that the model made up."""
         char = yield from self._space(char)
         while char == "[":
             marker = char

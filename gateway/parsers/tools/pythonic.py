@@ -22,7 +22,8 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 
 
 class PythonicToolParser(ToolParser):
-    """A call begins with its first keyword or its closing parenthesis, and streams from there."""
+    """Parser in which a call begins with its first keyword or its closing parenthesis, and then
+    streams."""
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
     tagged = False
@@ -47,7 +48,7 @@ class PythonicToolParser(ToolParser):
                 self._release()
 
     def _list(self, char: str) -> Step:
-        """Reads the calls of a list, whose bracket has been read."""
+        """Parse the calls of a list after its opening bracket."""
         while True:
             char = yield from self._space(char)
             char = yield from self._call(char)
@@ -91,7 +92,7 @@ class PythonicToolParser(ToolParser):
         return (yield)
 
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
-        """A name of letters, digits and `others`: more than Python allows, as requests do."""
+        """Parse a name of letters, digits and `others`: requests allow more than Python does."""
         letters: list[str] = []
         while char.isalnum() or char in others:
             letters.append(char)

@@ -1,7 +1,7 @@
-"""Calls between tags, as data: what the tags are, how the name is written, how the arguments are.
+"""Calls between tags, described as data: the tags, the form of the name and of the arguments.
 
-`TaggedForm` describes a form, and `TaggedToolParser` reads any of them. As small models leave out
-closing tags and write a brace too few or too many, that does no harm.
+`TaggedForm` describes a form, and `TaggedToolParser` parses any of them. Missing closing tags, and
+missing or additional braces, are accepted: small models write so.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True)
 class Name:
-    """A function's name that stands before its arguments.
+    """The form of a function's name that comes before its arguments.
 
-    It follows `opening` and `before`, and ends at `after`, or, where that is empty, at the first
-    character that names do not have. `pattern` finds it as its first group in what stands there.
+    It follows `opening` and `before`, and ends at `after`, or, if that is empty, at the first
+    character that names do not have. `pattern` finds the name as its first group in that text.
     """
 
     opening: str
@@ -38,10 +38,10 @@ class Name:
 
 @dataclass(frozen=True)
 class ParameterTags:
-    """Arguments as one element for each: tags around the key, and around the value.
+    """The form of arguments with one element for each: tags around the key, and around the value.
 
-    `lines` says that a value has lines of its own, whose breaks are not part of it. `value_ends`
-    says which tags end a value.
+    With `lines` a value has lines of its own, whose breaks are not part of it. `value_ends` decides
+    which tags end a value.
     """
 
     key: tuple[str, str]
@@ -53,7 +53,7 @@ class ParameterTags:
 class TaggedForm:
     """A form of calls, which makes its parsers.
 
-    Each of the `openings` may begin a call. The `closings` may follow it in this order; those are
+    Each of the `openings` may begin a call. The `closings` may follow it in this order; they are
     then markup, too. Without `name`, a call is a JSON object with its name and arguments, or a list
     of those. With it, the arguments follow as a JSON object, or as `parameters`.
     """
@@ -86,16 +86,16 @@ class TaggedForm:
 
 
 class TaggedToolParser(JsonToolParser):
-    """Parses one form; `functions` are looked at for the types of parameters alone."""
+    """Parser of one form; `functions` are used only for the types of parameters."""
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The value that is being read, if any, and its text that may be an ending.
+        # The current value, if any, and its text that may be an ending.
         self._open_value: _Value | None = None
         self._tail = ""
-        # The tag of the next call, where it was read to find the end of a value.
+        # The tag of the next call, if it was read to find the end of a value.
         self._next_call = ""
         super().__init__()
 
@@ -130,7 +130,7 @@ class TaggedToolParser(JsonToolParser):
                     char = yield from self._rest(char)
 
     def _call(self, tag: str, char: str) -> Step:
-        """Reads what follows an opening tag."""
+        """Parse the text after an opening tag."""
         form = self._form
         if form.name is not None:
             name, char = yield from self._read_name(form.name, tag, char)
@@ -149,7 +149,7 @@ class TaggedToolParser(JsonToolParser):
         return (yield from read((yield)))
 
     def _rest(self, char: str) -> Step:
-        """Braces too many after a call, and further calls before the closing tag."""
+        """Skip extra braces after a call, and parse further calls before the closing tag."""
         char = yield from self._gap(char)
         while char in "{}":
             if char == "}":
@@ -166,7 +166,7 @@ class TaggedToolParser(JsonToolParser):
         return char
 
     def _read_name(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Reads the name, and what is around it; returns it and the next character."""
+        """Parse the name with the text around it; return it and the next character."""
         if tag != form.opening:
             char = yield from self._space(char)
             yield from self._tag(char, (form.opening,))
@@ -214,7 +214,8 @@ class TaggedToolParser(JsonToolParser):
         return "" if self._next_call else (yield)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Ends the text, and the call where its last value has ended and the model ended the text.
+        """End the text. End the call, too, if its last value has ended and the model ended the
+        text.
 
         If the text was cut, another parameter may have followed.
         """
@@ -229,7 +230,7 @@ class TaggedToolParser(JsonToolParser):
         return super().finish(cut=cut)
 
     def _key(self, form: ParameterTags) -> Generator[None, str, str]:
-        """Reads up to the beginning of the value; returns the key."""
+        """Parse up to the beginning of the value; return the key."""
         key: list[str] = []
         end = form.key[1]
         while not (len(key) >= len(end) and "".join(key[-len(end) :]) == end):
@@ -240,7 +241,7 @@ class TaggedToolParser(JsonToolParser):
         return "".join(key[: -len(end)]).strip()
 
     def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
-        """Reads a value and passes its JSON on, a string as it comes; returns what ended it."""
+        """Parse a value and pass its JSON on, strings piece by piece; return the ending."""
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
         self._tail = ""
@@ -267,7 +268,8 @@ class TaggedToolParser(JsonToolParser):
         return types
 
     def _tag(self, char: str, tags: tuple[str, ...]) -> Generator[None, str, str]:
-        """Reads one of the tags, of which none begins another; the next character is not read."""
+        """Parse one of the tags, of which none begins another; the next character is not
+        consumed."""
         tag = char
         while any(each.startswith(tag) for each in tags):
             self._hold(char)
@@ -279,7 +281,7 @@ class TaggedToolParser(JsonToolParser):
 
 
 class _Value:
-    """The value of one parameter as it comes; a string is passed on at once."""
+    """The value of one parameter while it is generated; a string is passed on at once."""
 
     def __init__(self, types: frozenset[str], sink: Sink) -> None:
         self._types = types

@@ -1,9 +1,9 @@
-"""Values that stand as text between tags, where only the function's schema knows their types.
+"""Values written as text between tags, whose types only the function's schema states.
 
-The rules are those of vLLM's parsers of such forms: a string is the text as it stands; anything
-else is JSON where it can be read as that, and a string where it cannot. `True`, `False` and `None`
-are read, too, and so are Python lists and dictionaries where the schema asks for an array or an
-object: templates write them into the prompt for the arguments of earlier calls.
+The rules are those of vLLM's parsers of such forms: a string is the unchanged text; anything else
+is JSON if it is valid, and otherwise a string. `True`, `False` and `None` are accepted, too, and so
+are Python lists and dictionaries if the schema asks for an array or an object: templates write them
+into the prompt for the arguments of earlier calls.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Parts of a schema that are looked at, and again values and types: this is between two tokens.
+# Maximum number of schema parts, and again of values and types: this runs between two tokens.
 _MAX_ITEMS = 1000
-# Steps of a reference: no body is nested deeper.
+# Maximum steps of a reference: no body is nested deeper.
 _MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-# Read as Python, text of that length takes up to 12 ms of the event loop; longer text is a string.
+# Parsed as Python, text of that length takes up to 12 ms of the event loop; longer text is a
+# string.
 _MAX_LITERAL_CHARS = 16 * 1024
-# Strings, and all else that a list or dictionary has; other words make it an expression. Nothing is
-# matched twice, so the time is linear.
+# Strings, and everything else in a list or dictionary; other words make it an expression. Nothing
+# is matched twice, so the time is linear.
 _LITERAL = re.compile(
     r"(?:'(?:[^'\\]|\\.)*+'"
     r'|"(?:[^"\\]|\\.)*+"'
@@ -36,7 +37,7 @@ _LITERAL = re.compile(
     r"|(?<![\w.])(?:True|False|None|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))*+",
     re.DOTALL,
 )
-# What JSON calls the values that orjson makes.
+# JSON's names of the types that orjson makes.
 _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
     int: frozenset({"integer", "number"}),
@@ -49,7 +50,7 @@ _TYPES: Mapping[type, frozenset[str]] = {
 
 
 def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
-    """The JSON types that a function's schema allows for one parameter; none if it says nothing."""
+    """Return the JSON types that a function's schema allows for one parameter; empty if unknown."""
     properties = (parameters or {}).get("properties")
     todo: list[Any] = [properties.get(name)] if isinstance(properties, Mapping) else []
     parts, values = _BoundedItems(), _BoundedItems()
@@ -74,7 +75,7 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value's text; without `types` it may be of any."""
+    """Return the JSON of a value's text; without `types` it may have any."""
     source = text.strip()
     source = _PYTHON.get(source, source)
     try:
@@ -92,7 +93,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _container(source: str) -> str:
-    """Return the JSON of a Python list, tuple or dictionary, "" if the text is none of them."""
+    """Return the JSON of a Python list, tuple or dictionary; "" if the text is none of them."""
     if source[:1] not in ("[", "{", "(") or len(source) > _MAX_LITERAL_CHARS:
         return ""
     if not _LITERAL.fullmatch(source):
@@ -112,20 +113,20 @@ def _container(source: str) -> str:
 
 
 class _BoundedItems:
-    """The first of what lists hold, of all of them together `_MOST`."""
+    """The first items of lists, up to `_MAX_ITEMS` of all lists together."""
 
     def __init__(self) -> None:
         self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
-        """What is listed; anything else is a list of one."""
+        """Return the items; anything but a list is one item."""
         found = (value if isinstance(value, list) else [value])[: self._left]
         self._left -= len(found)
         return found
 
 
 def _resolve_reference(root: Any, reference: Any) -> Any:
-    """What a reference within the schema leads to, None if nothing."""
+    """Return the target of a reference within the schema; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for part in reference[2:].split("/", _MAX_REFERENCE_STEPS):

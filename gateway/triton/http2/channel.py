@@ -1,4 +1,4 @@
-"""The connections to one Triton: as many as its limit of streams asks for, renewed when lost."""
+"""The connections to one Triton: as many as its stream limit requires, renewed when lost."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
-# A host that vanished answers nothing, not even that it is gone. Triton ends connections that ping
-# an idle line, so the kernel watches instead: unacknowledged data for so long breaks the line.
+# A vanished host does not even report that it is gone. Triton ends connections that ping while
+# idle, so the kernel watches instead: data unacknowledged for this long breaks the connection.
 _UNACKNOWLEDGED_MS = 20_000
 
 T = TypeVar("T")
 
 
 class Http2Transport:
-    """Implements `transport.Transport`. Nothing is connected before the first call."""
+    """`transport.Transport` by the package `http2`. Connects on the first call."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
+        """Prepare the transport. Raises OSError if a certificate cannot be read, ValueError for bad
+        metadata."""
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
@@ -133,28 +134,28 @@ class Http2Transport:
         return block
 
     def _find_free_connection(self) -> Http2Connection | None:
-        """The first one, so that those that were added under load run empty again."""
+        """Return the first free connection, so that those added under load become idle again."""
         for connection in self._connections:
             if connection.can_open:
                 return connection
         return None
 
     async def _connect(self) -> None:
-        """Waits for one more connection.
+        """Wait for one more connection.
 
-        Raises EngineUnreachable: at once while the server is known to be away, except to the one
-        call in each pause that tries it.
+        Raises EngineUnreachable: at once while the server is known to be unreachable, except for
+        the one call in each pause that retries.
         """
         if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise no_connection(self._why)
-            # asyncio calls a connection's protocol in the context of the task that connected it.
-            # In this request's, whatever the connection logs as long as it lives would carry the
-            # request's id, and what is known of the request would stay in memory as long.
+            # asyncio calls a connection's protocol in the context of the task that connected it. In
+            # this request's context, everything that the connection logs in its lifetime would have
+            # the request's id, and the request's data would stay in memory as long.
             self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)
-        # Whoever gives up leaves the attempt to those who wait for it too.
+        # A caller that is cancelled leaves the attempt to others that wait for it.
         if not await asyncio.shield(self._dial_task):
             raise no_connection(self._why)
 
@@ -164,7 +165,7 @@ class Http2Transport:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
-                # Not before the server has said how many streams it takes.
+                # The connection is usable once the server has told how many streams it takes.
                 await connection.settled.wait()
             if not connection.can_open:
                 raise ConnectionError(self._explain_unusable(connection))
@@ -177,7 +178,7 @@ class Http2Transport:
             if self._failures == 1:
                 log.warning("no connection to %s: %s", self._endpoint.authority, self._why)
             return False
-        except asyncio.CancelledError:  # by `close`; who waits for it was not cancelled
+        except asyncio.CancelledError:  # by `close`; the waiting callers were not cancelled
             connection.abort()
             return False
         else:
@@ -188,12 +189,13 @@ class Http2Transport:
             self._dial_task = None
 
     async def _reach(self, connection: Http2Connection) -> None:
-        """Its transport, to the first of the name's addresses that takes it. Raises OSError."""
+        """Connect the transport to the first of the name's addresses that accepts. Raises
+        OSError."""
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
         context = None if self._tls is None else self._tls.value.context
-        # create_connection leaves its look-up behind when it is cancelled, and when that fails in
-        # the end, asyncio logs an error for it: one each time, while a name server is slow.
+        # When create_connection is cancelled, its name lookup keeps running. If the lookup then
+        # fails, asyncio logs an error: one each time while a name server is slow.
         infos = await loop.getaddrinfo(self._endpoint.host, port, type=socket.SOCK_STREAM)
         why = OSError("the name has no address")
         for address in dict.fromkeys(str(info[4][0]) for info in infos):
@@ -216,7 +218,7 @@ class Http2Transport:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
-        # Triton's HTTP port closes the connection without a word.
+        # Triton's HTTP port closes the connection without an answer.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
     def _on_connection_change(self, connection: Http2Connection) -> None:
@@ -233,7 +235,8 @@ class Http2Transport:
 
 def _reason(error: OSError | TimeoutError) -> str:
     text = str(error)
-    # asyncio's text, which differs from uvloop's, may hold several addresses with one error each.
+    # asyncio's text, which differs from uvloop's, may contain several addresses with one error
+    # each.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused"
     return text or f"no answer in {CONNECT_TIMEOUT_S:g} seconds"
@@ -245,6 +248,6 @@ def _prepare(transport: asyncio.BaseTransport) -> None:
         raise ConnectionError("the server does not speak HTTP/2 over TLS")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock = transport.get_extra_info("socket")
-        if sock is None:  # uvloop has none any more
+        if sock is None:  # uvloop has no socket after the connection was closed
             raise ConnectionError("the server closed the connection at once")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

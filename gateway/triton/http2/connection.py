@@ -1,10 +1,10 @@
-"""One HTTP/2 connection to Triton: frames in, frames out, and which call they belong to.
+"""An HTTP/2 connection to Triton: frames in, frames out, and the calls they belong to.
 
 Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a core, takes 17 us
-of CPU here and 36 to 40 us with grpc.aio; as fast as they are taken, 3 and 24 us (2 cores,
-`python -m bench.transport`). What happens once a token is therefore kept together in `_consume`
-and `Call.receive`; all else happens once a request or less, and is written to be read. How
-bytes come and go is `BaseConnection`'s.
+of CPU here and 36 to 40 us with grpc.aio; at full speed 3 and 24 us (2 cores, `python -m
+bench.transport`). So the work per token is kept together in `_consume` and `Call.receive`.
+Everything else happens once per request or less, and is written to be read. `BaseConnection` moves
+the bytes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, On
 
 log = logging.getLogger(__name__)
 
-# What all streams together may send ahead of us. It is given back on arrival: how much one slow
-# reader can leave lying is up to the window of its own stream.
+# Bytes that all streams together may send ahead of us. Credit is given on arrival: how much one
+# slow reader may leave unread is limited by the window of its own stream.
 _CONNECTION_WINDOW = 2**25
 _LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
-# What a stream may still send that nobody reads: tokens that were on their way, or some logits.
+# Bytes that an abandoned stream may still send: tokens that were on their way, or some logits.
 ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
-# Streams whose tokens are worth being gathered.
+# Gathering reads pays only from this number of streams on.
 _MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
@@ -46,17 +46,17 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 _LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
 _PREFIX_BYTES = PREFIX.size
-# A frame's head and the prefix of the message that most begin with: to unpack is what takes longest
-# here.
+# A frame's head and the prefix of the message that most begin with: unpacking takes most of the
+# time here.
 _BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
 _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
 class _AbandonedStream:
-    """A stream that nobody reads, until the server ends it or `timer` does.
+    """A stream without a reader, until the server ends it or `timer` does.
 
-    `window` is what the server may send, `allowance` what it may be let besides, in bytes.
+    `window` is what the server may send, `allowance` the credit that it may still get, in bytes.
     """
 
     timer: asyncio.TimerHandle
@@ -68,31 +68,31 @@ class _AbandonedStream:
 class Http2Connection(BaseConnection):
     """A connection that calls can be opened on.
 
-    `on_change` is told when it is closed, gone, or has one call less.
+    `on_change` is called when it is closed, gone, or has one call less.
     """
 
     def __init__(self, on_change: Callable[[Http2Connection], None]) -> None:
         super().__init__(on_change)
         self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
         self._calls: dict[int, RpcCall[Any]] = {}
-        # Those whose response headers have come, so that DATA is in order.
+        # Calls whose response headers have arrived, so that DATA is allowed.
         self._receiving: dict[int, RpcCall[Any]] = {}
         self._abandoned: dict[int, _AbandonedStream] = {}
         self.arrived: list[RpcCall[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
-        # A header block that goes on: stream, flags of its first frame, what has come.
+        # An unfinished header block: stream, flags of its first frame, the bytes so far.
         self._block: tuple[int, int, bytearray] | None = None
         self._draining = False
         self.greeted = False
-        """Whether the server has sent settings, as HTTP/2 begins."""
+        """True once the server has sent settings, as HTTP/2 begins."""
         self.settled = asyncio.Event()
-        """Set when the server's settings have come, or the connection is lost."""
+        """Set when the server's settings have arrived, or the connection is lost."""
 
     @property
     def can_open(self) -> bool:
-        """Whether one more call can be opened."""
+        """Return True if one more call can be opened."""
         return (
             len(self._calls) + len(self._abandoned) < self._max_calls
             and not self._draining
@@ -107,21 +107,22 @@ class Http2Connection(BaseConnection):
     # Calls.
 
     def open(self, call: RpcCall[Any], block: bytes, message: Message, size: int) -> None:
-        """Sends a request of `size` > 0 bytes on a new stream. Only while `has_room`."""
+        """Send a request of `size` > 0 bytes on a new stream. Requires `can_open`."""
         assert self.can_open
         stream_id = call.stream_id = self._next_id
         self._next_id += 2
         self._calls[stream_id] = call
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
         if self._uploads.fits(size):
-            # Past the uploads that take turns: it is as short as one turn.
+            # Not queued behind the uploads: it is no longer than one of their chunks.
             self._uploads.window -= size
             data = _HEAD.pack(size << 8 | frames.DATA, frames.END_STREAM, stream_id)
             self._transport.write(b"".join((head, data, *message)))
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
-            self._stop_gathering()  # for the server's windows, if the next read is put off
+            # the upload needs the server's windows, so the next read must not be put off
+            self._stop_gathering()
             self._pump()
 
     def reset(self, stream_id: int, code: Code) -> None:
@@ -144,7 +145,8 @@ class Http2Connection(BaseConnection):
             self._credit_abandoned(stream_id, left, 0)
 
     def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
-        """Lets the server send on what nobody reads: behind a full window it could not end."""
+        """Give an abandoned stream credit, since the server could not end it behind a full
+        window."""
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
         if left.window < WINDOW // 2 and increment > 0:
@@ -172,11 +174,11 @@ class Http2Connection(BaseConnection):
             self._transport.write(frames.window_update(stream_id, increment))
 
     def _end(self, call: RpcCall[Any], status: int, text: str) -> None:
-        """The server has ended a stream."""
+        """End a call whose stream the server has ended."""
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
         if self._uploads.drop(call.stream_id):
-            # It has answered without waiting for the end of the request.
+            # The server has answered without waiting for the end of the request.
             self._transport.write(frames.rst_stream(call.stream_id, Code.CANCEL))
         call.end(status, text)
         self._call_ended()
@@ -211,7 +213,7 @@ class Http2Connection(BaseConnection):
         return frames.PREFACE + frames.settings(settings) + window
 
     def _consume(self, data: bytes) -> int:
-        """Handles the whole frames in `data`; returns where the first unfinished one begins."""
+        """Process the complete frames in `data`; return the index of the first incomplete one."""
         receiving = self._receiving
         start, end = 0, len(data)
         received = 0
@@ -228,7 +230,7 @@ class Http2Connection(BaseConnection):
             stop = body + size
             if stop > end:
                 break
-            # A plain DATA frame of a running call: type 0, no flags, nothing in between.
+            # A plain DATA frame of a running call: type 0, no flags, no header block in between.
             if not (word & 0xFF or flags) and stream_id in receiving and self._block is None:
                 received += size
                 whole = length == size - _PREFIX_BYTES and not compressed
@@ -236,7 +238,7 @@ class Http2Connection(BaseConnection):
             else:
                 stream_id &= frames.STREAM_ID
                 self._frame(word & 0xFF, flags, stream_id, data[body:stop])
-                if self.closed:  # and then no stream is receiving
+                if self.closed:  # and so no stream is receiving
                     return end
             start = stop
         self._window -= received
@@ -250,7 +252,7 @@ class Http2Connection(BaseConnection):
         return start
 
     def _renew_window(self) -> None:
-        """Lets the server send a window's worth of DATA again, in all streams."""
+        """Let the server send a window's worth of DATA again, in all streams."""
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
         self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
@@ -281,7 +283,7 @@ class Http2Connection(BaseConnection):
             self._on_goaway(stream_id, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE although it is off")
-        # PRIORITY says nothing to a client; unknown types are to be ignored.
+        # PRIORITY means nothing to a client; unknown types must be ignored.
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._window -= len(payload)
@@ -317,14 +319,14 @@ class Http2Connection(BaseConnection):
         if stream_id != self._block[0]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of another stream")
         self._block[2].extend(payload)
-        # Nothing to say is not worth a frame either: without a limit they could go on for ever.
+        # Empty frames are refused, too: there could be any number of them.
         if len(self._block[2]) > _MAX_HEADER_BYTES or not payload:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "an endless header block")
         if flags & frames.END_HEADERS:
             self._on_block()
 
     def _on_block(self) -> None:
-        """A whole header block: decoded whatever it belongs to, for the decoder's state."""
+        """Process a complete header block. Always decode it, to keep the decoder's state."""
         assert self._block is not None
         stream_id, flags, block = self._block
         self._block = None
@@ -405,7 +407,8 @@ class Http2Connection(BaseConnection):
             self._answer(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _on_goaway(self, stream_id: int, payload: bytes) -> None:
-        """What runs may finish; what the server has not seen fails, and new calls go elsewhere."""
+        """Let running calls finish; fail those that the server has not seen. New calls use other
+        connections."""
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
         last, code, debug = frames.read_goaway(payload)
@@ -419,12 +422,13 @@ class Http2Connection(BaseConnection):
             self.close("the server has asked for a new connection")
 
     def _call(self, stream_id: int) -> RpcCall[Any] | None:
-        """The call of a stream, None when it has ended. Raises ConnectionFault if it never was."""
+        """Return the call of a stream, or None if it has ended. Raises ConnectionFault if it never
+        existed."""
         if not stream_id % 2 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of stream {stream_id}")
         return self._calls.get(stream_id)
 
     def _break(self, call: RpcCall[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
-        """The server broke the protocol on one stream."""
+        """Fail one call because the server broke the protocol on its stream."""
         call.end(Status.INTERNAL, text)
         self.reset(call.stream_id, code)

@@ -1,4 +1,4 @@
-"""What is new in a text that comes whole each time, at a cost of what is new alone."""
+"""The new part of a text that is sent complete each time, at a cost of the new part only."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# So much of what was given out is looked at again before more of it is.
+# Bytes of delivered text that are compared again before more is delivered.
 _SEAM_BYTES = 64
-# More than any character is shown as while it is not there yet. A model may write nothing else, and
-# to go back over all of it each time would cost others their turn.
+# More than any incomplete character is shown as. A model may write nothing but U+FFFD, and going
+# back over all of it each time would block the event loop.
 _MAX_HELD_BACK_CHARS = 64
 _decode = codecs.utf_8_decode
 
 
 class AccumulatedText:
-    """Reads the texts so far, UTF-8, each as a whole; what was given out stays given out.
+    """Reader of the texts so far, UTF-8, each one complete; delivered text stays delivered.
 
-    Of a text that grows, only its end may change: a character whose last tokens are not there yet
-    is one or more U+FFFD, or half of its bytes, and is held back until it is whole. What is behind
-    the text that was given is looked at, and the seam between both.
+    In a growing text only the end may change: a character whose last tokens are missing is one or
+    more U+FFFD, or half of its bytes, and is held back until it is complete. Only the text after
+    the delivered part is read, and the seam between both is compared.
     """
 
     def __init__(self) -> None:
@@ -28,18 +28,17 @@ class AccumulatedText:
         self._seam = b""
 
     def take_new(self, data: bytes, start: int = 0, end: int | None = None) -> str:
-        """What a text has more than was given out, but for an incomplete character at its end.
+        """Return what ``data[start:end]`` adds to the delivered text, without an incomplete
+        character at its end.
 
-        The text is ``data[start:end]``.
-
-        A text that is shorter than what was given, and its beginning as far as is known, has
-        nothing more. Raises EngineError when what was given has become another text: nothing
-        behind it would be right.
+        A text that is shorter than the delivered one, and equals its beginning as far as known,
+        adds nothing. Raises EngineError if the delivered text has changed: nothing after it would
+        be right.
         """
         end = len(data) if end is None else end
         new = start + self._delivered_bytes
         seam = new - len(self._seam)
-        # Only of a text that was cut short is there less of it than the seam.
+        # Only a text that was cut short has less of it than the seam.
         if not data.startswith(self._seam, seam, end) and (
             end >= new or data[seam:end] != self._seam[: max(0, end - seam)]
         ):

@@ -18,18 +18,17 @@ def generation_request(
     text: TextPrompt,
     adapter: str | None = None,
 ) -> InferRequest:
-    """The request for one generation, streaming where somebody has a use for it.
+    """Return the request for one generation, streaming only if the client streams.
 
-    Upstream's model puts Triton at risk with each stream, so what comes whole does not stream.
-
-    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows it by
-    its id alone: what is in the folder it reads when it does not hold that.
+    Upstream's model puts Triton at risk with each stream, so complete responses are not streamed.
+    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows an
+    adapter by its id alone, and reads the folder if it does not hold that id.
 
     No stop strings are sent: the engine would look for them as sequences of tokens, and some
-    releases fail on them. The text decides, in the gateway.
+    releases fail on them. The gateway finds them in the text.
 
-    Raises EngineUnavailable for what this model was not asked about: a text model of the other
-    repository was there before, or is beside it, and takes more.
+    Raises EngineUnavailable for parameters that this model does not support. They were accepted for
+    a text model of the other repository, which was served before or on another replica.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")
@@ -58,7 +57,7 @@ def generation_request(
 
 
 def stop_request(model: StopModel, request_id: str) -> InferRequest:
-    """Asks the engine to abort the request with this id; the answer is always an error."""
+    """Return a request to abort the one with this id; the answer is always an error."""
     build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
     build.texts("prompt", [""])
     build.scalar("stop", True)

@@ -1,4 +1,4 @@
-"""Compares the gateway's tokenizer with what Triton's configuration shows of the engine's."""
+"""Comparison of the gateway's tokenizer with what Triton's configuration shows of the engine's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TEXT = (
     "Größe naïve Ελληνικά Привет, мир. 你好，世界 こんにちは 안녕하세요 مرحبا שלום नमस्ते 😀🎉\n\n"
     "def f(x):\n    return {'a': [x]}  # tabs\tand   spaces\n"
 )
-"""The text by which tokenizers are compared: several scripts, digits, spaces and code."""
+"""Text by which tokenizers are compared: several scripts, digits, spaces and code."""
 
 # Engines pad the embedding's rows to a multiple. More rows than this mean another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
-# Tokens beyond the engine's that no text makes, such as a padding token.
+# Tokens above the engine's vocabulary that no text makes, such as a padding token.
 _MAX_SPARE_TOKENS = 64
 
 
@@ -44,7 +44,7 @@ class OwnTokenizer(Protocol):
     def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
 
     def are_added(self, first: int) -> bool:
         """Return True if all tokens from the id `first` on are none of the model's own."""
@@ -69,7 +69,8 @@ class Findings:
 
 
 def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
-    """Return None where the engine is out of sight; a broken file is a doubt."""
+    """Return the engine's facts, or None if its file is not readable here; a broken file is a
+    doubt."""
     if folder == Path() or not (folder / "config.json").is_file():
         return None
     try:
@@ -80,7 +81,8 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return None if the engine has a row for each token, or nothing tells how many it has.
+    """Return the difference in size; None if the engine has a row for each token, or its size is
+    unknown.
 
     Rows without a token are usual: 50,295 tokens in 51,200, 100,002 in 102,400.
     """
@@ -94,7 +96,7 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
 async def compare(
     own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Findings
 ) -> None:
-    """Add what differs between a tokenizer, the configurations of models, and their engine."""
+    """Add the differences between a tokenizer, the configurations of models, and their engine."""
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
         extra = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
@@ -129,7 +131,7 @@ def _id_differences(
     differences = []
     if ends and own.end_ids and not set(ends) & set(own.end_ids):
         differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
-    # To pad with an end id is usual, too.
+    # Padding with an end id is usual, too.
     if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
         differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
     return differences

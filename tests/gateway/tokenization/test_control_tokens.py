@@ -128,7 +128,7 @@ def test_a_message_to_be_continued(content: str) -> None:
     messages = [{"role": "assistant", "content": content}]
     text = str(prompts.chat.render(messages, continue_last=True))
     assert text == f"{BEGIN}assistant{ROLE}\n{content.strip()}"
-    ids = _ids(prompts, messages, go_on=True)
+    ids = _ids(prompts, messages, continue_last=True)
     assert prompts.decode(ids) == text
     assert prompts.tokenizer.token_to_id(END) not in ids
 

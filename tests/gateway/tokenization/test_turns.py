@@ -91,7 +91,7 @@ async def test_nothing_is_lost_when_the_one_at_work_is_left(
 async def test_one_tenant_waits_with_no_more_than_its_own_room(
     make: Callable[..., FairThread],
 ) -> None:
-    async with Held(make(room=100, room_of_one=40)) as held:
+    async with Held(make(max_chars=100, max_tenant_chars=40)) as held:
         fits = await held.ask("a", "a", chars=40)
         refused = await held.ask("a", "more", chars=1)
         other = await held.ask("b", "b", chars=40)
@@ -103,7 +103,7 @@ async def test_one_tenant_waits_with_no_more_than_its_own_room(
 
 
 async def test_where_all_is_full_most_gives_way(make: Callable[..., FairThread]) -> None:
-    async with Held(make(room=100, room_of_one=80)) as held:
+    async with Held(make(max_chars=100, max_tenant_chars=80)) as held:
         await held.ask("much", "much 0", chars=40)
         last = await held.ask("much", "much 1", chars=40)
         await held.ask("little", "little", chars=30)
