@@ -245,7 +245,7 @@ class Options:
     guide_param: str | None = None
     """Name of the parameter that asked for the guide, for errors."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
-    """Callback that returns the parts of the guide, each with the name of its parameter, for errors."""
+    """Callback: returns the parts of the guide, each with its parameter's name, for errors."""
     looser_guide: Guide | None = None
     """A weaker guide to use if no engine can enforce `guide`."""
     unenforced: Unenforced = ENFORCED

@@ -6,8 +6,8 @@ the end of every block would cost more than it is worth: from six blocks on, eac
 sixth longer. An answer reports how much of its prompt was cached. If that is less than expected,
 older prefixes are gone, too.
 
-The hashes are Python's own of bytes, which have a secret key for each process: a client cannot construct
-a prompt with another's hash.
+The hashes are Python's own of bytes, which have a secret key for each process: a client cannot
+construct a prompt with another's hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decision whether a server that misses a poll is lost, or just busy.
 
-A server that loads a model or lacks CPU answers late, so one missed poll means little. It means more
-if tokens came all the time and stopped with it: a busy server keeps at least one of both going.
+A server that loads a model or lacks CPU answers late, so one missed poll means little. It means
+more if tokens came all the time and stopped with it: a busy server continues at least one of both.
 That is detected in 4 seconds instead of 9. It counts only if another replica answers: otherwise
 this machine or the network may be stalled, and no replica could take over.
 """
@@ -23,7 +23,7 @@ class Silence:
 
     def __init__(self) -> None:
         self.replaceable: Callable[[], bool] = lambda: False
-        """Callback: returns True if another replica answers and could resume this one's requests."""
+        """Callback: returns True if another replica answers and could resume the requests."""
         self._unanswered = 0
         self._received = False
         self._was_receiving = False
