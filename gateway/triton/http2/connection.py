@@ -2,7 +2,7 @@
 
 Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a core, takes 17 us
 of CPU here and 36 to 40 us with grpc.aio; at full speed 3 and 24 us (2 cores, `python -m
-bench.transport`). So the work per token is kept together in `_consume` and `Call.receive`.
+bench.transport`). So the work per token is kept together in `_consume` and `RpcCall.receive`.
 Everything else happens once per request or less, and is written to be read. `BaseConnection` moves
 the bytes.
 """
