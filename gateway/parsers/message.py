@@ -93,13 +93,13 @@ class MessageReader:
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True once a guided answer has begun a call that is over the limit."""
+        """True once a guided answer has begun a call over the limit."""
 
     @property
     def ends_with_call(self) -> bool:
         """Return True if the last call is complete and ends the turn; valid after `finish`.
 
-        A call of a function that was named does not end the turn, as at OpenAI.
+        A call of a function that the request named does not end the turn, as at OpenAI.
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False

@@ -22,7 +22,7 @@ class _InputRequirement:
 
 @dataclass(frozen=True, slots=True)
 class _TokenModeOnly:
-    """A parameter that a model which takes and gives text cannot serve."""
+    """A parameter that a model which takes and gives text does not support."""
 
     param: str
     is_requested: Callable[[Options, TextModel], object]

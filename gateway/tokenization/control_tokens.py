@@ -163,8 +163,8 @@ class ControlTokens:
     def encode(self, aliased: str) -> array[int]:
         """Return the token ids of an aliased text, or of a part of one.
 
-        Raises InvalidRequest where the tokenizer's model itself, and not its search for added
-        tokens, makes a control token of text.
+        Raises InvalidRequest if the tokenizer's model itself, and not its search for added tokens,
+        makes a control token of text.
         """
         [encoding] = self.tokenizer.encode_batch_fast([aliased], add_special_tokens=False)
         ids = encoding.ids

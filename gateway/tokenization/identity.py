@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _MAX_CACHED_ANSWERS = 16
-# Two files of one tokenizer differ in special tokens. A larger share means another vocabulary.
+# Files of the same tokenizer may differ in special tokens. A larger share means another vocabulary.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
@@ -35,7 +35,7 @@ class TokenizerIdentity:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are none of the model's own."""
+        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
         return all(each in self._added for each in _tokens(self._tokenizer) if each >= first)
 
     def difference_from(self, folder: Path, text: str) -> str | None:

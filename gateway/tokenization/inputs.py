@@ -40,7 +40,7 @@ class InputTokenizer:
         file = folder / "tokenizer.json"
         try:
             return cls(Tokenizer.from_file(str(file)))
-        except Exception as error:  # the library raises plain ones
+        except Exception as error:  # the library raises plain Exception
             kind = kind_of_file(file)
             raise ValueError(f"{file} {kind.words}" if kind else f"{file}: {error}") from error
 

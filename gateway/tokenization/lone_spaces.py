@@ -31,7 +31,7 @@ class LoneSpaces:
     def cut_blocks(self, text: str) -> Iterator[str]:
         """Cut a text into blocks whose ids, joined, are the ids of the text.
 
-        A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut, or not for long.
+        A block is longer than `MAX_BLOCK_CHARS` only if the text cannot be cut near its limit.
         """
         start = 0
         while len(text) - start > MAX_BLOCK_CHARS:

@@ -56,7 +56,7 @@ _CHARACTER_OF = {byte: char for char, byte in BYTE_OF.items()}
 
 
 class WordIds:
-    """Cached words of one tokenizer. `of` makes instances; each belongs to one thread."""
+    """Cached words of one tokenizer. Instances are made by `of`; each belongs to one thread."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WordIds:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
-        """Return None for a tokenizer of another kind, and for one that was found to differ.
+        """Return the words of a tokenizer; None for another kind, or if a test finds different ids.
 
         `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
@@ -112,13 +112,13 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return words with the same caches for a tokenizer that differs in its added tokens alone.
+        """Return words with the same caches for a tokenizer that differs only in its added tokens.
 
         Args:
-            tokenizer: knows `added` as added tokens, and no others.
-            added: ids of added tokens, by what stands for them in a text.
-            control_ids: those of `added` that other text must not be encoded as. The library has to
-                encode a text where it would be.
+            tokenizer: has `added` as its only added tokens.
+            added: ids of added tokens, by their text in an aliased text.
+            control_ids: those of `added` that other text must not be encoded as. If it would be,
+                the library has to encode the text.
         """
         words = copy(self)
         words._tokenizer = tokenizer
@@ -139,11 +139,10 @@ class WordIds:
     def encode(
         self, text: str, *, add_special_tokens: bool, learns_all: bool = False
     ) -> array[int] | None:
-        """Return the ids of a text; None where the library has to encode it.
+        """Return the ids of a text; None if the library has to encode it.
 
         The library has to if the text is longer than a block, or if too many of its characters are
-        those of new words or not in the alphabet. With `learns_all` new words are cached, however
-        many.
+        in new words or outside the alphabet. With `learns_all` new words are cached, however many.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -302,7 +301,7 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 
 
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
-    """Return the added tokens; None if one search does not find each wherever its text is."""
+    """Return the added tokens; None if a single search does not find each of them everywhere."""
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)
     long = any(len(t["content"]) > _MAX_ADDED_CHARS for t in tokens)

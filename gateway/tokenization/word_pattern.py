@@ -104,10 +104,10 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return what a word may begin with behind a lone space such that it begins at that space.
+    """Return the pattern after a lone space for which a word is sure to begin at that space.
 
-    A space is lone if there is no other white space beside it. Return None where the expression may
-    have words that hold such a space within.
+    A space is lone if there is no other white space beside it. None if words of the expression may
+    contain such a space.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:

@@ -280,7 +280,7 @@ class Engine:
         return replace(selection, tokenizer_warning=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
-        """Log what operators should know of the selection, if it is new."""
+        """Log the selection's warning for operators, if it is new."""
         if selection.warning is not None and selection.warning != self._warned:
             log.warning("%s: %s", self._client.endpoint, selection.warning)
         self._warned = selection.warning

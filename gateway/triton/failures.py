@@ -47,7 +47,7 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-# With grpcio a connection that is reset in mid-stream ends in UNKNOWN.
+# With grpcio a connection that is reset in the middle of a stream ends in UNKNOWN.
 _UNAVAILABLE_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
 # The process of a Python model has died.
 _DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")

@@ -129,7 +129,8 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""The names of each input that `inflight_batcher_llm` renamed, that of the oldest release first."""
+"""Names of each input that `inflight_batcher_llm` has renamed, the name of the oldest release
+first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}

@@ -17,7 +17,7 @@ _HOLE = re.compile(r"(?:(\w+)\s*:\s*)?\$\{(\w+)\}")
 
 
 class PbtxtError(ValueError):
-    """The file is not a model configuration; the message has line and column where known."""
+    """Error for an invalid model configuration; the message has line and column if known."""
 
 
 @dataclass(frozen=True, slots=True)

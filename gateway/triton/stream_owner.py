@@ -21,7 +21,7 @@ class OpenStream(Protocol):
 
 
 class StreamOwner(Protocol):
-    """The engine, as its streams see it."""
+    """The interface of an engine to its streams."""
 
     residency: Residency
     on_upload: Callable[[AdapterUpload], None]

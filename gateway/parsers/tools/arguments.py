@@ -18,7 +18,8 @@ _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
 _LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-# A pair and any other escape match first, so that `\\ud83d` stays a backslash and five letters.
+# A complete pair and any other escape match first, so that `\\ud83d` stays a backslash and five
+# letters.
 _LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11

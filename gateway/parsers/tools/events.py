@@ -38,10 +38,10 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of call `index`'s arguments, a JSON object as text; never empty.
+    """The next piece of the arguments of call `index`, a JSON object as text; never empty.
 
-    The pieces of a call that ended are the object as the model wrote it; those of a call that was
-    cut are its beginning.
+    The pieces of a complete call are the object as the model wrote it; those of a cut call are its
+    beginning.
     """
 
     index: int
@@ -50,7 +50,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The end of call `index`; only a `complete` call is to be executed.
+    """The end of call `index`; only a `complete` call may be executed.
 
     Parsers do not report ends. The reader of the message adds them.
 
@@ -58,7 +58,7 @@ class CallEnd:
         index: the number of the call.
         state: the state of its arguments.
         arguments: all of its arguments, as they were reported.
-        value: the JSON of the object that the arguments are, None if they are no object.
+        value: the JSON of the object that the arguments are; None if they are not an object.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Mistral's forms: after the token, a JSON list, or since tokenizer v11 name and arguments.
+"""The forms of Mistral: after the token, a JSON list, or since tokenizer v11 name and arguments.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
     [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}

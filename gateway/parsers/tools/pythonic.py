@@ -2,9 +2,9 @@
 
     [get_weather(city="Paris", days=3), get_time()]
 
-The list begins the output, or follows a token. Values become JSON while they are read; nothing is
-evaluated. A value that is no Python literal becomes a string of its source, since the templates of
-these models show them unquoted values: `[get_weather(city=Paris)]`.
+The list begins the output, or follows a token. Values become JSON while they are parsed; nothing is
+evaluated. A value that is not a Python literal becomes a string of its source, since the templates
+of these models show them unquoted values: `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """

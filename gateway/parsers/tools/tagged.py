@@ -65,7 +65,7 @@ class TaggedForm:
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
-        """The tags that tokenizers may list as special tokens."""
+        """Return the tags that tokenizers may list as special tokens."""
         tags = [*self.openings, *self.closings]
         if self.name is not None:
             tags += [self.name.before, self.name.after]
@@ -75,7 +75,7 @@ class TaggedForm:
 
     @cached_property
     def value_ends(self) -> ValueEnds:
-        """The endings of values of `parameters`."""
+        """Return the endings of values of `parameters`."""
         assert self.parameters is not None
         opening, closing = self.parameters.key[0], self.parameters.value[1]
         lines = self.parameters.lines

@@ -76,7 +76,8 @@ class ValueEnds:
         return next((tag for tag in self._calls if ending.endswith(tag)), "")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Split text that is no ending into what belongs to the value and what may be an ending."""
+        """Split text that is not an ending into the part of the value and the part that may be an
+        ending."""
         for start in range(1, len(text)):
             if text[start] in self.first and self.may_begin(text[start:]):
                 return text[:start], text[start:]

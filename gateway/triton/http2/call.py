@@ -190,7 +190,7 @@ class RpcCall(Generic[T]):
             messages, self._messages = self._messages, []
             try:
                 enough = not self._take(messages)
-            except BaseException as error:  # a panic in Rust is no Exception
+            except BaseException as error:  # a panic in Rust is not an Exception
                 waiter.set_exception(error)
                 return
             if not enough:

@@ -104,7 +104,7 @@ class Http2Connection(BaseConnection):
     def idle(self) -> bool:
         return not self._calls and not self._abandoned
 
-    # Calls.
+    # Opening and ending calls.
 
     def open(self, call: RpcCall[Any], block: bytes, message: Message, size: int) -> None:
         """Send a request of `size` > 0 bytes on a new stream. Requires `can_open`."""
@@ -201,7 +201,7 @@ class Http2Connection(BaseConnection):
             call.end(Status.UNAVAILABLE, why)
         self.settled.set()
 
-    # What comes in.
+    # Processing received bytes.
 
     def _greeting(self) -> bytes:
         settings = [
@@ -258,7 +258,7 @@ class Http2Connection(BaseConnection):
         self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
         self._window = _CONNECTION_WINDOW
 
-    # Frames that are not the plain DATA of a running call.
+    # Processing frames other than the plain DATA of a running call.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self.settled.is_set() and (kind != frames.SETTINGS or flags & frames.ACK):

@@ -18,7 +18,7 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tensors import is_final
 
 _STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
-_LENGTH_BYTES = 4  # of each text of a BYTES tensor, before it
+_LENGTH_BYTES = 4  # the length before each text of a BYTES tensor
 
 _FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 # The request was aborted, and not by this gateway.

@@ -73,12 +73,12 @@ class TokenizerCheck:
         return not self._answered and asyncio.get_running_loop().time() >= self._due_at
 
     async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
-        """Return what operators should know; None where nothing differs.
+        """Return a warning for operators; None if nothing differs.
 
         Args:
             core: the name of the core model.
-            capabilities: of the model that is driven.
-            ready: whether it is driven already, so that a failed question changes nothing.
+            capabilities: of the selected model.
+            ready: the model is in use already, so a failed question changes nothing.
 
         Raises:
             EngineUnavailable: the tokenizers differ and the policy is to refuse, or preprocessing
@@ -119,7 +119,7 @@ class TokenizerCheck:
         """Return the configurations, by name, of the served models that describe the tokenizer."""
         configs: dict[str, Any] = {}
         wanted = [core]
-        if capabilities.llmapi is None:  # which has all inside
+        if capabilities.llmapi is None:  # an llmapi model has its tokenizer inside
             wanted = list(dict.fromkeys([core, capabilities.model, "ensemble", *_PARTS]))
         for name in wanted:
             try:

@@ -26,7 +26,7 @@ _MAX_SPARE_TOKENS = 64
 
 
 class OwnTokenizer(Protocol):
-    """The gateway's tokenizer; `vocab_size` is its highest id and one."""
+    """The gateway's tokenizer; `vocab_size` is its highest id plus 1."""
 
     @property
     def folder(self) -> Path: ...
@@ -47,7 +47,7 @@ class OwnTokenizer(Protocol):
         """Return the ids of a text, with what the tokenizer adds to each if `special`."""
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are none of the model's own."""
+        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
 
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Return how another folder's tokens, or its ids of a text, differ; None if they do not.
@@ -142,6 +142,6 @@ def _decimals(text: str) -> list[int]:
 
 
 def _ids(*values: Any) -> list[int]:
-    """Return the token ids among values of JSON that may be one, several or none."""
+    """Return the token ids among JSON values, each of which may be an id, a list or None."""
     flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return [each for each in flat if isinstance(each, int) and not isinstance(each, bool)]
