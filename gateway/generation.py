@@ -24,7 +24,7 @@ _GREEDY_THRESHOLD = 1e-6
 MAX_CHOICES = 128
 """Maximum number of choices in one request, over all its prompts."""
 MODEL_MAXIMUM = -1
-"""Prompt length limit that means the model's maximum: what it takes besides the answer's
+"""Prompt length limit that means the model's maximum: what it takes in addition to the answer's
 `max_tokens`."""
 MAX_SEED = 2**63 - 1
 
@@ -61,7 +61,7 @@ class Sampling:
 class Guide:
     """A constraint on the text, in the form that the engine's guided decoding takes.
 
-    `best_effort` maps JSON paths of a schema to the client's names of the schemas there. Keywords
+    `best_effort` maps JSON paths of a schema to the client's names of these schemas. Keywords
     below these paths are left out if they cannot be enforced.
     """
 
@@ -163,8 +163,8 @@ class GenerationParams:
     def engine_stop(self) -> tuple[str, ...]:
         """Return the stop strings that the engine may match by itself.
 
-        An engine matches them anywhere in its text. So return none if they count only in a part of
-        the text: after `min_tokens`, or after the reasoning.
+        An engine matches them anywhere in its text. So return no strings if they count only in a
+        part of the text: after `min_tokens`, or after the reasoning.
         """
         if self.sampling.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
@@ -222,7 +222,7 @@ class Options:
     The first choice of a prompt is sampled with `seed`, each further one with the next number. The
     seed is always set, so that the engine never falls back to its own constant one. With
     `beam_search` the `n` choices of a prompt are the best `n` beams of one engine request.
-    `max_tokens` None is no limit. `token_ids` says that the answer shows the ids.
+    `max_tokens` None is no limit. `token_ids` adds the ids to the answer.
     """
 
     params: GenerationParams = field(default_factory=GenerationParams)

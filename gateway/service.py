@@ -33,7 +33,7 @@ from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import FairThread
+from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:

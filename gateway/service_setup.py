@@ -44,7 +44,7 @@ from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import FairThread
+from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:

@@ -20,7 +20,13 @@ from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
-from gateway.pipeline.mapped import MappedInputs, Vectors, check_ids, encode_texts, shape_vectors
+from gateway.pipeline.mapped_inputs import (
+    MappedInputs,
+    Vectors,
+    check_ids,
+    encode_texts,
+    shape_vectors,
+)
 from gateway.service import Service
 
 router = Router()

@@ -24,7 +24,7 @@ from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
-from gateway.pipeline.mapped import (
+from gateway.pipeline.mapped_inputs import (
     Deadline,
     FittedModel,
     MappedInputs,

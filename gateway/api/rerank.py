@@ -19,7 +19,7 @@ from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import RerankModel
 from gateway.errors import InvalidRequest
-from gateway.pipeline.mapped import MappedInputs, encode_texts, to_scores
+from gateway.pipeline.mapped_inputs import MappedInputs, encode_texts, to_scores
 from gateway.service import Service
 
 router = Router()

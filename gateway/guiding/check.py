@@ -13,7 +13,7 @@ from dataclasses import replace
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide, Options, Unenforced
 from gateway.guiding.process import GuideProcess
-from gateway.tokenization.turns import FairThread
+from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
 # Characters of guides that may wait, of all tenants and of one.

@@ -53,8 +53,8 @@ async def fit(
     it.
 
     If several can, a variant that takes ids decides which ids these are, as it loses nothing of the
-    prompt. If the client limits the answer's length, only variants with enough free tokens are
-    kept: for that limit, or for the most that a ready variant has.
+    prompt. If the client limits the answer's length, only variants with enough free tokens
+    remain: for that limit, or for the maximum of the ready variants.
 
     Raises the first variant's error if all refuse the prompt.
     """
@@ -218,7 +218,7 @@ async def _prompt_ids(
 ) -> array[int]:
     """Return the token ids of a prompt, truncated as `options` say.
 
-    Raises InvalidRequest if there are none.
+    Raises InvalidRequest if no ids are left.
     """
     ids = prompt
     if not isinstance(ids, array):

@@ -42,7 +42,7 @@ async def prepare(
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
-    # The engine knows a request by this id, so it must be unique whatever the client sends.
+    # The engine knows a request by this id, so it must be unique. A client's id may not be.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
     # Each of `bad_words` is encoded in two forms.
@@ -67,7 +67,7 @@ async def _select_variants(
 ) -> tuple[list[Kind], Options]:
     """Return the variants that support the request, and the options with the guide in their form.
 
-    Raises the first variant's error if none supports the request.
+    Raises the first variant's error if no variant supports the request.
     """
     refusals = VariantRefusals()
     able: list[Kind] = []

@@ -18,8 +18,8 @@ from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.replicas import Replicas
-from gateway.triton.mapped import InputRow, ResolvedMapping, Rows, TensorMapping
 from gateway.triton.silence import SILENCE_S
+from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows, TensorMapping
 
 log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class ChatFormat:
             reasoning_tags: the tags of reasoning; None to guess them from the template.
             control_tokens_in_messages: clients may write control tokens.
             excludes_uncallable_tools: leave tools out of a prompt whose answer may not call any.
-            stop_ids: ids that end a turn, besides the model's end-of-sequence ids.
+            stop_ids: ids that end a turn, in addition to the model's end-of-sequence ids.
 
         Raises TemplateError for an invalid template.
         """
@@ -111,7 +111,7 @@ class ChatFormat:
         instead, to be continued. A `guided` answer has no markup, so for harmony its channel is
         opened, too.
 
-        Raises InvalidRequest if the template refuses the messages or there is no template.
+        Raises InvalidRequest if the template refuses the messages, or the model has no template.
         """
         if self._template is None:
             raise InvalidRequest(

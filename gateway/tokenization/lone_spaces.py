@@ -1,4 +1,4 @@
-"""Positions where a text can be cut such that its parts keep their ids.
+"""Positions where a text can be cut without changing the ids of its parts.
 
 A space is lone if there is no other white space beside it. If a word begins at each lone space, the
 text before a lone space and the text from there on can be encoded separately.
@@ -72,7 +72,7 @@ class LoneSpaces:
     def _block_end(self, text: str, start: int, end: int) -> int:
         """Return the index of the last lone space before `end`, else of the first one after it.
 
-        Return the end of the text if none is near.
+        Return the end of the text if no lone space is near.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

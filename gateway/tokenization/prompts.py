@@ -30,9 +30,9 @@ from gateway.tokenization import turn_record
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 from gateway.tokenization.text_encoder import TextEncoder
+from gateway.tokenization.threads import TokenizerThreads
 from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turn_record import StoredTurns
-from gateway.tokenization.turns import TokenizerThreads
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
@@ -177,8 +177,8 @@ class Prompts:
     def accept(self, found: FoundTemplate | None) -> ChatTemplate | None:
         """Return the template of an adapter that needs its own; None if the model's does.
 
-        The tokenizer stays the model's. Raises UnsupportedFeature for a template that needs another
-        tokenizer, or is invalid.
+        The tokenizer is always the model's. Raises UnsupportedFeature for a template that needs
+        another tokenizer, or is invalid.
         """
         if found is None or self.matches_template(found):
             return None
@@ -318,7 +318,7 @@ class Prompts:
     def later_end_ids(self, options: Options) -> frozenset[int]:
         """Return those of `further_end_ids` that end an answer after `min_tokens`, by its text.
 
-        There are none for a guided answer: no engine can continue after the end of its guide.
+        Empty for a guided answer: no engine can continue after the end of its guide.
         """
         if not options.params.sampling.min_tokens or options.params.guide is not None:
             return _NO_IDS

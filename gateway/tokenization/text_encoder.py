@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from gateway.tokenization.turns import INLINE_CHARS, TokenizerThreads
+from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# CPU cost of a text besides that of its characters, in characters.
+# CPU cost of a text in addition to its characters, in characters.
 _CHARS_PER_TEXT = 128
 
 
@@ -37,7 +37,7 @@ class TextEncoder:
         takes a tenth of the library's CPU but holds Python's lock, so a thread would not help. The
         library releases the lock: texts left to it are queued by tenant for a thread.
 
-        Raises Overloaded if too much text is queued there already.
+        Raises Overloaded if too much text is queued already.
         """
         words = self._words
         if words is None:

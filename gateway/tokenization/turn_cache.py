@@ -16,7 +16,7 @@ from itertools import islice
 from tokenizers import Tokenizer
 
 # The budget is counted in characters: four of them make a token on average, and an id takes four
-# bytes. `_ENTRY_BYTES` is the overhead of an entry, whatever its length.
+# bytes. `_ENTRY_BYTES` is the overhead of each entry.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
 # A chat with more turns is tokenized as one text: splitting runs on the event loop, and a text made

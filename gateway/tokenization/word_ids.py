@@ -47,7 +47,8 @@ _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
 _SAMPLE_PIECES = 32
-# Maximum number of added tokens and texts between them, each of which takes 3 us besides its words.
+# Maximum number of added tokens and texts between them, each of which takes 3 us in addition to its
+# words.
 _MAX_PARTS = 512
 # A longer added token makes an expression that is nested too deeply.
 _MAX_ADDED_CHARS = 64
@@ -211,7 +212,8 @@ class WordIds:
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
         """Return True if most words of a sample are new. Some of them are cached then."""
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # From another start each time: cached words of the same sample say nothing about the rest.
+        # From another start each time: cached words of the same sample prove nothing about the
+        # rest.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):

@@ -63,7 +63,7 @@ class TritonClient:
     ) -> ResponseStream[T]:
         """Send a request like `infer`; `parse` reads each serialized ModelStreamInferResponse.
 
-        Raises TimeoutError if there is no connection by `by`, a time of the event loop.
+        Raises TimeoutError without a connection by `by`, a time of the event loop.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)

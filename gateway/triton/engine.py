@@ -18,9 +18,8 @@ from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import AdapterUpload
-from gateway.triton.llmapi.proof import TokenProbe
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
-from gateway.triton.mapped import ResolvedMapping, TensorMapping, resolve_mapping
+from gateway.triton.llmapi.token_probe import TokenProbe
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prefix_cache import PrefixCache
 from gateway.triton.prompt_logits import PromptStream
@@ -30,6 +29,7 @@ from gateway.triton.selection import ModelPreferences, ModelSelection, ModeSetti
 from gateway.triton.silence import Silence
 from gateway.triton.stop_requests import StopRequests
 from gateway.triton.stream_owner import OpenStream
+from gateway.triton.tensor_mapping import ResolvedMapping, TensorMapping, resolve_mapping
 from gateway.triton.token_stream import Offload, TokenStream
 from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
 from gateway.triton.tokenizer.comparison import OwnTokenizer

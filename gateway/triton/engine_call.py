@@ -32,7 +32,7 @@ from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# An adapter becomes idle when its requests end: retry with growing pauses, and not for ever.
+# An adapter becomes idle when its requests end: retry with growing pauses, for a limited time.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 _NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 

@@ -1,6 +1,6 @@
 """Capabilities of the selected model: its tensors, limits and modes, read from the server.
 
-Names and types of tensors changed between releases of the repository, so they are looked up in
+Names and types of tensors changed between releases of the repository, so they are read from
 ModelConfig and not assumed. Limits come from the engine's config.json if its folder is readable.
 """
 
@@ -107,15 +107,15 @@ class ModelCapabilities:
     Attributes:
         names_outputs: requests name the outputs that they need.
         text: facts about a text model; None for the core model, which takes and gives token ids.
-        llmapi: set besides `text` for the model of the llmapi repository.
-        decoupled: without it each request has one response, and none can stream.
+        llmapi: set in addition to `text` for the model of the llmapi repository.
+        decoupled: without it each request has one response, and cannot stream.
         restates_prompt: a response that does not stream begins with the prompt.
         stop: takes stop requests with the ids of this model's requests; None if nothing does.
         passes_cancellation: the model itself stops the engine when the call to it is cancelled.
         max_batch_size: number of sequences generated at once, if known.
         max_seq_len, max_input_len: in tokens.
         engine_dir: the folder as Triton sees it.
-        lora_dtype: the declared type of `lora_weights`; None if the model takes none.
+        lora_dtype: the declared type of `lora_weights`; None if it takes no adapters.
         lora_tp_size: the engine's tp_size; None if its config.json is not readable.
         lora_host_bytes: the size of the engine's adapter cache.
         guides: the backend of guided decoding; None if it is not configured.

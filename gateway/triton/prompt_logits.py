@@ -103,7 +103,8 @@ class PromptLogitsReader:
     async def _score(self, tensor: Any, size: int) -> None:
         """Compute the log probabilities.
 
-        The logits at one token show the probability of the next one, so the first token has none.
+        The logits at one token show the probability of the next one, so the first token has no
+        value.
         """
         vocabulary = tensor.shape[-1]
         row = vocabulary * _ITEM_BYTES[tensor.datatype]

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 
-from gateway.triton.adapter_room import AdapterBudget
+from gateway.triton.adapter_budget import AdapterBudget
 from gateway.triton.events import UploadCause
 
 
@@ -70,11 +70,11 @@ class Residency:
         `mark_not_loaded` must follow.
         """
         while task_id not in self._resident:
-            in_line = self._queued.get(task_id, {})
+            by_tenant = self._queued.get(task_id, {})
             if task_id in self._loading:
                 await self._loading[task_id].wait()
-            elif tenant in in_line:
-                await in_line[tenant].finished.wait()
+            elif tenant in by_tenant:
+                await by_tenant[tenant].finished.wait()
             else:
                 entered = AsyncExitStack()
                 if not await self._enter_before_others(
@@ -104,10 +104,10 @@ class Residency:
             return False
         finally:
             queued.finished.set()
-            in_line = self._queued.get(task_id, {})
-            if in_line.get(tenant) is queued:
-                del in_line[tenant]
-                if not in_line:
+            by_tenant = self._queued.get(task_id, {})
+            if by_tenant.get(tenant) is queued:
+                del by_tenant[tenant]
+                if not by_tenant:
                     del self._queued[task_id]
         return True
 

@@ -24,7 +24,7 @@ ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
-# An input that identifies each step of an ensemble, whatever its model is called.
+# An input that identifies each step of an ensemble, independent of its model's name.
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 

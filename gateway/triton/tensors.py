@@ -295,7 +295,7 @@ def _logprobs_from_logits(
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     sampling = generation.params.sampling
-    temperature = 1.0 if sampling.greedy else sampling.temperature  # greedy requests were sent none
+    temperature = 1.0 if sampling.greedy else sampling.temperature  # not sent with greedy requests
     count = generation.params.logprobs or 0
     return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.vector_answers import written
-from gateway.pipeline.mapped import shape_vectors
+from gateway.pipeline.mapped_inputs import shape_vectors
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.tokenization.loop_turns import LoopScheduler
+from gateway.tokenization.loop_scheduler import LoopScheduler
 
 
 async def test_tenants_take_steps_in_turn() -> None:

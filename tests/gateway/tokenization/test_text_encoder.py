@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.errors import Overloaded
-from gateway.tokenization import lone_spaces, turns, word_ids
+from gateway.tokenization import lone_spaces, threads, word_ids
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import INLINE_CHARS
+from gateway.tokenization.threads import INLINE_CHARS
 from gateway.tokenization.word_ids import WordIds
 from ops.commands.up import DEMO_MODEL
 
@@ -78,7 +78,7 @@ async def test_a_long_text_of_known_words_needs_no_library_and_no_thread(
     text = LONG[:chars]
     await _learn(prompts, text)
     asked = _asked(prompts, monkeypatch)
-    monkeypatch.setattr(turns.FairThread, "run", None)
+    monkeypatch.setattr(threads.FairThread, "run", None)
     assert await _encode(prompts, text) == _expected(prompts, text)
     assert not asked
 
@@ -233,7 +233,7 @@ async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
     for _ in range(2):  # words that are new are cached
         assert await prompts.encode(text, add_special_tokens=False) == expected
     monkeypatch.setattr(text.control, "encode", None)
-    monkeypatch.setattr(turns.FairThread, "run", None)
+    monkeypatch.setattr(threads.FairThread, "run", None)
     assert await prompts.encode(text, add_special_tokens=False) == expected
     assert list(expected).count(prompts.eos_ids[0]) == 1
 

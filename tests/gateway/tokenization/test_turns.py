@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.errors import InternalError, Overloaded
-from gateway.tokenization.turns import INLINE_CHARS, LONG_CHARS, FairThread, TokenizerThreads
+from gateway.tokenization.threads import INLINE_CHARS, LONG_CHARS, FairThread, TokenizerThreads
 
 
 class Held:

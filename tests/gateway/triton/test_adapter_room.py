@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.triton.adapter_room import AdapterBudget
+from gateway.triton.adapter_budget import AdapterBudget
 
 
 async def _settle() -> None:

@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import BadModelOutput, EngineError
-from gateway.triton.mapped import InputRow, TensorMapping, resolve_mapping
+from gateway.triton.tensor_mapping import InputRow, TensorMapping, resolve_mapping
 
 TEXT = TensorMapping("m", "OUT", texts=("TEXT",))
 IDS = TensorMapping("m", "OUT", input_ids="IDS", attention_mask="MASK", pad_id=9)

@@ -1,7 +1,7 @@
 """Requests to embedding and ranking models: inputs to batches, and batches to rows of numbers.
 
 Inputs are tokenized and counted, then split into the model's batches. numpy is loaded once there
-are rows (`triton.mapped`), so a gateway without such models does not load it.
+are rows (`triton.tensor_mapping`), so a gateway without such models does not load it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.scheduling.admission import Permit
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
 from gateway.tokenization.inputs import InputIds
-from gateway.triton.mapped import InputRow, ResolvedMapping, Rows
+from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping

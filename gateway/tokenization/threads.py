@@ -1,7 +1,7 @@
 """Threads for work on text, scheduled fairly by tenant: one tenant's flood does not delay the
 others.
 
-There are two threads, for short texts and for long ones, so that a prompt of a few pages never
+Short texts and long ones have a thread each, so that a prompt of a few pages never
 waits for a book. The tokenizer releases the GIL. Work of a client that has disconnected is skipped.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from gateway.errors import InternalError, Overloaded
 from gateway.memory import trim
-from gateway.tokenization.loop_turns import LoopScheduler
+from gateway.tokenization.loop_scheduler import LoopScheduler
 
 T = TypeVar("T")
 
