@@ -96,7 +96,7 @@ async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatc
         await until(lambda: len(server.peers[0].answered) == 4)
         told: dict[int, bool] = {}
         for number, call in enumerate(calls):
-            call.leave(partial(told.__setitem__, number))
+            call.abandon(partial(told.__setitem__, number))
         await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
         assert told == {2: False, 3: False}
     assert told == dict.fromkeys(range(4), False)  # the connection is no more
@@ -123,7 +123,7 @@ async def test_a_request_that_is_left_half_written_is_reset() -> None:
     async with connected(server) as transport:
         call = await start(transport, bytes(2**20))
         await until(lambda: bool(server.peers[0].requests))
-        call.leave()
+        call.abandon()
         await until(lambda: server.peers[0].resets == {1: 8})
 
 
@@ -143,7 +143,7 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
         assert await call.read() is not None
         # The server stands still: nobody reads, and its window is full.
         await until(lambda: call.window == 0)
-        call.leave()
+        call.abandon()
         await until(lambda: all(connection.idle for connection in transport._connections))
         assert server.peers[0].unsent(1) == 0
         assert server.peers[0].resets == {}
@@ -165,7 +165,7 @@ async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPa
         call = await start(transport)
         await until(lambda: server.peers and server.peers[0].unsent(1))
         peer = server.peers[0]
-        call.leave()
+        call.abandon()
 
         def drained() -> bool:
             unsent.append(peer.unsent(1))
