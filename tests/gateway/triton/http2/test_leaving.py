@@ -36,13 +36,13 @@ async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.Monke
         await until(lambda: len(server.peers[0].answered) == 3)
         peer = server.peers[0]
         await asyncio.sleep(0.02)
-        calls[0].leave()
-        calls[0].leave()
+        calls[0].abandon()
+        calls[0].abandon()
         with pytest.raises(asyncio.CancelledError):
             await readers[0]
         with pytest.raises(asyncio.CancelledError):
             await calls[0].read()
-        calls[2].leave()
+        calls[2].abandon()
         # What nobody reads comes all the same, and so do the ends.
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
@@ -72,7 +72,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         does_not = await start(transport)
         await until(lambda: len(server.peers[0].answered) == 2)
         told: dict[str, bool] = {}
-        ends.leave(partial(told.__setitem__, "ends"))
+        ends.abandon(partial(told.__setitem__, "ends"))
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
@@ -82,7 +82,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         assert resets == {}
         await until(lambda: told == {"ends": True})
         grace(0.05)
-        does_not.leave(partial(told.__setitem__, "does not"))
+        does_not.abandon(partial(told.__setitem__, "does not"))
         await until(lambda: resets == {3: 8})
         await until(lambda: told == {"ends": True, "does not": False})
         await transport.close()
@@ -110,10 +110,10 @@ async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
         server.peers[0].end(1)
         await until(lambda: calls[0].status is not None)
         told: list[bool] = []
-        calls[0].leave(told.append)
+        calls[0].abandon(told.append)
         assert told == [True]
         calls[1].cancel()
-        calls[1].leave(told.append)
+        calls[1].abandon(told.append)
         assert told == [True]
 
 
