@@ -21,7 +21,7 @@ from gateway.scheduling.balancer import choose
 from gateway.scheduling.cost import costs_of, key_of
 from gateway.scheduling.replica import Replica
 from gateway.triton.engine import Engine
-from gateway.triton.prefix_cache import PrefixCache, prefixes_of
+from gateway.triton.prefix_cache import PrefixCache, hash_prefixes
 
 _REPLICAS, _TENANTS = 8, 50
 _SIZES = 60, 750, 8_000
@@ -41,7 +41,7 @@ def _replicas() -> list[Replica]:
             vocab_size=128_000,
             max_seq_len=None,
             on_stop=lambda _: None,
-            on_cold_send=lambda _: None,
+            on_upload=lambda _: None,
         )
         for number in range(_REPLICAS)
     ]
@@ -63,13 +63,13 @@ def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
 def _costs(size: int, *, known: bool) -> list[float]:
     """Return the costs of the hashes, the choice and the update."""
     replicas, generation = _replicas(), _generation(size)
-    prefixes = prefixes_of(generation, "tenant")
+    prefixes = hash_prefixes(generation, "tenant")
     if known:
         half = _generation(size)
         half.prompt_ids[: size // 2] = generation.prompt_ids[: size // 2]
         for replica in replicas:
-            replica.engine.prefixes.sent(prefixes_of(half, "tenant"))
-        replicas[3].engine.prefixes.sent(prefixes)
+            replica.engine.prefixes.record_sent(hash_prefixes(half, "tenant"))
+        replicas[3].engine.prefixes.record_sent(prefixes)
 
     def pick() -> None:
         key = key_of(generation, prefixes)
@@ -77,18 +77,18 @@ def _costs(size: int, *, known: bool) -> list[float]:
 
     def learn() -> None:
         cache = replicas[3].engine.prefixes
-        expected = cache.sent(prefixes)
-        cache.answered(prefixes, expected, int(expected.tokens))
+        expected = cache.record_sent(prefixes)
+        cache.record_answer(prefixes, expected, int(expected.tokens))
         if not known:
             cache.forget()
 
-    works = (lambda: prefixes_of(generation, "tenant"), pick, learn)
+    works = (lambda: hash_prefixes(generation, "tenant"), pick, learn)
     return _microseconds(works)
 
 
 def _max_bytes() -> int:
     """Return the maximum memory for one replica, with prompts of many tenants."""
-    prompts = [prefixes_of(_generation(750)) for _ in range(5_000)]
+    prompts = [hash_prefixes(_generation(750)) for _ in range(5_000)]
     for number, prefixes in enumerate(prompts):
         prefixes.tenant = f"tenant {number % _TENANTS}"
     hashes = sum([len(prefixes.hashes) for prefixes in prompts])
@@ -97,7 +97,7 @@ def _max_bytes() -> int:
     for prefixes in prompts:
         # Separate int objects, like those of hashes that outlive their request.
         prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
-        cache.answered(prefixes, cache.sent(prefixes), None)
+        cache.record_answer(prefixes, cache.record_sent(prefixes), None)
         prefixes.hashes = []
         most = max(most, tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()

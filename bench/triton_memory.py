@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.servers import Triton, real_triton
 from gateway.generation import Generation, GenerationParams
 from gateway.triton.engine import Engine
-from gateway.triton.transport import LEFT_GRACE_S, ConnectionOptions
+from gateway.triton.transport import ABANDON_GRACE_S, ConnectionOptions
 from ops.local_stack.ports import PortClaims
 
 TOKENS_PER_SECOND = 20_000
@@ -70,7 +70,7 @@ async def measure_growth_bytes(
         vocab_size=4096,
         max_seq_len=None,
         on_stop=lambda _: None,
-        on_cold_send=lambda _: None,
+        on_upload=lambda _: None,
         connection=connection or ConnectionOptions(),
     )
     try:
@@ -91,7 +91,7 @@ async def _ask(engine: Engine, kind: RequestKind, requests: int) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(_ask_each(engine, kind, numbers))
-    await asyncio.sleep(LEFT_GRACE_S)
+    await asyncio.sleep(ABANDON_GRACE_S)
 
 
 async def _ask_each(engine: Engine, kind: RequestKind, numbers: Iterator[int]) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from logging import ERROR, WARNING
 from typing import NamedTuple
 
-from gateway.replica_setup import guessed
+from gateway.replica_setup import describe_in_flight_guess
 from gateway.service import Service
 from gateway.tenancy.access import open_to_others
 
@@ -100,7 +100,7 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
         if selection is None or not replica.ready:
             continue
         served = selection.capabilities
-        guess = guessed(service.settings, served)
+        guess = describe_in_flight_guess(service.settings, served)
         if told := "; ".join(filter(None, (selection.warning, guess))):
             warnings[replica.endpoint] = f"{replica.endpoint}: {told}"
         if served.engine_problem:

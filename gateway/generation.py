@@ -1,7 +1,7 @@
-"""A request as it goes down from the API to the engine: validated, then tokenized, then counted.
+"""Types of a request on its way from the API to the engine: validated, tokenized, then counted.
 
-Its answer comes back up as the deltas of `gateway.deltas`. Every room between the API and Triton
-may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
+The answer comes back as the deltas of `gateway.deltas`. Every package between the API and Triton
+may import these types, so this module knows nothing of HTTP, gRPC or a tokenizer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from gateway.parsers.message import MessageForm
 from gateway.stops import Stops
 from guides.kinds import Kind, Policy
 
-_LEAST = 1e-6
+_GREEDY_THRESHOLD = 1e-6
 MAX_CHOICES = 128
+"""Maximum number of choices in one request, over all its prompts."""
 MODEL_MAXIMUM = -1
-"""A length to which a prompt is cut: what the model takes beside the answer's `max_tokens`."""
-"""In one request, over all its prompts."""
+"""Prompt length limit that means the model's maximum: what it takes in addition to the answer's
+`max_tokens`."""
 MAX_SEED = 2**63 - 1
 
 
@@ -35,8 +36,8 @@ PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_pe
 class Sampling:
     """Sampling parameters with OpenAI's meaning; `temperature` 0 is greedy.
 
-    `top_k` 0 means no limit; `logit_bias` holds (token id, bias) pairs. `plain` holds what goes to
-    the model as it is, to the logical input of its name, where it differs from the default.
+    `top_k` 0 means no limit. `logit_bias` holds (token id, bias) pairs. `plain` holds parameters
+    that differ from their default and go unchanged to the model input of the same name.
     """
 
     temperature: float = 1.0
@@ -49,15 +50,19 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         # The engine takes these as float32, in which a tiny value is 0, and 0 means "not set".
-        return self.temperature < _LEAST or self.top_p < _LEAST or self.top_k == 1
+        return (
+            self.temperature < _GREEDY_THRESHOLD
+            or self.top_p < _GREEDY_THRESHOLD
+            or self.top_k == 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A constraint on the text, as the engine's guided decoding takes it.
+    """A constraint on the text, in the form that the engine's guided decoding takes.
 
-    `best_effort` maps JSON paths of a schema to what the client calls the schemas there: under
-    these, what cannot be enforced is left out.
+    `best_effort` maps JSON paths of a schema to the client's names of these schemas. Keywords
+    below these paths are left out if they cannot be enforced.
     """
 
     type: Kind
@@ -66,35 +71,45 @@ class Guide:
 
 
 class Folders(Protocol):
-    """Where engines that read adapters from their own disk have one version."""
+    """The folders of one adapter version, for engines that read adapters from their own disk."""
 
     def at(self, endpoint: str) -> str | None:
-        """Its folder as that replica sees it; None where it is not there, as far as is known."""
+        """Return the version's folder as that replica sees it, or None if the replica is not known
+        to have it."""
 
     def using(self, endpoint: str) -> AbstractContextManager[object]:
-        """While a request names it there: until then it is not taken away."""
+        """Return a context manager that keeps the folder on the replica while a request names
+        it."""
 
-    async def looked(self) -> None:
-        """Returns when replicas have been looked at once more. Raises EngineError where the version
-        will never come."""
+    async def wait_for_poll(self) -> None:
+        """Return after the next poll of the replicas.
+
+        Raises EngineError if no replica will ever have the version.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
     """The adapter version of a request.
 
-    `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
-    tensors, `nbytes` of `dtype` for engines of `tp_size` (None: of any), which only a cold one
-    needs: within `turn`, which lasts until they are sent. Engines that read adapters from their own
-    disk need `folders` instead. `tenant` is whose request it is: tenants share the room that an
-    engine has for adapters.
+    Attributes:
+        name: the label in metrics.
+        task_id: the id by which the engine knows the version.
+        nbytes: the size of the weights in bytes.
+        weights: reads the tensors. Needed only if the engine does not hold the version.
+        upload_slot: makes a context manager to hold from before `weights` is read until they are
+            sent.
+        folders: the version's folders, for engines that read adapters from their own disk.
+        dtype: the data type of the weights.
+        tp_size: the tp_size of engines that take these weights; None for any.
+        tenant: the tenant of the request. Tenants share an engine's adapter budget.
     """
 
     name: str
     task_id: int
     nbytes: int
     weights: Callable[[], Awaitable[Converted]]
-    turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     folders: Folders | None = None
     dtype: Dtype | None = None
     tp_size: int | None = None
@@ -103,11 +118,11 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """What a model that takes text is sent in place of token ids.
+    """The prompt and its options as sent to a model that takes text in place of token ids.
 
-    `stop` are the stop strings and further end-of-sequence tokens, as a help to the engine only;
-    `bias` holds (word, bias) pairs. `restated` is what an answer begins with that has the prompt
-    in it. `whole` asks for the answer in one response.
+    `stop` holds the stop strings and further end-of-sequence tokens, only as a help to the engine.
+    `bias` holds (word, bias) pairs. `restated` is the text that an answer begins with if it repeats
+    the prompt. `single_response` asks for the answer in one response.
     """
 
     text: str
@@ -115,18 +130,22 @@ class TextPrompt:
     bad: tuple[str, ...] = ()
     bias: tuple[tuple[str, float], ...] = ()
     restated: str = ""
-    whole: bool = False
+    single_response: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerationParams:
-    """What the client asks of every generation of its request.
+    """The parameters that the client sets for every generation of its request.
 
-    `stop` holds the stop strings, `include_stop` says whether the one that was found is shown.
-    `logprobs` is the number of alternatives wanted with each token's log probability, if any;
-    `length_penalty` is that of a beam search. `usage` says whether the engine need count cached
-    tokens. `message` says how to read the text of a chat, None for plain text; `guide` what it
-    must match.
+    Attributes:
+        stop: the stop strings.
+        include_stop: show the stop string that was found.
+        usage: the engine must count cached tokens.
+        logprobs: the number of alternatives with each token's log probability; None for no log
+            probabilities.
+        length_penalty: the length penalty of a beam search.
+        message: how to read the text of a chat; None for plain text.
+        guide: the constraint that the text must match.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -142,10 +161,10 @@ class GenerationParams:
 
     @property
     def engine_stop(self) -> tuple[str, ...]:
-        """The stop strings that the engine may match by itself.
+        """Return the stop strings that the engine may match by itself.
 
-        An engine matches them in all of its text, so it gets none that count in a part of it only:
-        behind `min_tokens`, or behind reasoning.
+        An engine matches them anywhere in its text. So return no strings if they count only in a
+        part of the text: after `min_tokens`, or after the reasoning.
         """
         if self.sampling.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
@@ -154,14 +173,18 @@ class GenerationParams:
 
 @dataclass(slots=True, kw_only=True)
 class Caller:
-    """Whose request it is: what decides about its turn and its time.
+    """The tenant of a request and what decides about its queueing and its time limits.
 
-    `timeout_s` is what it may take, where the client wants less than the gateway allows, and
-    `first_token_within` in how many seconds its first token is wanted, or else no turn. Without
-    that, a turn that is expected after more than `max_expected_wait_s` is none. Where it
-    is `billed`, cached tokens are counted although the answer may not tell of them. One that is
-    `apart` is told nothing of what others' prompts have left in the engine's cache, and not sent
-    there to meet them. `guides` says what becomes of its guides.
+    Attributes:
+        timeout_s: the client's time limit, if it is below the gateway's.
+        first_token_within: maximum seconds to the first token. The request is refused if it would
+            miss that.
+        max_expected_wait_s: maximum expected wait for a slot if `first_token_within` is not set.
+            The request is refused if more is expected.
+        billed: count cached tokens even if the answer does not report them.
+        isolated_cache: do not report engine cache hits on other tenants' prompts, and do not route
+            by them.
+        guides: the policy for the request's guides.
     """
 
     tenant: str = ""
@@ -170,19 +193,19 @@ class Caller:
     first_token_within: float | None = None
     max_expected_wait_s: float | None = None
     billed: bool = False
-    apart: bool = False
+    isolated_cache: bool = False
     guides: Policy = "checked"
 
 
-ANYBODY = Caller()
+DEFAULT_CALLER = Caller()
 
 
 class Unenforced(NamedTuple):
     """The keywords of a guide's schema that are not enforced.
 
     Attributes:
-        names: the first ones, by the client's names for their places.
-        more: how many there are beside those.
+        names: the first ones, by the client's names of their paths.
+        more: the number of further ones.
     """
 
     names: tuple[str, ...] = ()
@@ -194,12 +217,12 @@ ENFORCED = Unenforced()
 
 @dataclass(slots=True, kw_only=True)
 class Options:
-    """A validated request but for its prompts; `max_tokens` None is no limit.
+    """A validated request without its prompts.
 
-    The first choice of a prompt is sampled with `seed`, each other one with the next number: it is
-    always set, so that the engine never falls back to its own constant one. With `beam_search` the
-    `n` choices of a prompt are the best `n` beams of one engine request. `token_ids` says whether
-    the answer shows the ids.
+    The first choice of a prompt is sampled with `seed`, each further one with the next number. The
+    seed is always set, so that the engine never falls back to its own constant one. With
+    `beam_search` the `n` choices of a prompt are the best `n` beams of one engine request.
+    `max_tokens` None is no limit. `token_ids` adds the ids to the answer.
     """
 
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -212,44 +235,50 @@ class Options:
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     truncate_prompt: int | None = None
-    """How many tokens may be left of a prompt; the others go at `truncation_side`."""
+    """Maximum number of tokens of a prompt; further ones are cut off at `truncation_side`."""
     truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = None
-    """How many alternatives to tell with each token of a prompt, apart from the answer's text."""
+    """Number of alternatives to report with each token of a prompt, apart from the answer's
+    text."""
     stream: bool = False
     token_ids: bool = False
     guide_param: str | None = None
-    """The parameter that asked for the guide, for errors."""
+    """Name of the parameter that asked for the guide, for errors."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
-    """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
+    """Callback: returns the parts of the guide, each with its parameter's name, for errors."""
     looser_guide: Guide | None = None
-    """What to be content with where no engine can enforce the guide."""
+    """A weaker guide to use if no engine can enforce `guide`."""
     unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
-    """The parameter that asked for log probabilities, for errors."""
-    caller: Caller = field(default_factory=lambda: ANYBODY)
+    """Name of the parameter that asked for log probabilities, for errors."""
+    caller: Caller = field(default_factory=lambda: DEFAULT_CALLER)
 
     @property
-    def goes_past_ends(self) -> bool:
-        """Whether end-of-sequence ids end nothing. At its end a guide leaves the engine nothing but
-        these to choose from, and nothing may come behind them."""
+    def ignores_ends(self) -> bool:
+        """Return True if end-of-sequence ids end nothing.
+
+        False with a guide: at its end the engine can only choose such an id, and nothing may
+        follow.
+        """
         return self.ignore_eos and self.params.guide is None
 
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """One engine request, ready to be sent: tokenized, within all limits, with an id of its own.
+    """An engine request, ready to be sent: tokenized, within all limits, with an id of its own.
 
-    `beams` is the beam width, 0 for sampling; the request then answers for as many choices.
-    `echo` is the prompt's text where the answer begins with it. `end_id` ends the sequence and is
-    not in the output; None goes on to `max_tokens`. `stop_ids` are the stop strings as token ids,
-    as a help to the engine only (the text decides), plus further end-of-sequence ids. Of
-    `later_end_ids` any one ends it behind `min_tokens`, by the text alone.
+    Attributes:
+        beams: the beam width; 0 for sampling. The request returns as many choices.
+        echo: the prompt's text if the answer begins with it.
+        end_id: the id that ends the sequence and is not in the output; None generates `max_tokens`.
+        stop_ids: the stop strings as token ids, only as a help to the engine (the text decides),
+            and further end-of-sequence ids.
+        later_end_ids: ids of which each ends the answer after `min_tokens`, by the text alone.
     """
 
     request_id: str
     prompt_ids: array[int]
-    """int32, as they are sent."""
+    """Token ids as int32, in the form that is sent."""
     max_tokens: int
     seed: int
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -259,68 +288,69 @@ class Generation:
     end_id: int | None = None
     echo: str | None = None
     prompt_logprobs: int | None = None
-    """How many alternatives to find for each token of the prompt; None for nothing of them."""
+    """Number of alternatives for each token of the prompt; None if the prompt is not scored."""
     beams: int = 0
     text: TextPrompt | None = None
-    """For a model that takes text; `prompt_ids` are then what it makes of that."""
+    """The text for a model that takes text; `prompt_ids` are then the ids that the model makes of
+    it."""
     forms: Mapping[object, TextPrompt | None] = field(default_factory=dict)
-    """The kinds of replicas (`gateway.scheduling.kinds`) that can take it, and what of it is the
-    `text` for each of them. Empty for what is sent to a replica without being asked which."""
+    """The text to send, by model variant (`gateway.scheduling.kinds`) that can take the request.
+    Empty for a request that is sent to a replica without choosing one."""
 
-    def for_kind(self, kind: object) -> Generation:
-        """As a replica of this kind, which is one of `forms`, is sent it."""
+    def for_variant(self, variant: object) -> Generation:
+        """Return the generation in the form for replicas of `variant`, which must be in `forms`."""
         if len(self.forms) < 2:
             return self
-        return replace(self, text=self.forms[kind])
+        return replace(self, text=self.forms[variant])
 
 
-class Running(Protocol):
-    """A choice under way."""
+class RunningChoice(Protocol):
+    """A choice that is being generated."""
 
     @property
     def tokens(self) -> int:
-        """How many it has now."""
+        """Number of tokens so far."""
 
     def cut_short(self) -> None:
-        """Ends it there, as at its limit."""
+        """End the choice now, as if it had reached its token limit."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """What a request has used: of ended choices, however they ended, and of `running` ones.
+    """Usage of a request: ended choices, however they ended, and `running` ones.
 
-    `reused_tokens` are those of the prompt that were in the engine's cache, of the least cached
-    choice. `finished` has the reason of each choice that came to its end.
+    `reused_tokens` are the prompt tokens that were in the engine's cache, of the choice with the
+    fewest. `finished` holds the finish reason of each choice that came to its end.
     """
 
-    sent: int = 0
-    """The prompts that the engine was given: a bit for each place in the request."""
+    sent_prompts: int = 0
+    """Prompts that the engine was given, as a bit mask over their positions in the request."""
     tokens: int = 0
-    untold: int = 0
-    """Of what was broken off: tokens that had come and were not read yet, and what beam searches
-    and whole answers may have come to, of which the engine tells at the end only."""
-    whole_under_way: bool = False
-    """True if an answer in one piece was broken off while its engine seemed to work on it."""
-    running: list[Running] = field(default_factory=list)
+    unreported_tokens: int = 0
+    """Estimated tokens of aborted choices that were never read. Includes the possible output of
+    beam searches and single responses, which the engine reports only at their end."""
+    aborted_single_response: bool = False
+    """True if an answer in a single response was aborted while its engine seemed to work on it."""
+    running: list[RunningChoice] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
-    """Of the models that have answered, by the place of the generation in the request, but for
-    those of the batch's own fingerprint."""
-    continued: int = 0
-    """How often one of its choices has gone on at another replica."""
+    """Fingerprints of the models that have answered, by the index of the generation. Those equal to
+    the batch's own are left out."""
+    resumptions: int = 0
+    """Number of times that a choice was resumed on another replica."""
     first_token: float | None = None
-    """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
+    """Time of the first token of any choice, in `time.perf_counter`; None in a beam search."""
     stops: Stops | None = None
-    """Of choices that were left before their end; None where none was."""
+    """The stops of choices that were abandoned before their end; None if there were none."""
 
     @property
     def tokens_now(self) -> int:
-        """With those of choices under way."""
+        """Return the number of tokens, including those of running choices."""
         return self.tokens + sum([running.tokens for running in self.running])
 
     def add(self, last: TextDelta) -> None:
-        """Adds a choice by the last delta that there was of it."""
+        """Add a choice, given its last delta."""
         self.tokens += last.tokens
         reused = last.stats.reused_tokens if last.stats else 0
         self.reused_tokens = (
@@ -334,11 +364,11 @@ class Meter:
 class Batch:
     """The generations of one request, one per choice: all of the first prompt, then the next.
 
-    Each choice is an engine request of its own, so that a stop string ends one choice alone
-    (`num_return_sequences` shares one id and one stop); only a beam search is one request for all
-    choices of its prompt. `choices` counts all, `prompt_tokens` counts each prompt once.
-    `deadline` is in the event loop's time, `timeout_s` seconds after the request came.
-    `fingerprint` is of a model that may answer: which one does is known once it has.
+    Each choice is an engine request of its own, so that a stop string ends only one choice
+    (`num_return_sequences` shares one id and one stop). Only a beam search is one request for all
+    choices of its prompt. `choices` counts all choices; `prompt_tokens` counts each prompt once.
+    `deadline` is in the event loop's time, `timeout_s` seconds after the request arrived.
+    `fingerprint` is that of a model that may answer; the real one is known once it has answered.
     """
 
     request_id: str
@@ -353,41 +383,44 @@ class Batch:
     unenforced: Unenforced = ENFORCED
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """Of the tokens of prompts, by the place of the generation that shows them."""
-    prompt_turns: defaultdict[int, asyncio.Lock] = field(
+    """Log probabilities of prompt tokens, by the index of the generation that shows them."""
+    prompt_locks: defaultdict[int, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
-    """Whose turn it is to ask for these, by the place of a prompt's first generation."""
+    """Locks that let one choice of a prompt ask for these, by the index of the prompt's first
+    generation."""
 
     @property
-    def came(self) -> float:
-        """When the request came, in the event loop's time."""
+    def arrived_at(self) -> float:
+        """Return the time at which the request arrived, in the event loop's time."""
         return self.deadline - self.timeout_s
 
     @property
     def first_token_by(self) -> float:
-        """When its first token must have come, in the event loop's time."""
+        """Return the latest time for the first token, in the event loop's time."""
         within = self.caller.first_token_within
-        return self.deadline if within is None else min(self.deadline, self.came + within)
+        return self.deadline if within is None else min(self.deadline, self.arrived_at + within)
 
     def fingerprint_of(self, choice: int) -> str:
-        """Of the model that answers for this choice, as far as is known by now."""
+        """Return the fingerprint of the model that answers this choice, as far as known by now."""
         index = choice * len(self.generations) // self.choices
         return self.meter.fingerprints.get(index, self.fingerprint)
 
     @property
-    def places(self) -> int:
-        """How much of the engine it takes: a place for each sequence that is generated."""
+    def slots(self) -> int:
+        """Return the number of engine slots that the request takes, one for each generated
+        sequence."""
         return sum(generation.beams or 1 for generation in self.generations)
 
     @property
     def sent_prompt_tokens(self) -> int:
-        """Of the prompts that the engine was given, each counted once."""
+        """Return the number of tokens of the prompts that the engine was given, each prompt counted
+        once."""
         of_prompt = len(self.generations) // self.prompts
         firsts = self.generations[::of_prompt]
-        sent = [first for place, first in enumerate(firsts) if self.meter.sent >> place & 1]
+        sent = [first for place, first in enumerate(firsts) if self.meter.sent_prompts >> place & 1]
         return sum([len(generation.prompt_ids) for generation in sent])
 
-    def sent(self, index: int) -> None:
-        """An engine was given the prompt of this generation."""
-        self.meter.sent |= 1 << index * self.prompts // len(self.generations)
+    def record_sent(self, index: int) -> None:
+        """Record that an engine was given the prompt of this generation."""
+        self.meter.sent_prompts |= 1 << index * self.prompts // len(self.generations)

@@ -1,4 +1,4 @@
-"""The replicas as the settings and the configuration describe them."""
+"""Construction of the replicas from the settings and the configuration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
-# Fewer than an engine for chats runs at once, so that little waits in it; a small one's throughput
-# is not lost by it.
-_GUESSED_PLACES = 64
+# Below the batch of a usual chat engine, so that little waits inside it. A smaller engine loses no
+# throughput by it.
+_DEFAULT_IN_FLIGHT = 64
 
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
-    """None yet: `Replicas.configure` is told their endpoints."""
+    """Return the replicas, still without endpoints: `Replicas.configure` sets those."""
     return Replicas(
         partial(
             Engine,
@@ -32,45 +32,46 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             tokenizer_policy=settings.tokenizer_check,
             max_seq_len=settings.max_seq_len,
             on_stop=metrics.count_stop,
-            on_cold_send=metrics.count_cold_send,
+            on_upload=metrics.count_cold_send,
             connection=_connection_options(settings),
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,
             first_response_timeout=settings.first_response_timeout,
             tokens_per_block=settings.tokens_per_block,
         ),
-        partial(_places, settings),
+        partial(_max_in_flight, settings),
         drain_grace_s=settings.replica_drain_grace,
     )
 
 
-def targets_of(settings: Settings, configuration: Configuration) -> list[Target]:
+def list_targets(settings: Settings, configuration: Configuration) -> list[Target]:
     if configuration.replicas is not None:
         return [Target(r.endpoint, r.weight, r.drain) for r in configuration.replicas]
     return [Target(endpoint) for endpoint in settings.triton_endpoints]
 
 
-def guessed(settings: Settings, capabilities: ModelCapabilities) -> str | None:
-    """What an operator should know where the number of a replica's requests is a guess."""
+def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities) -> str | None:
+    """Return a note for operators if the number of a replica's requests in flight is a guess."""
     if settings.replica_in_flight is not None or capabilities.llmapi is None:
         return None
     return (
-        f"each Triton gets {_GUESSED_PLACES} requests at once, which is a guess: a model of the "
+        f"each Triton gets {_DEFAULT_IN_FLIGHT} requests at once, which is a guess: a model of the "
         "llmapi repository does not tell how many it runs. Set GATEWAY_REPLICA_IN_FLIGHT to 5/4 of "
         "max_batch_size of its model.yaml"
     )
 
 
-def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
-    """How many requests a replica gets at once.
+def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
+    """Return the maximum number of requests in flight on a replica; None for no limit.
 
-    A few more than it runs: the next ones are at hand when some end. Of llmapi it is unknown; with
-    none at all whatever one tenant sends would stand before the others' in the engine's own queue.
+    The limit is a little above what the engine runs, so that the next requests are at hand when
+    some end. An llmapi model does not report what it runs. Without any limit, one tenant's requests
+    would fill the engine's own queue ahead of the others'.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight
     if capabilities.llmapi is not None:
-        return _GUESSED_PLACES
+        return _DEFAULT_IN_FLIGHT
     if capabilities.max_batch_size is None:
         return None
     return math.ceil(1.25 * capabilities.max_batch_size)

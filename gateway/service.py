@@ -22,7 +22,7 @@ from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
 from gateway.overrides.followed import FollowedOverrides
-from gateway.replica_setup import guessed, targets_of
+from gateway.replica_setup import describe_in_flight_guess, list_targets
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.mapped_pool import MappedPool
@@ -33,7 +33,7 @@ from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import TurnThread
+from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Service:
     upload_budget: Admission
     """Byte budget for adapter weights that are read and uploaded to Triton (fair by tenant)."""
     guides: GuideCheck
-    logits: TurnThread
+    logits: FairThread
     """Thread that computes log probabilities and writes large answers (fair by tenant)."""
     adapters: Adapters
     mapped: MappedModels
@@ -108,7 +108,10 @@ class Service:
         selections = self.replicas.selections
         ready = [replica.engine for replica in self.replicas if replica.ready]
         of_models = [engine.selection.warning for engine in ready]
-        of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
+        of_places = [
+            describe_in_flight_guess(self.settings, selection.capabilities)
+            for selection in selections
+        ]
         return "; ".join(dict.fromkeys([each for each in of_models + of_places if each])) or None
 
     @property
@@ -164,7 +167,7 @@ class Service:
         # If Triton became unavailable in between, /health/ready still reports the guess later.
         with suppress(EngineUnavailable):
             for capabilities in self.replicas.capabilities:
-                if (warning := guessed(self.settings, capabilities)) is not None:
+                if (warning := describe_in_flight_guess(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
     def on_run_end(self, work: asyncio.Task[None]) -> None:
@@ -177,7 +180,7 @@ class Service:
         """Apply configuration changes to the replicas and grant free slots, until cancelled."""
         while True:
             try:
-                targets = targets_of(self.settings, self.configuration.current)
+                targets = list_targets(self.settings, self.configuration.current)
                 if targets != self.replicas.configured:
                     await self.replicas.configure(targets)
             except Exception as error:  # one bad replica must not stop this loop

@@ -25,7 +25,7 @@ from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
 from gateway.overrides.copies import OverrideCopies
 from gateway.overrides.followed import FollowedOverrides
-from gateway.replica_setup import make_replicas, targets_of
+from gateway.replica_setup import list_targets, make_replicas
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.mapped_pool import MappedPool
@@ -44,7 +44,7 @@ from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import TurnThread
+from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def running_service(
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
     guides = GuideCheck(strict=settings.strict_parameters, release=settings.xgrammar_release)
-    logits = TurnThread("logits", rest=_LOGITS_REST_RATIO)
+    logits = FairThread("logits", rest=_LOGITS_REST_RATIO)
     try:
         async with (
             Adapters(
@@ -144,7 +144,7 @@ async def running_service(
             metrics.export_conversations(conversations.stats)
             admission = _make_admission(settings, configuration, replicas)
             metrics.export_load(admission, starts, replicas)
-            metrics.keeps_words.set(prompts.keeps_words)
+            metrics.keeps_words.set(prompts.caches_words)
             service = Service(
                 settings=settings,
                 prompts=prompts,
@@ -188,7 +188,7 @@ async def running_service(
                 tracer=tracer,
             )
             # Poll replicas once before the port opens, so that the first request finds them ready.
-            await replicas.configure(targets_of(settings, configuration.current))
+            await replicas.configure(list_targets(settings, configuration.current))
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.on_run_end)
             try:

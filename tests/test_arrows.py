@@ -152,7 +152,7 @@ LIBRARIES: dict[str, str] = {
     "httpx": "ops.commands ops.loadtest gateway.sources.remote bench docs",
     "jinja2": "gateway.tokenization bench demo",
     "llguidance": "guides triton_repo.cpu_executor",
-    "numpy": "gateway.triton gateway.pipeline.mapped adapters triton_repo bench",
+    "numpy": "gateway.triton gateway.pipeline.mapped_inputs adapters triton_repo bench",
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
     "peft": "demo",

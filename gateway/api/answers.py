@@ -179,7 +179,7 @@ class OpenAIAnswer:
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
         # An isolated tenant must not learn which prompts of others are cached.
-        self._reports_cached = not batch.caller.apart
+        self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())

@@ -25,7 +25,13 @@ from gateway.api.vector_answers import (
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
-from gateway.pipeline.mapped import Inputs, Vectors, of_ids, of_texts, shaped
+from gateway.pipeline.mapped_inputs import (
+    MappedInputs,
+    Vectors,
+    check_ids,
+    encode_texts,
+    shape_vectors,
+)
 from gateway.service import Service
 
 router = ApiRouter()
@@ -107,15 +113,15 @@ async def embeddings(request: Request) -> Response:
 
 async def _build_inputs(
     service: Service, model: MappedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
-) -> Inputs:
+) -> MappedInputs:
     if wanted.dimensions is not None and not model.entry.dimensions:
         raise InvalidRequest(
             f"dimensions: the embeddings of `{model.name}` are not to be cut.", param="dimensions"
         )
     if (texts := wanted.texts) is None:
-        return await of_ids(service, model, wanted.ids, tenant=tenant)
+        return await check_ids(service, model, wanted.ids, tenant=tenant)
     pairs = [(text,) for text in texts]
-    return await of_texts(service, model, pairs, tenant=tenant, param="input")
+    return await encode_texts(service, model, pairs, tenant=tenant, param="input")
 
 
 async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) -> Response:
@@ -131,12 +137,12 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
     budget = service.vector_budget
     cost = min(size, budget.largest() or size)
     permit = budget.permit(
-        asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.left_s
+        asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.remaining_s
     )
     try:
         await permit.__aenter__()
     except TimeoutError:
-        raise asked.deadline.missed() from None
+        raise asked.deadline.timeout_error() from None
     try:
         pieces = await _write_pieces(asked, await asked.run(found), as_base64=as_base64)
     except BaseException:
@@ -154,7 +160,7 @@ async def _write_pieces(
     answers.reverse()
     while answers:
         # `pop` frees each array once it is encoded.
-        rows = shaped(answers.pop(), wanted.dimensions, normalize=entry.normalize)
+        rows = shape_vectors(answers.pop(), wanted.dimensions, normalize=entry.normalize)
         write = partial(write_embeddings, rows, first, as_base64=as_base64)
         if rows.size <= MAX_INLINE_NUMBERS:
             pieces.append(write())

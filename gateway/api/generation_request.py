@@ -31,7 +31,7 @@ from gateway.api.guides import build_format_guide, build_structured_guide
 from gateway.api.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
-    ANYBODY,
+    DEFAULT_CALLER,
     MAX_CHOICES,
     Caller,
     GenerationParams,
@@ -142,7 +142,7 @@ class GenerationRequest(Strict):
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
-        caller: Caller = ANYBODY,
+        caller: Caller = DEFAULT_CALLER,
     ) -> Options:
         """Build the options, with OpenAI's defaults: temperature 1, top_p 1, a random seed.
 

@@ -85,7 +85,7 @@ class Intake:
             return work()
         # Count small bodies as large here, as their work was offloaded because it takes long.
         chars = max(self._size, LARGE_BODY_BYTES)
-        return await self._service.prompts.turns.run(self._tenant, chars, work)
+        return await self._service.prompts.threads.run(self._tenant, chars, work)
 
     def offload(self) -> None:
         """Run all further work in a thread, for example because it is repeated many times."""

@@ -24,14 +24,14 @@ from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
-from gateway.pipeline.mapped import (
+from gateway.pipeline.mapped_inputs import (
     Deadline,
-    Found,
-    Inputs,
+    FittedModel,
+    MappedInputs,
     Vectors,
     ask,
     check_length,
-    mapped_model,
+    resolve_model,
 )
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
@@ -53,7 +53,7 @@ class MappedCall(Generic[W, C]):
     tenant: Tenant | None
     wanted: W
     model: MappedModel[C]
-    inputs: Inputs
+    inputs: MappedInputs
     account: InputAccount
     deadline: Deadline
     headers: dict[str, str]
@@ -67,13 +67,13 @@ class MappedCall(Generic[W, C]):
     def priority(self) -> int:
         return self.tenant.priority if self.tenant else 0
 
-    async def find_model(self, param: str) -> Found:
+    async def find_model(self, param: str) -> FittedModel:
         """The model as Triton has it, which all inputs fit."""
-        found = await mapped_model(self.service, self.model, self.deadline)
+        found = await resolve_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
 
-    async def run(self, found: Found) -> list[Vectors]:
+    async def run(self, found: FittedModel) -> list[Vectors]:
         return await ask(
             self.service,
             context_of(self.request.scope),
@@ -91,12 +91,12 @@ async def prepare_call(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
-    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
+    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[MappedInputs]],
 ) -> MappedCall[W, C]:
     """Raises what the table of `failures` has rows for."""
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
-    deadline = Deadline.of(
+    deadline = Deadline.after(
         parse_timeout(request, service.settings.request_timeout), service.settings.request_timeout
     )
     name = tenant.name if tenant else ""

@@ -19,7 +19,7 @@ from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import RerankModel
 from gateway.errors import InvalidRequest
-from gateway.pipeline.mapped import Inputs, of_texts, scores
+from gateway.pipeline.mapped_inputs import MappedInputs, encode_texts, to_scores
 from gateway.service import Service
 
 router = ApiRouter()
@@ -79,7 +79,7 @@ async def rerank(request: Request) -> Response:
     wanted = asked.wanted
     async with asked.account, cancel_on_disconnect(request.scope):
         found = await asked.find_model("documents")
-        values = scores(await asked.run(found), sigmoid=asked.model.entry.sigmoid)
+        values = to_scores(await asked.run(found), sigmoid=asked.model.entry.sigmoid)
     order = sorted(range(len(values)), key=lambda index: -values[index])[: wanted.top_n]
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": values[index]} for index in order
@@ -100,7 +100,7 @@ async def rerank(request: Request) -> Response:
 
 async def _build_inputs(
     service: Service, model: MappedModel[RerankModel], wanted: RerankRequest, tenant: str
-) -> Inputs:
+) -> MappedInputs:
     texts = wanted.texts
     chars = len(wanted.query) * len(texts) + sum(map(len, texts))
     if chars > _MAX_CHARS:
@@ -110,4 +110,4 @@ async def _build_inputs(
             param="query",
         )
     pairs = [(wanted.query, text) for text in texts]
-    return await of_texts(service, model, pairs, tenant=tenant, param="documents")
+    return await encode_texts(service, model, pairs, tenant=tenant, param="documents")

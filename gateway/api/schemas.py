@@ -35,7 +35,7 @@ from gateway.api.turns import check_result
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
 from gateway.generation import (
-    ANYBODY,
+    DEFAULT_CALLER,
     MAX_CHOICES,
     Caller,
     Guide,
@@ -365,7 +365,7 @@ class CompletionRequest(GenerationRequest):
         self,
         lora: Lora | None = None,
         message: MessageForm | None = None,
-        caller: Caller = ANYBODY,
+        caller: Caller = DEFAULT_CALLER,
     ) -> Options:
         """To choose the best, all are generated, with their log probabilities."""
         options = super().build_options(lora, message, caller)

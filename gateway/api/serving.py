@@ -165,7 +165,7 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
         tools,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
-        go_on=bool(wanted.continue_final_message),
+        continue_last=bool(wanted.continue_final_message),
         guided=guided,
     )
     return [prompt], _make_message_form(chat, wanted, str(prompt), guided=guided)
@@ -190,7 +190,7 @@ def _make_message_form(
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
-        channel = harmony.begun(prompt)
+        channel = harmony.read_open_header(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
     # The form is held in memory during the generation, so store only the schemas that are needed.
@@ -233,13 +233,13 @@ async def _prepare(
         first_token_within=first_token_within,
         max_expected_wait_s=service.settings.max_expected_wait if not first_token_within else None,
         billed=tenant is not None or service.settings.usage_log is not None,
-        apart=tenant is not None and not service.settings.tenants_trust_each_other,
+        isolated_cache=tenant is not None and not service.settings.tenants_trust_each_other,
         guides=tenant.guides if tenant else "checked",
     )
     lora = route.lora
     if lora is not None:
         permit = partial(_permit_upload, service, caller, lora.nbytes)
-        lora = replace(lora, turn=permit, tenant=caller.tenant)
+        lora = replace(lora, upload_slot=permit, tenant=caller.tenant)
 
     def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
@@ -249,7 +249,7 @@ async def _prepare(
     given, options = await intake.work(build_prompts)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
-    if chat.stop_ids and not options.goes_past_ends:
+    if chat.stop_ids and not options.ignores_ends:
         ends = (*options.stop_token_ids, *chat.stop_ids)
         options = replace(options, stop_token_ids=ends)
     context = context_of(request.scope)
@@ -356,7 +356,7 @@ async def _write(
         body.start_keep_alive()
     sink = answer.stream(body, usage)
     # Start keep-alive comments only after admission: after a comment the queue could not answer 503.
-    await generate(service, context, batch, sink, on_place=body.start_keep_alive)
+    await generate(service, context, batch, sink, on_slot=body.start_keep_alive)
     if recorder is not None:
         await recorder.record_stream(body)
 

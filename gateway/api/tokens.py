@@ -101,7 +101,7 @@ async def tokenize(request: Request) -> Response:
                 most = capabilities.max_seq_len
                 return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
 
-            return _json(await service.prompts.turns.run(name, len(ids), body), headers)
+            return _json(await service.prompts.threads.run(name, len(ids), body), headers)
 
 
 def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
@@ -115,7 +115,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
         [tool.model_dump(exclude_none=True) for tool in wanted.tools or ()] or None,
         wanted.chat_template_kwargs,
         open_turn=wanted.add_generation_prompt,
-        go_on=wanted.continue_final_message,
+        continue_last=wanted.continue_final_message,
     )
 
 

@@ -293,7 +293,7 @@ class Adapters:
         async with _unchanged(folder):
             found = await asyncio.to_thread(chat_template.read, folder, within=within)
             trusted = self._settings.trust_adapter_templates
-            if not trusted and not self._prompts.writes_as(found):
+            if not trusted and not self._prompts.matches_template(found):
                 raise UnsupportedFeature(
                     *("adapter", "chat_template", "another than the base model's"),
                     "the same or none",

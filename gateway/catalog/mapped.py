@@ -12,7 +12,7 @@ from gateway.config import mapped
 from gateway.config.file import Configuration, Place
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.tokenization.inputs import InputTokenizer
-from gateway.triton.mapped import Mapping as TritonMapping
+from gateway.triton.tensor_mapping import TensorMapping as TritonMapping
 
 C = TypeVar("C", mapped.EmbeddingModel, mapped.RerankModel)
 

@@ -121,5 +121,5 @@ class VersionFolders:
     def using(self, endpoint: str) -> contextlib.AbstractContextManager[None]:
         return self.placement.using(self.digest, endpoint)
 
-    async def looked(self) -> None:
+    async def wait_for_poll(self) -> None:
         await self.placement.looked(self.digest)

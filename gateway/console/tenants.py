@@ -39,7 +39,7 @@ class TenantFacts:
         for watched in service.monitor.requests:
             name = watched.batch.caller.tenant
             running[name] += 1
-            places[name] += watched.batch.places
+            places[name] += watched.batch.slots
         waiting = service.admission.waiting_by_tenant
         waiting_to_begin = service.starts.waiting_by_tenant
         issued: dict[str, list[KeyRecord]] = {}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide, Options, Unenforced
 from gateway.guiding.process import GuideProcess
-from gateway.tokenization.turns import TurnThread
+from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
 # Characters of guides that may wait, of all tenants and of one.
@@ -34,7 +34,7 @@ class GuideCheck:
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
         self._strict = strict
         self._process = GuideProcess(release)
-        self._turns = TurnThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
+        self._turns = FairThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_chars = 0
 

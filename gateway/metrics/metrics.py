@@ -26,7 +26,7 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import Stopping
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
-from gateway.triton.events import ColdSend
+from gateway.triton.events import AdapterUpload
 
 # Clients choose these names: a bound for each keeps memory and the number of series bounded.
 _MAX_UNKNOWN_NAMES = 64
@@ -342,7 +342,7 @@ class Metrics:
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)
 
-    def count_cold_send(self, sent: ColdSend) -> None:
+    def count_cold_send(self, sent: AdapterUpload) -> None:
         self.cold_sends.labels(sent.adapter, sent.cause).inc()
         self.cold_send_bytes.labels(sent.adapter).inc(sent.nbytes)
         self.cold_send_seconds.observe(sent.seconds)

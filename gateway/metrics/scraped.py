@@ -38,10 +38,10 @@ class LoraCollector(Collector):
             labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
         )
         residencies = [replica.engine.residency for replica in self._replicas]
-        running = self._names(residency.room.active for residency in residencies)
+        running = self._names(residency.budget.active for residency in residencies)
         labels = [
             ",".join(sorted({*running.split(","), *self._adapters.names_in_use} - {""})),
-            self._names(residency.room.waiting for residency in residencies),
+            self._names(residency.budget.waiting for residency in residencies),
             str(fit.host_adapters if fit else 0),
         ]
         info.add_metric(labels, time.time())

@@ -102,7 +102,7 @@ class RequestContext:
             facts["prompt_tokens"] = self.batch.prompt_tokens
             facts["completion_tokens"] = meter.tokens
             facts["finish"] = meter.finished
-            facts["continued"] = meter.continued or None
+            facts["continued"] = meter.resumptions or None
             if meter.first_token is not None:
                 facts["ttft_ms"] = _milliseconds(meter.first_token - self.started)
         return facts

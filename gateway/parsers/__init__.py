@@ -1,1 +1,1 @@
-"""The model's text, read as a message: reasoning, tool calls, content."""
+"""Parsing of the model's text as a message: reasoning, tool calls, content."""

@@ -1,14 +1,15 @@
-"""Harmony, the form of gpt-oss: each message of an answer says its channel, and whom it is for.
+"""Harmony, the form of gpt-oss: each message of an answer has a channel, and may have a recipient.
 
     <|channel|>analysis<|message|>It is about Paris.<|end|><|start|>assistant<|channel|>commentary
      to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-`analysis` is reasoning. A message to a recipient is a call; the recipient may stand before the
-channel as well. All else is content: `final`, and `commentary` to nobody, which comes before calls.
-A newline parts messages of one kind.
+`analysis` is reasoning. A message to a recipient is a call; the recipient may also precede the
+channel. Everything else is content: `final`, and `commentary` without a recipient, which precedes
+calls. A newline separates messages of one kind.
 
-A header is markup. What is cut within one ends there; what no `<|message|>` follows is read as far
-as it is a header, and the rest is text: a model that forgets a marker loses no word of its answer.
+A header is markup. An answer that is cut within a header ends before it. If no `<|message|>`
+follows, the valid part of the header is markup and the rest is text, so that a model which forgets
+a marker loses no word of its answer.
 
 Source: openai/harmony, docs/format.md; the chat template of gpt-oss.
 """
@@ -26,27 +27,28 @@ MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
 """Tokens of the form. None of them is ever part of a message's text."""
 
 TURN = f"{_START}assistant"
-"""How a prompt begins the assistant's turn."""
+"""The text by which a prompt begins the assistant's turn."""
 FINAL = f"{_CHANNEL}final{_MESSAGE}"
-"""Begins, behind `TURN`, what is for the user."""
+"""The text after `TURN` that begins a message for the user."""
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
-_LONGEST = max(map(len, MARKERS))
-# More is no header, but text whose `<|message|>` was forgotten: names have up to 128 characters.
-_LONGEST_HEADER = 256
+_MAX_MARKER_CHARS = max(map(len, MARKERS))
+# A longer header is text whose `<|message|>` was forgotten: names have up to 128 characters.
+_MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _ROLE_OR_TYPE = re.compile(rf"(?:{re.escape(_START)}|{re.escape(_CONSTRAIN)})\s*\w*")
 _CUT_RECIPIENT = re.compile(r"\bto?$")
 _NAMESPACE = "functions."
-# To these it is a message as any other.
-_NOBODY = frozenset({"", "all", "assistant", "user"})
+# Recipients for which a message is not a call.
+_NO_RECIPIENTS = frozenset({"", "all", "assistant", "user"})
 
 _Kind = Literal["content", "reasoning", "call"]
 
 
-def begun(prompt: str) -> str:
-    """What a prompt has written of the header of the answer's first message, its end included."""
+def read_open_header(prompt: str) -> str:
+    """Return the part of the answer's first header that the prompt has written, its end
+    included."""
     message = prompt[max(prompt.rfind(_START), 0) :]
     if not message.startswith(_START) or any(end in message for end in (_END, _RETURN, _CALL)):
         return ""
@@ -55,39 +57,44 @@ def begun(prompt: str) -> str:
 
 
 class HarmonyParser:
-    """Reads one choice, cut anywhere, as a `ToolParser` does, but for its reasoning as well.
+    """Parser of one choice, cut anywhere, like a `ToolParser`, and also of its reasoning.
 
-    It goes by whole pieces of text, not by characters: every chat with such a model is read.
+    It processes pieces of text and not characters, for speed: every chat with such a model is
+    parsed.
     """
 
-    def __init__(self, begun: str = TURN, *, calls: bool = True) -> None:
-        """`begun` is what the prompt has of the first message's header. With `calls` False a call
-        is content, or reasoning by its channel: no tools were offered."""
+    def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
+        """Start parsing.
+
+        `open_header` is the part of the first message's header that is in the prompt. With `calls`
+        False no tools were offered: a call is content, or reasoning by its channel.
+        """
         self.calls = 0
         self._offered = calls
         self._events: list[Event | Reasoning] = []
         self._held = ""  # may begin a marker
-        # None within a message's text. While `_bare` no marker has begun it: text may follow.
+        # None within a message's text. While `_bare`, no marker has begun the header, so text may
+        # follow.
         self._header: str | None = ""
         self._bare = True
         self._kind: _Kind = "content"
-        self._name = ""  # of the function that is called
+        self._name = ""  # name of the called function
         self._silent = True  # the message has no text yet
         self._spoken: set[_Kind] = set()
-        if _CHANNEL in begun or begun.endswith(_MESSAGE):
-            self._header, self._bare = begun.removesuffix(_MESSAGE), False
-            if begun.endswith(_MESSAGE):
+        if _CHANNEL in open_header or open_header.endswith(_MESSAGE):
+            self._header, self._bare = open_header.removesuffix(_MESSAGE), False
+            if open_header.endswith(_MESSAGE):
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
-        """Consumes generated text; returns the events that became certain."""
+        """Parse generated text; return the events that became certain."""
         text = self._held + text
         start = 0
         for found in _MARKER.finditer(text):
             self._read(text[start : found.start()])
             self._mark(found[0])
             start = found.end()
-        tail = text.rfind("<", max(start, len(text) - _LONGEST + 1))
+        tail = text.rfind("<", max(start, len(text) - _MAX_MARKER_CHARS + 1))
         if tail < 0 or not any(marker.startswith(text[tail:]) for marker in MARKERS):
             tail = len(text)
         self._read(text[start:tail])
@@ -95,12 +102,12 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """Ends the text: returns what was held back. A call that was cut stays cut.
+        """End the text and return what was held back. A call that was cut stays cut.
 
-        `cut` changes nothing here: a header is no content, whatever ended it.
+        `cut` changes nothing here: a header is never content, however it ended.
         """
         if self._header is None:
-            # In a call it is the marker of the call's end, which was cut, sooner than arguments.
+            # In a call, held text is more likely the cut marker of the call's end than arguments.
             if self._kind != "call":
                 self._write(self._held)
         elif self._bare:
@@ -130,32 +137,32 @@ class HarmonyParser:
                 self._header, self._bare = marker, False
 
     def _read(self, text: str) -> None:
-        """Takes text between markers."""
+        """Process text between markers."""
         if self._header is None:
             self._write(text)
             return
-        room = _LONGEST_HEADER - len(self._header)
-        self._header += text[:room]
+        free_chars = _MAX_HEADER_CHARS - len(self._header)
+        self._header += text[:free_chars]
         is_text = self._bare and not "to=".startswith(self._header.lstrip()[:3])
-        if is_text or len(text) > room:
+        if is_text or len(text) > free_chars:
             self._miss_message()
-            self._write(text[room:])
+            self._write(text[free_chars:])
 
     def _open(self) -> str:
-        """Begins the message that the header is of; returns what of the header is no such thing."""
+        """Begin the message of the header; return the part that is not header syntax."""
         header, self._header = self._header or "", None
         channel, recipient = _NAME_OF_CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix(_NAMESPACE) if recipient else ""
         self._silent = True
         self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
-        if self._offered and name not in _NOBODY:
+        if self._offered and name not in _NO_RECIPIENTS:
             self._kind, self._name = "call", name
         for part in (_NAME_OF_CHANNEL, _RECIPIENT, _ROLE_OR_TYPE):
             header = part.sub("", header)
         return header.lstrip()
 
     def _miss_message(self) -> None:
-        """The header ends without its marker: what is no header is the message's text."""
+        """End a header that has no marker: what is not header syntax is the message's text."""
         if self._bare:
             text, self._header = self._header or "", ""
             self._open()
@@ -164,7 +171,7 @@ class HarmonyParser:
         self._write(text)
 
     def _close(self) -> None:
-        """Ends the message."""
+        """End the message."""
         if self._header and not self._header.isspace():
             self._miss_message()
         if self._header is None and self._kind == "call" and self._silent:
@@ -176,7 +183,7 @@ class HarmonyParser:
             return
         if self._kind == "call":
             if self._silent:
-                # Reported with its arguments, which are so never empty.
+                # Reported with the first arguments, so that they are never empty.
                 self._events.append(CallStart(self.calls, self._name))
                 self.calls += 1
             self._events.append(CallArguments(self.calls - 1, text))

@@ -1,4 +1,4 @@
-"""The text of a chat choice to what a message is made of: reasoning, content, tool calls."""
+"""Parsing of a chat choice's text into the parts of a message: reasoning, content, tool calls."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ MessageEvent = Event | CallEnd | Reasoning
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """How to read the choices of one request.
+    """The form of the choices of one request.
 
-    `tools` is the form of calls the model was taught, None when no tools were offered, and
-    `functions` are those. With `guided` calls the whole text is guided JSON in place of that form,
-    and `functions` are of no use. `custom` are the names of custom tools, whose arguments may be
-    plain text. `parallel` False keeps the first call only. `reasoning` are the
-    model's tags, `reasoning_open` whether the prompt already opened them. A model that writes in
-    harmony's channels has none: `channel` is then what the prompt has begun (`harmony.begun`), and
-    its text is read for channels whether tools were offered or not.
+    Attributes:
+        tools: the form of calls that the model was taught; None if no tools were offered.
+        functions: the offered functions. Unused with `guided` calls.
+        custom: names of custom tools, whose arguments may be plain text.
+        guided: the complete text is guided JSON instead of the form `tools`.
+        parallel: False reports the first call only.
+        reasoning: the model's reasoning tags. None for harmony.
+        reasoning_open: the prompt has opened the reasoning already.
+        channel: for harmony, the open header in the prompt (`harmony.read_open_header`). The text
+            is parsed for channels whether tools were offered or not.
     """
 
     tools: Form | None = None
@@ -48,7 +51,7 @@ class MessageForm:
     channel: str | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """Tokens that must stay visible in the text although they may be special."""
+        """Return the tokens that must stay visible in the text although they may be special."""
         if self.channel is not None:
             return MARKERS
         tags = tuple(self.reasoning or ())
@@ -56,12 +59,12 @@ class MessageForm:
 
     @property
     def has_reasoning(self) -> bool:
-        """Return True if the text may hold reasoning: between tags, or in a channel."""
+        """Return True if the text may contain reasoning: between tags, or in a channel."""
         return self.reasoning is not None or (self.channel is not None and self.guided is None)
 
     @property
     def max_calls(self) -> int | None:
-        """The number of calls that are reported, None if there is no limit."""
+        """Return the maximum number of reported calls; None if there is no limit."""
         if not self.parallel:
             return 1
         return None if self.guided is None else MAX_CALLS
@@ -75,7 +78,7 @@ class MessageForm:
 
 
 class MessageReader:
-    """Reads one choice, cut anywhere."""
+    """Reader of one choice, cut anywhere."""
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
@@ -84,19 +87,19 @@ class MessageReader:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
         self._max_calls = form.max_calls
-        # The call that is read, and its arguments as they were reported.
+        # The current call, and its arguments as they were reported.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True once a guided answer has begun a call that is over the limit."""
+        """True once a guided answer has begun a call over the limit."""
 
     @property
-    def called(self) -> bool:
+    def ends_with_call(self) -> bool:
         """Return True if the last call is complete and ends the turn; valid after `finish`.
 
-        A call of a function that was named does not end the turn, as at OpenAI.
+        A call of a function that the request named does not end the turn, as at OpenAI.
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
@@ -106,9 +109,9 @@ class MessageReader:
         return self._parse(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
-        """Return what was held back; nothing may be read afterwards.
+        """Return the text that was held back; nothing may be read afterwards.
 
-        `cut` says that a limit or a stop string ended the text, and not the model.
+        `cut` is True if a limit or a stop string ended the text, and not the model.
         """
         events = self._parse(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
@@ -147,7 +150,7 @@ class MessageReader:
         return reported
 
     def _end_call(self, events: list[MessageEvent], *, cut: bool = False) -> None:
-        """Add the end of the call that is read, after what the repair holds back of it."""
+        """Add the end of the current call, after the text that the repair holds back."""
         call = self._call
         if call is None:
             return

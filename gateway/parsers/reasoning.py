@@ -1,7 +1,7 @@
-"""Splits what a model thinks, `<think>...</think>`, from what it answers, while it is generated.
+"""Separation of a model's reasoning, `<think>...</think>`, from its answer, while it is generated.
 
-Only a block that opens the output is reasoning. Whitespace stays as it is on both sides of the
-closing tag, as in vLLM's parsers `deepseek_r1` and `qwen3`; only that before the opening tag is
+Only a block that opens the output is reasoning. Whitespace on both sides of the closing tag is
+unchanged, as in vLLM's parsers `deepseek_r1` and `qwen3`; only whitespace before the opening tag is
 dropped.
 """
 
@@ -15,7 +15,7 @@ from gateway.parsers.tools.events import Content, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around the reasoning. Detokenizing must not skip them where they are special."""
+    """The tags around the reasoning. Detokenizing must not skip them if they are special tokens."""
 
     opening: str
     closing: str
@@ -36,7 +36,7 @@ ReasoningParser = Literal[
 
 THINK = Tags("<think>", "</think>")
 
-# The names are those of vLLM's parsers; `kimi`, which it has not, is SGLang's.
+# The names are those of vLLM's parsers; `kimi`, which vLLM lacks, is SGLang's.
 TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
     {
         # Also Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more.
@@ -58,29 +58,29 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
 
 
 def guess(chat_template: str) -> Tags | None:
-    """The tags that a chat template knows; None if its model does not think in tags."""
+    """Return the tags in a chat template; None if its model does not use reasoning tags."""
     return next((tags for tags in TAGS.values() if tags.closing in chat_template), None)
 
 
 def is_open(prompt: str, tags: Tags) -> bool:
-    """Whether the prompt ends within reasoning, so that the output begins there."""
+    """Return True if the prompt ends within reasoning, so that the output begins there."""
     return prompt.rstrip().endswith(tags.opening)
 
 
 class ReasoningSplitter:
-    """Splits one choice's text. Reasoning that is not closed by the end stays reasoning."""
+    """Splitter of one choice's text. Reasoning that is not closed by the end stays reasoning."""
 
     def __init__(self, tags: Tags = THINK, *, starts_open: bool = False) -> None:
         self._tags = tags
         self._starts_open = starts_open
         self.state: Literal["start", "reasoning", "content"] = "start"
-        """The part of the message that the text has come to; `start` is undecided."""
+        """The part of the message that the text has reached; `start` is undecided."""
         self._held = ""
-        # Whitespace before anything else, in pieces: a model may write nothing else for long.
+        # Whitespace before anything else, in pieces: a model may write only whitespace for long.
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
-        """Consumes generated text, cut anywhere; returns what became certain."""
+        """Parse generated text, cut anywhere; return the events that became certain."""
         text, self._held = self._held + text, ""
         if self.state == "start":
             text = self._start(text)
@@ -94,7 +94,7 @@ class ReasoningSplitter:
         return events
 
     def finish(self) -> list[Reasoning | Content]:
-        """Ends the text: returns what was held back."""
+        """End the text and return what was held back."""
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []
@@ -102,7 +102,7 @@ class ReasoningSplitter:
         return [Reasoning(held) if thinking else Content(held)]
 
     def _start(self, text: str) -> str:
-        """Decides how the output begins; holds everything back until then."""
+        """Decide how the output begins; hold everything back until then."""
         opening = self._tags.opening
         stripped = text.lstrip()
         self._blank.append(text[: len(text) - len(stripped)])
@@ -116,7 +116,7 @@ class ReasoningSplitter:
         return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
-        """Cuts reasoning off the text; returns it and the content after the closing tag."""
+        """Split reasoning off the text; return it and the content after the closing tag."""
         closing = self._tags.closing
         thought, found, content = text.partition(closing)
         if found:

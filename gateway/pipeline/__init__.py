@@ -1,1 +1,1 @@
-"""From a parsed request to the deltas of its answer."""
+"""The path from a parsed request to the deltas of its answer."""

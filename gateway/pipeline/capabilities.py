@@ -1,4 +1,4 @@
-"""What of a request the model that was found can do; the rest is refused by the client's name."""
+"""Refusal of request parameters that the served model does not support, by the client's names."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A parameter that needs the model to have an input, when `asked` for."""
+    """A parameter that needs the model to have an input if `is_requested`."""
 
     param: str
     logical: LogicalInput
-    asked: Callable[[Options], object]
+    is_requested: Callable[[Options], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _TokenModeOnly:
-    """A parameter that a model which takes and gives text cannot serve."""
+    """A parameter that a model which takes and gives text does not support."""
 
     param: str
-    asked: Callable[[Options, TextModel], object]
-    why: str
+    is_requested: Callable[[Options, TextModel], object]
+    reason: str
 
 
 _INPUT_REQUIREMENTS = (
@@ -57,7 +57,7 @@ _TOKEN_MODE_ONLY = (
 
 
 def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: bool) -> None:
-    """Raises UnsupportedParameter for the first parameter that this model cannot do."""
+    """Raise UnsupportedParameter for the first parameter that this model does not support."""
     if options.stream and not capabilities.decoupled:
         raise UnsupportedParameter(
             f"stream: the model {capabilities.model!r} is deployed without decoupled mode and "
@@ -70,7 +70,7 @@ def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: 
         if name not in capabilities.inputs:
             raise _without_input(capabilities, name)
     for needed in _INPUT_REQUIREMENTS:
-        if needed.logical not in capabilities.inputs and needed.asked(options):
+        if needed.logical not in capabilities.inputs and needed.is_requested(options):
             raise _without_input(capabilities, needed.param)
     _check_engine(capabilities, options, chat=chat)
 
@@ -84,9 +84,9 @@ def _without_input(capabilities: ModelCapabilities, param: str) -> UnsupportedPa
 
 def _check_text(text: TextModel, model: str, options: Options) -> None:
     for only in _TOKEN_MODE_ONLY:
-        if only.asked(options, text):
+        if only.is_requested(options, text):
             raise UnsupportedParameter(
-                f"{only.param} is not served through the model {model!r}: {only.why}.",
+                f"{only.param} is not served through the model {model!r}: {only.reason}.",
                 param=only.param,
             )
     if options.params.logprobs is not None:

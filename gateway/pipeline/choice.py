@@ -1,6 +1,7 @@
-"""One choice that is sampled: its generation to the deltas of its answer.
+"""A sampled choice: from its generation to the deltas of its answer.
 
-What happens once a token is `Choice._emit`, called from where the engine's bytes are received.
+The work that is done for every token is in `Choice._emit`, called from where the engine's bytes are
+received.
 """
 
 from __future__ import annotations
@@ -31,35 +32,36 @@ from gateway.service import Service
 from gateway.stops import Stopping, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
-from gateway.triton.token_stream import Aside, TokenStream
+from gateway.triton.token_stream import Offload, TokenStream
 
 T = TypeVar("T")
 
-# Between two looks for a replica to which a stream could go from one that is drained.
-_LOOK_S = 1.0
-# Charged for what is left before it came whole, up to its limit: about what one request gets.
-_WHOLE_TOKENS_PER_S = 100
+# How often to search another replica for a stream whose own one is draining.
+_DRAIN_RETRY_INTERVAL_S = 1.0
+# Charged for an answer in a single response that was aborted before it came, up to its token limit:
+# about the rate of one request.
+_ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """The generation at `index` of the batch; its last delta carries the finish reason."""
+    """The generation at `index` of the batch. Its last delta carries the finish reason."""
 
     __slots__ = (
+        "_answers_once",
         "_batch",
         "_continuation",
         "_generation",
         "_index",
         "_last",
-        "_left",
-        "_of_model",
+        "_left_replica",
+        "_model_metrics",
         "_replica",
         "_request",
         "_service",
         "_sink",
         "_started",
-        "_stays_until",
+        "_stay_until",
         "_text",
-        "_whole",
     )
 
     def __init__(
@@ -72,112 +74,118 @@ class Choice:
         self._sink = sink
         self._generation = batch.generations[index]
         self._continuation = Continuation(self._generation, service.settings.continuations)
-        self._of_model = service.metrics.of(model_name(service, self._generation))
+        self._model_metrics = service.metrics.of(model_name(service, self._generation))
         self._started = time.perf_counter()
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # There was no other replica for it: it is not looked for with each token.
-        self._stays_until = 0.0
-        self._left: Replica | None = None
-        self._whole = False
+        # Time until which the stream remains on a draining replica, as no other could take it.
+        # Without it, each token would search for one.
+        self._stay_until = 0.0
+        self._left_replica: Replica | None = None
+        self._answers_once = False
 
     async def run(self) -> None:
-        """Raises TimeoutError at the batch's deadline, and what the engine fails with."""
+        """Run the choice to its end.
+
+        Raises TimeoutError at the batch's deadline, and the engine's errors.
+        """
         batch, index, metrics = self._batch, self._index, self._service.metrics
         metrics.in_flight.inc()
-        self._of_model.prompt_tokens.inc(len(self._generation.prompt_ids))
+        self._model_metrics.prompt_tokens.inc(len(self._generation.prompt_ids))
         batch.meter.running.append(self)
         try:
-            of_prompt = await _of_prompt(self._service, self._request, batch, index)
+            of_prompt = await _build_prompt_delta(self._service, self._request, batch, index)
             if of_prompt is not None:
                 self._sink.accept(index, of_prompt)
                 if not self._generation.max_tokens:
-                    await whole(self._sink, batch)
+                    await drain_last_delta(self._sink, batch)
                     self._last = of_prompt
                     return
                 await self._sink.drain(batch.deadline)
             try:
                 await attempt(
                     *(self._service.replicas, self._request, batch, index),
-                    *(self._ask, self._go_on),
+                    *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # The replica may fail between the last token and the word that it was that, or
-                # behind the end at which it was cut short.
+                # The replica may fail between the last token and the final flag, or after the point
+                # where the choice was cut short.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
-            await whole(self._sink, batch)
+            await drain_last_delta(self._sink, batch)
         finally:
             metrics.in_flight.dec()
-            self._of_model.completion_tokens.inc(self._last.tokens)
+            self._model_metrics.completion_tokens.inc(self._last.tokens)
             batch.meter.running.remove(self)
             batch.meter.add(self._last)
-            self._of_model.duration.observe(time.perf_counter() - self._started)
+            self._model_metrics.duration.observe(time.perf_counter() - self._started)
 
     async def _ask(self, lease: ReplicaLease) -> None:
-        """What `attempt` asks of a replica: all of it, or what is left."""
+        """Generate the answer, or the rest of it, on the leased replica. `attempt` calls this."""
         batch, service = self._batch, self._service
         if self._last.finish is not None:
-            return  # cut short while no replica had it
+            return  # cut short between two replicas
         self._replica = lease.replica
-        # Back where it was it stays: it has fared ill elsewhere.
-        self._stays_until = math.inf if self._replica is self._left else 0.0
-        sent, take = self._continuation.sent, self._emit
+        # Back on the replica that it left: stay, since the others have failed.
+        self._stay_until = math.inf if self._replica is self._left_replica else 0.0
+        sent, take = self._continuation.current, self._emit
         if sent is None:
-            sent = self._generation.for_kind(lease.replica.kind)
+            sent = self._generation.for_variant(lease.replica.kind)
             self._text = text_stream(service, sent)
-        elif self._continuation.again:
+        elif self._continuation.regenerates:
             take = self._emit_new
         with lease.engine.generate(
-            *(sent, batch.deadline, lease.metadata, self._aside),
-            on_sent=self._given,
-            on_left=self._left_early,
+            *(sent, batch.deadline, lease.metadata, self._offload),
+            on_sent=self._on_sent,
+            on_abandon=self._on_abandon,
         ) as tokens:
-            self._whole = tokens.answers_once
+            self._answers_once = tokens.answers_once
             try:
                 first = await tokens.first()
             except (asyncio.CancelledError, TimeoutError) as error:
                 if tokens.answers_once:
-                    # Nobody is told how many tokens it had come to.
-                    came = int(tokens.given_s * _WHOLE_TOKENS_PER_S)
-                    batch.meter.untold += min(came, sent.max_tokens)
+                    # The response is lost, so its number of tokens can only be estimated.
+                    came = int(tokens.seconds_at_engine * _ASSUMED_TOKENS_PER_S)
+                    batch.meter.unreported_tokens += min(came, sent.max_tokens)
                     if not (isinstance(error, EngineSilent) or lease.engine.makes_no_tokens):
-                        batch.meter.whole_under_way |= tokens.given
+                        batch.meter.aborted_single_response |= tokens.was_sent
                 raise
-            answered(lease, batch, self._index)
-            self._left = None
+            record_first_token(lease, batch, self._index)
+            self._left_replica = None
             take(first)
-            del first  # which would be kept until the last
+            del first  # otherwise it would be held until the last delta
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
-                # The engine waits for no client that reads slowly. Each response is a token.
-                batch.meter.untold += self._continuation.beyond(tokens.unread)
+                # The engine does not wait for a slow client. Each unread response is a token.
+                batch.meter.unreported_tokens += self._continuation.tokens_not_delivered(
+                    tokens.unread
+                )
                 raise
-        if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
+        if lease.learns and tokens.reports_reuse and self._continuation.current is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
-    # Methods and no partials, of which each open stream would keep three.
+    # Methods and not partials, of which each open stream would hold three.
 
-    def _given(self) -> None:
-        self._batch.sent(self._index)
+    def _on_sent(self) -> None:
+        self._batch.record_sent(self._index)
 
-    def _left_early(self, reason: StopReason) -> Stopping:
-        return _left(self._service, self._request, self._batch, reason)
+    def _on_abandon(self, reason: StopReason) -> Stopping:
+        return _begin_stopping(self._service, self._request, self._batch, reason)
 
-    async def _aside(self, work: Callable[[], T]) -> T:
+    async def _offload(self, work: Callable[[], T]) -> T:
         return await self._service.logits.run(self._batch.caller.tenant, 0, work)
 
     async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
-        """What comes behind the first delta."""
+        """Process the deltas after the first one."""
         while self._last.finish is None:
-            if self._continuation.differs:
+            if self._continuation.has_diverged:
                 raise AnswerLost("Another replica would have said something else; try again.")
-            if self._replica.sends_away and time.monotonic() >= self._stays_until:
-                self._leave()
+            if self._replica.sends_away and time.monotonic() >= self._stay_until:
+                self._leave_if_possible()
             try:
                 await self._sink.drain(self._batch.deadline)
             except TimeoutError:
@@ -185,98 +193,108 @@ class Choice:
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
-        """Once a token, from where its bytes are received."""
+        """Process the tokens of one delta; called for every token, where its bytes are received.
+
+        Returns False if the caller must stop feeding.
+        """
         last = self._last
         if last.finish is not None:
             return False  # it came together with the end of a stop string
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            if not self._whole:  # of that nobody knows when its first token was made
-                self._of_model.time_to_first_token.observe(now - self._started)
+            # a single response does not show when its first token was made
+            if not self._answers_once:
+                self._model_metrics.time_to_first_token.observe(now - self._started)
                 self._service.admission.answered(self._batch.caller.tenant, now - self._started)
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         ids = tokens.ids
         if len(ids) == 1:
-            self._continuation.ids.append(ids[0])  # a third of what `extend` takes
+            self._continuation.ids.append(ids[0])  # a third of the time of `extend`
         else:
             self._continuation.ids.extend(ids)
         last = self._last = self._text.to_text(tokens)
         if last.finish is not None:
-            last.continued = self._continuation.sampled_anew
+            last.continued = self._continuation.is_resampled
         return (
             self._sink.accept(self._index, last)
             and last.finish is None
-            and not (self._replica.sends_away and time.monotonic() >= self._stays_until)
+            and not (self._replica.sends_away and time.monotonic() >= self._stay_until)
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
-        """As `_emit`, of an answer that is said again: what the client has is passed over."""
-        new = self._continuation.new(tokens)
+        """Like `_emit`, for an answer regenerated on another replica: skip what the client already
+        received."""
+        new = self._continuation.strip_delivered(tokens)
         if new is not None:
             return self._emit(new)
-        return self._last.finish is None and not self._continuation.differs
+        return self._last.finish is None and not self._continuation.has_diverged
 
     @property
     def tokens(self) -> int:
-        """As of `Running`."""
+        """Return the number of tokens so far; see `RunningChoice`."""
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """As of `Running`: tokens that still come are passed over, the first ends the stream."""
+        """End the choice now; see `RunningChoice`. Tokens that still come are dropped, and the
+        first of them ends the stream."""
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
-            self._last.continued = self._continuation.sampled_anew
+            self._last.continued = self._continuation.is_resampled
             self._sink.accept(self._index, self._last)
 
-    def _leave(self) -> None:
-        """Raises ReplicaLeft where another replica can go on with it."""
-        rest = self._rest(failed=False)
-        # It works, and so is left for nothing that may not.
+    def _leave_if_possible(self) -> None:
+        """Raise ReplicaLeft if another replica can resume the answer."""
+        rest = self._remaining(failed=False)
+        # The current replica works, so move only to one that is known to work.
         if rest and self._service.replicas.has_other_than([self._replica], rest, works=True):
-            self._left = self._replica
+            self._left_replica = self._replica
             raise ReplicaLeft
-        self._stays_until = time.monotonic() + _LOOK_S
+        self._stay_until = time.monotonic() + _DRAIN_RETRY_INTERVAL_S
 
-    async def _go_on(self, left: Replica, error: Exception) -> Generation | None:
+    async def _resume(self, left: Replica, error: Exception) -> Generation | None:
         failed = not isinstance(error, ReplicaLeft)
-        rest = self._rest(failed=failed)
+        rest = self._remaining(failed=failed)
         if rest is not None and failed:
             deadline = self._batch.deadline
             if not await self._service.replicas.until_other([left], rest, deadline):
                 rest = None
         if rest is not None:
-            tokens = self._continuation.goes_on(rest, failed=failed)
-            self._batch.meter.continued += 1
+            tokens = self._continuation.resume(rest, failed=failed)
+            self._batch.meter.resumptions += 1
             self._service.metrics.count_continued(tokens, failed=failed)
         return rest
 
-    def _rest(self, *, failed: bool) -> Generation | None:
-        # Of an answer that came as text nobody knows the ids, whatever another kind would take.
+    def _remaining(self, *, failed: bool) -> Generation | None:
+        # An answer that came as text has no known ids, so no variant can resume it.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
-        return self._continuation.rest(failed=failed)
+        return self._continuation.remaining(failed=failed)
 
 
-async def whole(sink: Sink, batch: Batch) -> None:
-    """Returns once what is left of a whole answer is taken, or at the deadline: it is not late."""
+async def drain_last_delta(sink: Sink, batch: Batch) -> None:
+    """Wait until the last delta is taken; return at the deadline, too, since a complete answer is
+    not late."""
     with contextlib.suppress(TimeoutError):
         await sink.drain(batch.deadline)
 
 
-def aside(service: Service, batch: Batch) -> Aside:
-    """Where this tenant's logits are worked on."""
+def make_offload(service: Service, batch: Batch) -> Offload:
+    """Return a function that runs work on this tenant's logits in their thread."""
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
-def on_left(
+def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
 ) -> Callable[[StopReason], Stopping]:
-    """For an engine to tell of a generation that is left before its end."""
-    return partial(_left, service, request, batch)
+    """Return the callback by which an engine reports that a generation was abandoned before its
+    end."""
+    return partial(_begin_stopping, service, request, batch)
 
 
-def _left(service: Service, request: RequestContext, batch: Batch, reason: StopReason) -> Stopping:
+def _begin_stopping(
+    service: Service, request: RequestContext, batch: Batch, reason: StopReason
+) -> Stopping:
     stops = batch.meter.stops
     if stops is None:
         stops = batch.meter.stops = service.monitor.stops_of(request)
@@ -286,13 +304,13 @@ def _left(service: Service, request: RequestContext, batch: Batch, reason: StopR
 
 
 def model_name(service: Service, generation: Generation) -> str:
-    """What metrics call the model that answers: the adapter, or the base model."""
+    """Return the metrics label of the model that answers: the adapter, or the base model."""
     lora = generation.params.lora
     return lora.name if lora else service.settings.model_name
 
 
-def answered(lease: ReplicaLease, batch: Batch, index: int) -> None:
-    """The first token is there."""
+def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
+    """Record the first token of a generation and the fingerprint of the model that made it."""
     lease.answered()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
@@ -305,16 +323,16 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
     return PieceStream(service.prompts.tokenizer, generation)
 
 
-async def _of_prompt(
+async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """The echoed prompt as the first delta, None where there is no echo.
+    """Return the echoed prompt as the first delta, or None without echo.
 
-    It is the last one too when nothing is to be generated.
+    The delta is also the last one if nothing is to be generated.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
-        batch.prompt_logprobs[index] = await _prompt_logprobs(service, request, batch, index)
+        batch.prompt_logprobs[index] = await _load_prompt_logprobs(service, request, batch, index)
     if generation.echo is None and generation.max_tokens:
         return None
     logprobs: list[TokenLogprob] = []
@@ -327,28 +345,28 @@ async def _of_prompt(
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
 
-async def _prompt_logprobs(
+async def _load_prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
-    """Those of the prompt's tokens, from a run over it apart from those that generate.
+    """Return the log probabilities of the prompt's tokens, from a separate run over the prompt.
 
-    All of its choices share it: its logits are half a megabyte a token. The first one asks, as it
-    may be wanted to tell of more alternatives.
+    All choices of the prompt share the result: its logits are half a megabyte per token. The
+    request is made for the first choice, which may ask for more alternatives than the others.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.generations[first].for_kind(lease.replica.kind)
+        sent = batch.generations[first].for_variant(lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
-            *(sent, batch.deadline, lease.metadata, aside(service, batch)),
-            on_sent=partial(batch.sent, first),
-            on_left=on_left(service, request, batch),
+            *(sent, batch.deadline, lease.metadata, make_offload(service, batch)),
+            on_sent=partial(batch.record_sent, first),
+            on_abandon=make_on_abandon(service, request, batch),
         )
-        answered(lease, batch, first)
+        record_first_token(lease, batch, first)
         return found
 
-    async with batch.prompt_turns[first]:
+    async with batch.prompt_locks[first]:
         if first not in batch.prompt_logprobs:
             found = await attempt(service.replicas, request, batch, first, ask)
             batch.prompt_logprobs[first] = found

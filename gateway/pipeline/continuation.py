@@ -1,11 +1,12 @@
-"""An answer whose replica fails, or is to be left, goes on at another one.
+"""Continuation of an answer on another replica after its own one failed or was left.
 
-The other is asked for what is left, behind the prompt and all that the client has. A greedy answer
-is then the one that it would have been. A sampled one goes on by another seed, and says so: the
-random numbers that it would have had are known to the engine that is gone.
+The other replica is asked for the rest, after the prompt and all that the client has received. A
+greedy answer is then the same as without the failure. A sampled one continues with another seed and
+is marked so: the random numbers that it would have had were in the failed engine.
 
-An engine begins with a guide at its beginning. So what is guided is asked for again as a whole, by
-the same seed; where the other says what the client has, its guide is where the first one was.
+An engine starts a guide at its beginning. So a guided answer is regenerated from the start with the
+same seed. Where the regenerated text equals what the client has, the guide has reached the same
+state.
 """
 
 from __future__ import annotations
@@ -21,79 +22,94 @@ from gateway.scheduling.kinds import Kind
 
 
 class Continuation:
-    """What has come of one generation, and what of it is left.
+    """The tokens of one generation so far, and the rest of it.
 
-    Only what is made of token ids goes on: of a text nobody knows which ids it was. Nor does a
-    search, of which nothing is known before its end.
+    Only an answer made of token ids can be resumed: the ids behind a text are unknown. Neither can
+    a beam search, whose result is unknown before its end.
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
-        """Goes on after so many `failures`; with 0, after nothing at all."""
-        self._whole = generation
-        self._failures = self._allowed = failures
-        self._times = 0
-        self.again = generation.params.guide is not None
-        """Whether it is said again from its beginning."""
-        self.sent: Generation | None = None
-        """What goes on now; None before that."""
+        """Allow the answer to resume after at most `failures` failures; 0 allows none, and no
+        migration either."""
+        self._original = generation
+        self._failures_left = self._failures_allowed = failures
+        self._resumptions = 0
+        self.regenerates = generation.params.guide is not None
+        """True if the answer is regenerated from its beginning on the other replica."""
+        self.current: Generation | None = None
+        """The generation that runs now on another replica; None before the first move."""
         self.ids = array("i")
-        """What has come, to be added to by who receives it."""
-        self._heard = 0
-        self.differs = False
-        """Whether what was said again is something else."""
+        """Token ids received so far; the receiver appends to them."""
+        self._regenerated = 0
+        self.has_diverged = False
+        """True once the regenerated answer differs from the first one."""
 
     @property
-    def sampled_anew(self) -> bool:
-        """Whether another seed has decided on some of it."""
-        return bool(self._times) and not self.again and not self._whole.params.sampling.greedy
+    def is_resampled(self) -> bool:
+        """True if part of the answer was sampled with a different seed."""
+        return (
+            bool(self._resumptions)
+            and not self.regenerates
+            and not self._original.params.sampling.greedy
+        )
 
-    def goes_on(self, rest: Generation, *, failed: bool) -> int:
-        """It does, with `rest`: since its replica has failed, or is left. Returns how many tokens
-        the other has to read or to say before a new one."""
-        self.sent = rest
-        self._times += 1
-        self._failures -= failed
-        self._heard = 0
-        return len(self._whole.prompt_ids) + len(self.ids)
+    def resume(self, rest: Generation, *, failed: bool) -> int:
+        """Record that the answer resumes as `remaining`, as its replica failed or was left.
 
-    def new(self, delta: TokenDelta) -> TokenDelta | None:
-        """What of a delta of an answer that is said again has not come before."""
-        known = self.ids[self._heard : self._heard + len(delta.ids)]
+        Returns the number of tokens that the other replica has to read or regenerate before a new
+        one.
+        """
+        self.current = rest
+        self._resumptions += 1
+        self._failures_left -= failed
+        self._regenerated = 0
+        return len(self._original.prompt_ids) + len(self.ids)
+
+    def strip_delivered(self, delta: TokenDelta) -> TokenDelta | None:
+        """Return the part of a delta that the client has not received; None if there is none.
+
+        Used for an answer that is regenerated. Sets `has_diverged` if the delta differs from what
+        was received.
+        """
+        known = self.ids[self._regenerated : self._regenerated + len(delta.ids)]
         count = len(known)
-        self._heard += len(delta.ids)
-        missing = delta.final and self._heard < len(self.ids)
-        self.differs = self.differs or missing or delta.ids[:count] != known.tolist()
-        if self.differs or (count == len(delta.ids) and not delta.final):
+        self._regenerated += len(delta.ids)
+        missing = delta.final and self._regenerated < len(self.ids)
+        self.has_diverged = self.has_diverged or missing or delta.ids[:count] != known.tolist()
+        if self.has_diverged or (count == len(delta.ids) and not delta.final):
             return None
         logprobs = None if delta.logprobs is None else delta.logprobs[count:]
         return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
-    def beyond(self, tokens: int) -> int:
-        """How many of so many that come next have not come before."""
-        if self.sent is None or not self.again:
+    def tokens_not_delivered(self, tokens: int) -> int:
+        """Return how many of the next `tokens` tokens the client has not received."""
+        if self.current is None or not self.regenerates:
             return tokens
-        return max(self._heard + tokens - len(self.ids), 0)
+        return max(self._regenerated + tokens - len(self.ids), 0)
 
-    def rest(self, *, failed: bool) -> Generation | None:
-        """What is left, as a generation of its own; None where that is nothing that can go on.
+    def remaining(self, *, failed: bool) -> Generation | None:
+        """Return the rest of the answer as a generation of its own; None if it cannot be resumed.
 
-        Its id is another one: the engine that was left may not know yet that it was. A request may
-        be what kills an engine, so after a bounded number of failures it is given to no other.
+        It gets another id: the left engine may not know yet that its request was abandoned. The
+        request itself may be what kills engines, so after a bounded number of failures it is not
+        sent again.
         """
-        whole = self._whole
-        if self._failures < failed or not self._allowed or whole.beams:
+        whole = self._original
+        if self._failures_left < failed or not self._failures_allowed or whole.beams:
             return None
-        if self.again and not failed:
-            return None  # the other may say it otherwise, and this one is still there
-        ids = array("i") if self.again else self.ids
+        if self.regenerates and not failed:
+            # Guided answers may diverge on another replica; the current replica still works, so
+            # stay.
+            return None
+        ids = array("i") if self.regenerates else self.ids
         length = len(whole.prompt_ids) + len(ids)
         forms = {kind: None for kind, text in whole.forms.items() if text is None}
-        forms = {kind: None for kind in forms if _takes(kind, length)}
+        forms = {kind: None for kind in forms if _fits(kind, length)}
         if not forms or len(self.ids) >= whole.max_tokens:
             return None
-        sampling, times = whole.params.sampling, self._times + 1
+        sampling, times = whole.params.sampling, self._resumptions + 1
         min_tokens = max(sampling.min_tokens - len(ids), 0)
-        # What another engine's cache has is nothing that the client's prompt has found.
+        # Do not report the new replica's cache hits as the client's cached_tokens.
         params = replace(
             whole.params, sampling=replace(sampling, min_tokens=min_tokens), usage=False
         )
@@ -102,18 +118,18 @@ class Continuation:
             request_id=f"{whole.request_id}-{times}",
             prompt_ids=whole.prompt_ids + ids,
             max_tokens=whole.max_tokens - len(ids),
-            seed=whole.seed if self.again else _another(whole.seed, times),
+            seed=whole.seed if self.regenerates else _derive_seed(whole.seed, times),
             params=params,
             text=None,
             forms=forms,
         )
 
 
-def _takes(kind: object, length: int) -> bool:
+def _fits(kind: object, length: int) -> bool:
     return isinstance(kind, Kind) and length <= longest_prompt(kind.capabilities)
 
 
-def _another(seed: int, times: int) -> int:
-    """The same at each replay, and none that another choice begins with but by chance."""
+def _derive_seed(seed: int, times: int) -> int:
+    """Return a seed that is the same in each replay, and equals another choice's only by chance."""
     digest = blake2b(b"%d %d" % (seed, times), digest_size=8).digest()
     return int.from_bytes(digest, "big") & MAX_SEED

@@ -1,4 +1,4 @@
-"""One prompt within the limits of the replicas that can take it, in the form that each is sent."""
+"""Fitting of one prompt to the limits of each model variant, in the form that each one is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from gateway.generation import MODEL_MAXIMUM, Options, TextPrompt
-from gateway.pipeline.refusals import Refusals
+from gateway.pipeline.refusals import VariantRefusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
@@ -19,15 +19,15 @@ from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 Prompt = str | GuardedText | list[int]
-Given: TypeAlias = "str | GuardedText | array[int]"
-"""A prompt whose ids, if it came as such, are the vocabulary's and no more than are kept."""
+PromptInput: TypeAlias = "str | GuardedText | array[int]"
+"""A prompt. Token ids from the client are checked against the vocabulary and truncated already."""
 
 Ids = TypeVar("Ids", list[int], "array[int]")
 
 
 @dataclass(slots=True)
 class FittedPrompt:
-    """What it leaves to each of its choices, and what of it is the text for each kind."""
+    """A prompt with the number of tokens left for each choice, and its text by variant."""
 
     ids: array[int]
     max_tokens: int
@@ -36,33 +36,34 @@ class FittedPrompt:
 
 
 @dataclass(slots=True)
-class _Fit:
+class _VariantFit:
     kind: Kind
     ids: array[int]
     text: TextPrompt | None
 
     @property
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self.kind.capabilities.max_seq_len - len(self.ids)
 
 
 async def fit(
     service: Service, kinds: Sequence[Kind], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
-    """The prompt for those of `kinds` that can take it and would make the same ids of it.
+    """Return the prompt fitted to those of `kinds` that can take it and would make the same ids of
+    it.
 
-    Of several, one that takes ids says which these are, as it loses nothing of the prompt. Where
-    the client says how long its answer may be, it goes to kinds with room for that, or for as much
-    of it as one that is ready has.
+    If several can, a variant that takes ids decides which ids these are, as it loses nothing of the
+    prompt. If the client limits the answer's length, only variants with enough free tokens
+    remain: for that limit, or for the maximum of the ready variants.
 
-    Raises what the first kind refuses it for, where all do.
+    Raises the first variant's error if all refuse the prompt.
     """
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
-        encode = _once(encode)
-    refusals = Refusals()
-    fits: list[_Fit] = []
-    for kind in _by_preference(kinds):
+        encode = _memoize_encode(encode)
+    refusals = VariantRefusals()
+    fits: list[_VariantFit] = []
+    for kind in _sort_by_preference(kinds):
         try:
             found = await _fit(service, kind, prompt, options, encode, chat=chat)
         except InvalidRequest as error:
@@ -71,42 +72,42 @@ async def fit(
         if not fits or found.ids == fits[0].ids:
             fits.append(found)
     if not fits:
-        refusals.tell()
+        refusals.raise_first()
     ids, limit = fits[0].ids, options.max_tokens
     if limit is not None and len(fits) > 1:
         served = [each for each in fits if service.replicas.is_served((each.kind,))] or fits
-        most = min(limit, max(each.room for each in served))
-        fits = [each for each in fits if each.room >= most]
-    room = min([each.room for each in fits])
+        most = min(limit, max(each.free_tokens for each in served))
+        fits = [each for each in fits if each.free_tokens >= most]
+    free_tokens = min([each.free_tokens for each in fits])
     echo = None
     if options.echo:
         as_given = isinstance(prompt, str) and options.truncate_prompt is None
         echo = (
             str(prompt)
             if as_given
-            else await service.prompts.decode_in_turn(ids, tenant=options.caller.tenant)
+            else await service.prompts.decode_offloaded(ids, tenant=options.caller.tenant)
         )
     return FittedPrompt(
         ids,
-        room if limit is None else min(limit, room),
+        free_tokens if limit is None else min(limit, free_tokens),
         echo,
         _forms(fits),
     )
 
 
-def _forms(fits: Sequence[_Fit]) -> Mapping[object, TextPrompt | None]:
+def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
     forms: dict[object, TextPrompt | None] = {each.kind: each.text for each in fits}
     return forms if any(forms.values()) else _as_ids(tuple(forms))
 
 
 @lru_cache(maxsize=64)
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
-    """One for all requests: it would be 200 bytes of each open stream."""
+    """Return one shared mapping for all requests: a new one would be 200 bytes per open stream."""
     return dict.fromkeys(kinds)
 
 
-def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
-    """Those that take ids first, then those that take the longest prompts."""
+def _sort_by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
+    """Return the variants that take ids first, then those that take the longest prompts."""
     if len(kinds) == 1:
         return kinds
     return sorted(
@@ -115,8 +116,9 @@ def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
     )
 
 
-def _once(encode: Encode) -> Encode:
-    """Each text once, as kinds want most of them alike."""
+def _memoize_encode(encode: Encode) -> Encode:
+    """Return `encode` with a memory: encode each distinct text once, as most variants need the same
+    text."""
     known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
     async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> array[int]:
@@ -137,27 +139,28 @@ async def _fit(
     encode: Encode,
     *,
     chat: bool,
-) -> _Fit:
+) -> _VariantFit:
     capabilities = kind.capabilities
     model = capabilities.text
     sent: str = ""
-    given: Given
+    given: PromptInput
     if options.truncate_prompt == MODEL_MAXIMUM:
-        options = replace(options, truncate_prompt=_most_kept(capabilities, options))
+        options = replace(options, truncate_prompt=_max_prompt_tokens(capabilities, options))
     truncate = options.truncate_prompt
     if not isinstance(prompt, list):
         given = prompt
-        # What cannot fit is not tokenized first.
+        # A text that cannot fit is refused before it is tokenized.
         if truncate is None or truncate > longest_prompt(capabilities):
             check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
         elif isinstance(prompt, str):
-            given = service.prompts.part_of(prompt, truncate, options.truncation_side)
+            given = service.prompts.truncate_text(prompt, truncate, options.truncation_side)
     else:
-        kept = prompt if truncate is None else _kept(prompt, truncate, options)
-        # Nor is there a text looked for: that takes a second of everybody's for a million ids.
-        _check_length(capabilities, kept, chat=chat)
-        read = partial(_read_ids, service, kept, _param(chat=chat))
-        given = await service.prompts.turns.run(options.caller.tenant, len(kept), read)
+        truncated = prompt if truncate is None else _truncate(prompt, truncate, options)
+        # Before the text of the ids is searched, which takes a second of the event loop for a
+        # million ids.
+        _check_length(capabilities, truncated, chat=chat)
+        read = partial(_read_ids, service, truncated, _param(chat=chat))
+        given = await service.prompts.threads.run(options.caller.tenant, len(truncated), read)
     if model is not None:
         sent, given = await _as_text(
             *(service, capabilities.model, given, model, options, encode), chat=chat
@@ -169,20 +172,20 @@ async def _fit(
     if model is not None:
         restates = capabilities.restates_prompt
         text = await text_prompt(service.prompts, sent, ids, model, options, restates=restates)
-    return _Fit(kind, ids, text)
+    return _VariantFit(kind, ids, text)
 
 
 async def _as_text(
     service: Service,
     name: str,
-    prompt: Given,
+    prompt: PromptInput,
     model: TextModel,
     options: Options,
     encode: Encode,
     *,
     chat: bool,
 ) -> tuple[str, array[int]]:
-    """The text to send for a prompt and the ids that it is.
+    """Return the text to send for a prompt and the ids that the model makes of it.
 
     Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
     would take for control tokens.
@@ -207,37 +210,42 @@ async def _as_text(
 
 
 async def _prompt_ids(
-    prompt: Given,
+    prompt: PromptInput,
     options: Options,
     encode: Encode,
     *,
     chat: bool,
 ) -> array[int]:
-    """Token ids of a prompt, no more than `options` leave of it."""
+    """Return the token ids of a prompt, truncated as `options` say.
+
+    Raises InvalidRequest if no ids are left.
+    """
     ids = prompt
     if not isinstance(ids, array):
         # A chat template writes its own special tokens.
         ids = await encode(ids, add_special_tokens=not chat)
     if options.truncate_prompt is not None:
-        ids = _kept(ids, options.truncate_prompt, options)
+        ids = _truncate(ids, options.truncate_prompt, options)
     if not ids:
         param = _param(chat=chat)
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
 
 
-def _most_kept(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return how many tokens of a prompt leave room for the answer, at least one."""
-    room = capabilities.max_seq_len - (options.max_tokens or 1)
-    return max(1, min(longest_prompt(capabilities), room))
+def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
+    """Return the maximum number of prompt tokens that leaves enough for the answer, at least
+    one."""
+    available = capabilities.max_seq_len - (options.max_tokens or 1)
+    return max(1, min(longest_prompt(capabilities), available))
 
 
-def _kept(ids: Ids, most: int, options: Options) -> Ids:
+def _truncate(ids: Ids, most: int, options: Options) -> Ids:
     return ids[:most] if options.truncation_side == "right" else ids[-most:]
 
 
 def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
-    """Takes 40 ns for each. Raises InvalidRequest for ids that are not in the vocabulary."""
+    """Return the ids as an array (40 ns each). Raises InvalidRequest for ids outside the
+    vocabulary."""
     if max(ids, default=0) >= service.prompts.vocab_size:
         allowed = service.prompts.vocab_size - 1
         raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
@@ -245,7 +253,7 @@ def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
 
 
 def longest_prompt(capabilities: ModelCapabilities) -> int:
-    """In tokens: it leaves room for one of the answer."""
+    """Return the maximum prompt length in tokens, which leaves one token for the answer."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
@@ -253,19 +261,22 @@ def longest_prompt(capabilities: ModelCapabilities) -> int:
 
 
 def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
-    """Raises ContextLengthExceeded for a text that cannot fit, whatever its tokens are."""
+    """Raise ContextLengthExceeded for a text that is too long whatever its tokens are."""
     if prompts.exceeds(text, longest_prompt(capabilities)):
         raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
 
 
 def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: bool) -> None:
-    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+    """Raise ContextLengthExceeded if no token is left for the answer."""
     if len(ids) > longest_prompt(capabilities):
         raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
 
 
 def prompt_logprobs(options: Options, choice: int) -> int | None:
-    """What a choice asks of its prompt: an echo is each choice's own, all else the first one's."""
+    """Return the number of alternatives that a choice asks for with its prompt's tokens.
+
+    Each choice has an echo of its own; `prompt_logprobs` is asked for by the first choice only.
+    """
     found = []
     if options.echo and options.params.logprobs is not None:
         found.append(options.params.logprobs)
@@ -277,7 +288,7 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
 def _check_logits(
     service: Service, capabilities: ModelCapabilities, ids: Sequence[int], options: Options
 ) -> None:
-    """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
+    """Raise InvalidRequest if the prompt's log probabilities need more logits than allowed."""
     if prompt_logprobs(options, 0) is None:
         return
     param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"
@@ -293,7 +304,7 @@ def _check_logits(
 
 def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        # In these words client libraries recognise the case, besides by the code.
+        # Client libraries recognise the case by these words as well as by the code.
         f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
         f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
         f"{found}.",

@@ -1,4 +1,4 @@
-"""From prepared generations to the deltas of their answer."""
+"""Execution of prepared generations, from admission to the deltas of their answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from gateway.errors import (
 )
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
-from gateway.pipeline.choice import Choice, answered, model_name, on_left, text_stream, whole
+from gateway.pipeline.choice import (
+    Choice,
+    drain_last_delta,
+    make_on_abandon,
+    model_name,
+    record_first_token,
+    text_stream,
+)
 from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 
-_TOO_NEAR = ("expected_wait", "too_late")
+_DEADLINE_CAUSES = ("expected_wait", "too_late")
 
 
 async def generate(
@@ -35,30 +42,34 @@ async def generate(
     batch: Batch,
     sink: Sink,
     *,
-    on_place: Callable[[], None] = lambda: None,
+    on_slot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Gives `sink` the deltas of all choices as they come; the first error ends all.
+    """Give `sink` the deltas of all choices as they come; the first error ends all.
 
-    Each choice begins when it has a place, those of one request in their order; `on_place` is
-    called for each, before the engine is asked. Cancelled, or at an error, it stops the engine.
-    Raises Overloaded when it is not this request's turn in time, AdapterNotReady when no replica
-    gets its adapter in time, RequestTimeout at its deadline, ClientDeadline where its client chose
-    that or did not read what there was, EndedByAdmin, and InvalidRequest for more beams than can
-    ever have a turn.
+    Each choice begins when it has a slot, those of one request in order. `on_slot` is called for
+    each before the engine is asked. Cancellation or an error stops the engine.
+
+    Raises:
+        Overloaded: the request did not get a slot in time.
+        AdapterNotReady: no replica got the adapter in time.
+        RequestTimeout: the deadline has passed.
+        ClientDeadline: the client chose that deadline, or did not read the answer.
+        EndedByAdmin: an administrator ended the request.
+        InvalidRequest: the request has more beams than can ever run at once.
     """
     watched = service.monitor.requests.begin(request, batch)
     try:
         await service.adapter_wait.until_there(batch)
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
-                on_place()
-                await _generated(service, request, batch, 0, sink)
+                on_slot()
+                await _generate_one(service, request, batch, 0, sink)
         else:
-            await _several(service, request, batch, sink, on_place)
+            await _generate_several(service, request, batch, sink, on_slot)
     except Overloaded as error:
         if error.cause is not None:
             service.metrics.no_turn.labels(batch.caller.tenant, error.cause).inc()
-        if error.cause in _TOO_NEAR and _wants_it_sooner(service, batch):
+        if error.cause in _DEADLINE_CAUSES and _is_client_deadline_first(service, batch):
             raise ClientDeadlineTooNear(error.message, error.wait_s) from None
         raise
     except TimeoutError as error:
@@ -76,7 +87,7 @@ async def generate(
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
     lane = service.replicas.lane_of(batch.generations[index])
-    if cost > 1:  # one place is within any share
+    if cost > 1:  # one slot is within any share
         largest = service.admission.largest(lane)
         if largest is not None and cost > largest:
             raise InvalidRequest(
@@ -95,8 +106,8 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
     )
 
 
-def _wants_it_sooner(service: Service, batch: Batch) -> bool:
-    """Whether it is its client's own deadline that comes first."""
+def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
+    """Return True if the client's own deadline comes before the gateway's limits."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -104,14 +115,14 @@ def _wants_it_sooner(service: Service, batch: Batch) -> bool:
     return caller.timeout_s < min(others_wait_s, service.settings.queue_timeout)
 
 
-async def _several(
+async def _generate_several(
     service: Service,
     request: RequestContext,
     batch: Batch,
     sink: Sink,
-    on_place: Callable[[], None],
+    on_slot: Callable[[], None],
 ) -> None:
-    """A task for each choice, from when it has a place."""
+    """Run a task for each choice, from the time when it has a slot."""
     late: TimeoutError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -119,14 +130,16 @@ async def _several(
                 try:
                     permit = await _permit(service, batch, index).__aenter__()
                 except TimeoutError as error:
-                    # Those that run have the same deadline, and tell the engine that it was that.
+                    # Running choices have the same deadline, and report to the engine that they
+                    # timed out.
                     late = error
                     break
-                on_place()
-                work = _generated(service, request, batch, index, sink)
-                # Not in the task: cancelled before its first step, it would never come there.
-                tasks.create_task(work).add_done_callback(partial(_leave, permit))
-                # They begin one by one: others have their turn between two of them.
+                on_slot()
+                work = _generate_one(service, request, batch, index, sink)
+                # A callback and not the task's `finally`: a task that is cancelled before its first
+                # step never gets there.
+                tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
+                # Start choices one by one, so that other tasks run between two of them.
                 await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -134,27 +147,28 @@ async def _several(
         raise late
 
 
-def _leave(permit: Permit, _task: asyncio.Task[None]) -> None:
+def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
     permit.leave()
 
 
-def _generated(
+def _generate_one(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> Coroutine[Any, Any, None]:
-    """To be awaited."""
+    """Return the coroutine that generates one choice, or all beams of one search."""
     if batch.generations[index].beams:
-        return _beams(service, request, batch, index, sink)
+        return _generate_beams(service, request, batch, index, sink)
     return Choice(service, request, batch, index, sink).run()
 
 
-async def _beams(
+async def _generate_beams(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> None:
-    """The beams of a search, each as its only delta; the engine cannot stream them apart."""
+    """Deliver the beams of a search, each as its only delta; the engine cannot stream them
+    apart."""
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
         sink.accept(index * generation.beams + beam, delta)
-    await whole(sink, batch)
+    await drain_last_delta(sink, batch)
 
 
 async def _search(
@@ -164,19 +178,19 @@ async def _search(
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
-        sent = generation.for_kind(lease.replica.kind)
+        sent = generation.for_variant(lease.replica.kind)
         with lease.engine.generate(
             *(sent, batch.deadline, lease.metadata),
-            on_sent=partial(batch.sent, index),
-            on_left=on_left(service, request, batch),
+            on_sent=partial(batch.record_sent, index),
+            on_abandon=make_on_abandon(service, request, batch),
         ) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
-                if tokens.given:
-                    meter.untold += generation.max_tokens * generation.beams
+                if tokens.was_sent:
+                    meter.unreported_tokens += generation.max_tokens * generation.beams
                 raise
-        answered(lease, batch, index)
+        record_first_token(lease, batch, index)
         return sent, deltas
 
     metrics.in_flight.inc()
@@ -187,7 +201,7 @@ async def _search(
     of_model = metrics.of(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Each step is one for all beams, those that have ended early too, or are cut by their text.
+    # Each step is one for all beams, also for those that ended early or are cut by their text.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

@@ -1,4 +1,4 @@
-"""From validated options and prompts to generations that may run."""
+"""Preparation of validated options and prompts: generations that may run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.errors import EngineUnavailable, InvalidRequest
 from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
-from gateway.pipeline.refusals import Refusals
+from gateway.pipeline.refusals import VariantRefusals
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
@@ -20,35 +20,37 @@ from gateway.tokenization.bad_words import bad_word_ids
 async def prepare(
     service: Service, prompts: Sequence[Prompt], options: Options, *, chat: bool
 ) -> Batch:
-    """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
+    """Tokenize a request and fit it to the engine's limits; each prompt gets `options.n` choices.
 
-    Raises UnsupportedParameter for what the served model cannot do, ContextLengthExceeded when a
-    prompt leaves no room for a single token, InvalidRequest for too many choices, for a token id
-    that is not in the vocabulary and for a guide that is none, and Overloaded when too much text
-    waits.
+    Raises:
+        UnsupportedParameter: the served model does not support a parameter.
+        ContextLengthExceeded: a prompt leaves no token for the answer.
+        InvalidRequest: too many choices, a token id outside the vocabulary, or an invalid guide.
+        Overloaded: too much text waits to be tokenized.
+        EngineUnavailable: no replica that can take the request is ready.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
     kinds = service.replicas.kinds
-    able, options = await _able(service, kinds, options, chat=chat)
+    able, options = await _select_variants(service, kinds, options, chat=chat)
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
-            # What is short is tokenized at once. Others have their turn between two of them.
+            # Short prompts are tokenized inline. Other tasks run between two of them.
             await asyncio.sleep(0)
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
-    # The engine knows a request by this id, so it must be unique whatever the client sends.
+    # The engine knows a request by this id, so it must be unique. A client's id may not be.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
-    # Each of `bad_words` in two forms.
+    # Each of `bad_words` is encoded in two forms.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
-    make = partial(_generations, service, request_id, fitted, options)
+    make = partial(_build_generations, service, request_id, fitted, options)
     return Batch(
         request_id=request_id,
-        generations=await service.prompts.turns.run(options.caller.tenant, chars, make),
+        generations=await service.prompts.threads.run(options.caller.tenant, chars, make),
         prompts=len(prompts),
         choices=len(prompts) * options.n,
         prompt_tokens=sum([len(prompt.ids) for prompt in fitted]),
@@ -60,14 +62,14 @@ async def prepare(
     )
 
 
-async def _able(
+async def _select_variants(
     service: Service, kinds: Sequence[Kind], options: Options, *, chat: bool
 ) -> tuple[list[Kind], Options]:
-    """The kinds that have all that is asked for, and the options, with the guide as they take it.
+    """Return the variants that support the request, and the options with the guide in their form.
 
-    Raises what the first refuses, where all do.
+    Raises the first variant's error if no variant supports the request.
     """
-    refusals = Refusals()
+    refusals = VariantRefusals()
     able: list[Kind] = []
     for kind in kinds:
         try:
@@ -85,18 +87,18 @@ async def _able(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # It may be written otherwise for another.
+                # Another backend may need the guide in another form.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
-        refusals.tell()
+        refusals.raise_first()
     return able, options
 
 
-def _generations(
+def _build_generations(
     service: Service, request_id: str, prompts: list[FittedPrompt], options: Options
 ) -> list[Generation]:
-    """The engine requests of all choices, prompt by prompt."""
+    """Return the engine requests of all choices, prompt by prompt."""
     of_request = partial(
         Generation,
         params=options.params,
@@ -134,7 +136,7 @@ def _check_choices(prompts: Sequence[Prompt], options: Options) -> None:
 
 
 def _check_ids(service: Service, options: Options) -> None:
-    """Raises InvalidRequest for a token id that is not in the vocabulary."""
+    """Raise InvalidRequest for a token id that is not in the vocabulary."""
     size = service.prompts.vocab_size
     for param, ids in (
         ("logit_bias", [token_id for token_id, _ in options.params.sampling.logit_bias]),

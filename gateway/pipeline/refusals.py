@@ -1,4 +1,4 @@
-"""Of several kinds of replicas each may refuse a request; one refusal is told."""
+"""Collection of the errors of several model variants, of which the client gets the first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NoReturn
 from gateway.errors import InvalidRequest
 
 
-class Refusals:
-    """Keeps the first.
+class VariantRefusals:
+    """The first error of the variants.
 
-    Without its traceback: that holds frames and what is in them, a prompt of megabytes, and a frame
-    that holds the error in turn would keep all until the garbage collector looks.
+    It is stored without its traceback: that holds frames with a prompt of megabytes, and a frame
+    that holds the error would form a cycle, which lives until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -20,8 +20,8 @@ class Refusals:
     def note(self, error: InvalidRequest) -> None:
         self._first = self._first or error.with_traceback(None)
 
-    def tell(self) -> NoReturn:
-        """Raises the first, of which there is one."""
+    def raise_first(self) -> NoReturn:
+        """Raise the first error; there must be one."""
         first, self._first = self._first, None
         assert first is not None
         try:

@@ -1,10 +1,10 @@
-"""A prompt for a model that takes text, such that it makes the ids that were meant of it.
+"""Prompts for models that take text, such that the model makes the intended ids of the text.
 
-Preprocessing tokenizes with or without special tokens, as it was set up. A chat template writes
-its own, so the text that it begins with must not get them twice; a completion's prompt gets those
-that the tokenizer adds. So the text is sent with or without the special tokens at its beginning,
-whichever gives the right ids. Where neither does (a template without the special tokens that
-preprocessing adds) the model sees what preprocessing makes, and that is what is counted.
+Preprocessing tokenizes with or without special tokens, depending on its configuration. A chat
+template writes its own, so they must not be added twice; a completion's prompt gets those that the
+tokenizer adds. So the text is sent with or without the special tokens at its beginning, whichever
+gives the right ids. If neither does (a template lacks the special tokens that preprocessing adds),
+the model sees what preprocessing makes, and those ids are counted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
-# To find the word of a token takes as long as to tokenize so many characters.
-_CHARS_OF_A_WORD = 20
+# Cost of finding the word of a token, in characters to tokenize.
+_CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
-    """`Prompts.encode` for one request, which has each text tokenized once."""
+    """`Prompts.encode` for one request, with each text tokenized once."""
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
@@ -36,15 +36,15 @@ class Encode(Protocol):
 async def fit_text(
     prompts: Prompts, text: str, model: TextModel, encode: Encode, *, chat: bool
 ) -> tuple[str, array[int]]:
-    """The text to send for a prompt, and the token ids that the model makes of it.
+    """Return the text to send for a prompt, and the token ids that the model makes of it.
 
-    Raises Overloaded when too much text waits to be tokenized.
+    Raises Overloaded if too much text waits to be tokenized.
     """
     adds = model.adds_special_tokens
     opening = prompts.opening()
     meant = await encode(text, add_special_tokens=not chat)
     if not opening:
-        return text, meant  # there are no special tokens to add
+        return text, meant  # no special tokens to add
     for candidate in (text, text.removeprefix(opening), opening + text):
         ids = await encode(candidate, add_special_tokens=adds)
         if ids == meant:
@@ -55,11 +55,11 @@ async def fit_text(
 async def text_of_ids(
     prompts: Prompts, ids: array[int], model: TextModel, encode: Encode, *, tenant: str
 ) -> str | None:
-    """The text of which the model makes these token ids, None where no text is known for them.
+    """Return the text of which the model makes these token ids, or None if none is known.
 
-    Raises Overloaded when too much text waits to be tokenized.
+    Raises Overloaded if too much text waits to be tokenized.
     """
-    text = await prompts.decode_in_turn(ids, tenant=tenant)
+    text = await prompts.decode_offloaded(ids, tenant=tenant)
     for candidate in (text, text.removeprefix(prompts.opening())):
         found = await encode(candidate, add_special_tokens=model.adds_special_tokens)
         if found == ids:
@@ -76,42 +76,48 @@ async def text_prompt(
     *,
     restates: bool,
 ) -> TextPrompt:
-    """All of a request that a model takes as text where the core model takes ids.
+    """Return the request's parameters in the form of a model that takes text.
 
-    `restates` says whether an answer of it may begin with the prompt.
+    `restates` is True if an answer may begin with the prompt.
 
-    Raises UnsupportedParameter for a biased token that no word stands for, and for tools and
-    reasoning that are marked by tokens that the answer would not show, and Overloaded when too
-    much text waits.
+    Raises:
+        UnsupportedParameter: a biased token has no word, or tools or reasoning are marked by tokens
+            that the answer would not show.
+        Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Ends go along whatever `min_tokens` says: the text that comes back does not show them.
+    # Further end ids are sent even with `min_tokens`: the text that comes back does not show them.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
-        if (word := _word(prompts, token_id, special=False)) is not None
+        if (word := _find_word(prompts, token_id, special=False)) is not None
     )
     tenant = options.caller.tenant
-    chars = _CHARS_OF_A_WORD * len(options.params.sampling.logit_bias)
-    bias = await prompts.turns.run(tenant, chars, partial(_bias, prompts, options))
+    chars = _CHARS_PER_WORD * len(options.params.sampling.logit_bias)
+    bias = await prompts.threads.run(tenant, chars, partial(_bias_words, prompts, options))
     restated = ""
     if restates:
         skip = model.skips_special_tokens
-        restated = await prompts.decode_in_turn(prompt_ids, skip_special_tokens=skip, tenant=tenant)
+        restated = await prompts.decode_offloaded(
+            prompt_ids, skip_special_tokens=skip, tenant=tenant
+        )
     return TextPrompt(
         text=text,
         stop=stop,
         bad=with_and_without_space(options.bad_words),
         bias=bias,
         restated=restated,
-        # At a stop string only a stream ends: the engine may know it by other ids, and would go on.
-        whole=model.better_whole and not options.stream and not options.params.stop,
+        # Only a stream ends at a stop string: the engine may know the string by other ids and
+        # continue.
+        single_response=model.prefers_single_response
+        and not options.stream
+        and not options.params.stop,
     )
 
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
     form = options.params.message
-    # Guided calls are JSON and have no marks.
+    # Guided calls are JSON and have no markers.
     if form is None or form.guided or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
@@ -136,11 +142,12 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
         )
 
 
-def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
-    """Words that are one biased token each; preprocessing encodes them with special tokens."""
+def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
+    """Return the words that are one biased token each; preprocessing encodes them with special
+    tokens."""
     words = []
     for token_id, bias in options.params.sampling.logit_bias:
-        word = _word(prompts, token_id, special=True)
+        word = _find_word(prompts, token_id, special=True)
         if word is None:
             raise UnsupportedParameter(
                 f"logit_bias: token {token_id} cannot be biased through a model that takes words: "
@@ -151,8 +158,8 @@ def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     return tuple(words)
 
 
-def _word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
-    """The text that is tokenized to this token and nothing else, None where there is none."""
+def _find_word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
+    """Return the text that is tokenized to exactly this token, or None if there is none."""
     word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
     found = prompts.tokenizer.encode(word, add_special_tokens=special).ids
     return word if found == [token_id] else None

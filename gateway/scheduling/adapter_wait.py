@@ -43,7 +43,7 @@ class AdapterWait:
         try:
             async with asyncio.timeout_at(min(deadline, now + self._wait_s)):
                 while not self._can_take(batch):
-                    await lora.folders.looked()
+                    await lora.folders.wait_for_poll()
         except TimeoutError:
             if now + self._wait_s > deadline:
                 raise
@@ -63,7 +63,7 @@ class AdapterWait:
         # The choices of a prompt are alike.
         each = len(batch.generations) // batch.prompts
         return all(
-            self._replicas.can_take(first, batch.came) for first in batch.generations[::each]
+            self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]
         )
 
     def _can_be_sent(self, batch: Batch) -> bool:

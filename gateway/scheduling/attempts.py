@@ -27,7 +27,7 @@ from gateway.generation import Batch, Generation, Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
-from gateway.triton.prefix_cache import Prefixes, prefixes_of
+from gateway.triton.prefix_cache import PromptPrefixes, hash_prefixes
 
 _ATTEMPTS = 3
 _NOTHING = nullcontext()
@@ -62,7 +62,7 @@ async def attempt(
     generation = batch.generations[index]
     lora = generation.params.lora
     prefixes = _prefixes(batch, generation) if replicas.several else None
-    came = batch.came
+    came = batch.arrived_at
     while True:
         begun = generation is not batch.generations[index]
         lease = replicas.pick(request, generation, prefixes, tried, came)
@@ -82,7 +82,7 @@ async def attempt(
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
                 # Back to where it was: that it was to move must not end it.
-                moves, tried, came = False, [lease.replica], batch.came
+                moves, tried, came = False, [lease.replica], batch.arrived_at
             elif begun and isinstance(error, Overloaded):
                 # Many came at once to where this goes on. What has begun waits until its deadline.
                 await asyncio.sleep(_FULL_PAUSE_S)
@@ -123,5 +123,5 @@ def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object
     return lora.folders.using(replica.endpoint)
 
 
-def _prefixes(batch: Batch, generation: Generation) -> Prefixes:
-    return prefixes_of(generation, batch.caller.tenant if batch.caller.apart else "")
+def _prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
+    return hash_prefixes(generation, batch.caller.tenant if batch.caller.isolated_cache else "")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gateway.generation import Generation
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
-from gateway.triton.prefix_cache import Prefixes
+from gateway.triton.prefix_cache import PromptPrefixes
 
 # What waits there would be computed first. By half: to compute a prompt anew elsewhere takes that
 # replica's time from others.
@@ -25,7 +25,7 @@ _COLD, _BYTES_PER_TOKEN = 512, 32 * 1024
 _LEAST = 64
 
 
-def key_of(generation: Generation, prefixes: Prefixes | None) -> bytes | None:
+def key_of(generation: Generation, prefixes: PromptPrefixes | None) -> bytes | None:
     """What requests have in common that should meet on one replica: the adapter, or the beginning
     of the prompt. None where there is nothing."""
     if prefixes is None:
@@ -38,7 +38,7 @@ def key_of(generation: Generation, prefixes: Prefixes | None) -> bytes | None:
 
 
 def costs_of(
-    replicas: Sequence[Replica], generation: Generation, prefixes: Prefixes | None
+    replicas: Sequence[Replica], generation: Generation, prefixes: PromptPrefixes | None
 ) -> list[float]:
     """Of each replica. Of two with the same load it is less at the one with more weight."""
     lora = generation.params.lora
@@ -49,11 +49,11 @@ def costs_of(
         if replica.weight:
             cost *= DEFAULT_WEIGHT / replica.weight
         if prefixes is not None:
-            cost -= engine.prefixes.tokens(prefixes)
+            cost -= engine.prefixes.cached_tokens(prefixes)
         if (
             lora is not None
             and not engine.capabilities.reads_adapters
-            and not engine.residency.has(lora.task_id)
+            and not engine.residency.is_resident_or_loading(lora.task_id)
         ):
             cost += _COLD + lora.nbytes / _BYTES_PER_TOKEN
         costs.append(cost)

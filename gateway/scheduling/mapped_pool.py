@@ -18,8 +18,8 @@ from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.replicas import Replicas
-from gateway.triton.mapped import MappedModel, Mapping, Row, Rows
 from gateway.triton.silence import SILENCE_S
+from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows, TensorMapping
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class _Place:
     replica: Replica
     breaker: Breaker = field(default_factory=lambda: Breaker(asyncio.get_running_loop().time))
     in_flight: int = 0
-    model: MappedModel | None = None
+    model: ResolvedMapping | None = None
     lacks_until: float = 0.0
     answered_at: float = 0.0
     """When it last gave somebody an answer."""
@@ -64,7 +64,7 @@ class MappedPool:
         self._replicas = replicas
         self._make_admission = admission
         self._admissions: dict[str, Admission] = {}
-        self._places: dict[tuple[Replica, Mapping], _Place] = {}
+        self._places: dict[tuple[Replica, TensorMapping], _Place] = {}
 
     @property
     def misfits(self) -> dict[str, str]:
@@ -84,13 +84,17 @@ class MappedPool:
     def _calls(self) -> int:
         return _CALLS * max(1, sum(replica.takes_new for replica in self._replicas))
 
-    async def model(self, mapping: Mapping) -> MappedModel:
+    async def model(self, mapping: TensorMapping) -> ResolvedMapping:
         """As one of the replicas has it. Raises EngineUnavailable where none does."""
         tried: list[_Place] = []
         return (await self._served(mapping, tried))[1]
 
     async def call(
-        self, request: RequestContext, mapping: Mapping, rows: Sequence[Row], deadline: float
+        self,
+        request: RequestContext,
+        mapping: TensorMapping,
+        rows: Sequence[InputRow],
+        deadline: float,
     ) -> list[Rows]:
         """The answers to `rows`, in their order. Raises GatewayError, and TimeoutError from
         `deadline` on, which is in the event loop's time."""
@@ -111,9 +115,9 @@ class MappedPool:
     async def _call(
         self,
         place: _Place,
-        model: MappedModel,
+        model: ResolvedMapping,
         request: RequestContext,
-        rows: Sequence[Row],
+        rows: Sequence[InputRow],
         deadline: float,
     ) -> list[Rows]:
         loop = asyncio.get_running_loop()
@@ -157,14 +161,16 @@ class MappedPool:
             if span is not None:
                 span.end(failed)
 
-    async def _served(self, mapping: Mapping, tried: list[_Place]) -> tuple[_Place, MappedModel]:
+    async def _served(
+        self, mapping: TensorMapping, tried: list[_Place]
+    ) -> tuple[_Place, ResolvedMapping]:
         """The next one that has the model; those that lack it are among `tried` then."""
         while True:
             place = self._pick(mapping, tried)
             if place.model is not None:
                 return place, place.model
             try:
-                place.model = await place.replica.engine.mapped_model(mapping)
+                place.model = await place.replica.engine.resolve_mapping(mapping)
                 place.misfit = ""
             except (EngineUnavailable, EngineError) as error:
                 place.lacks_until = asyncio.get_running_loop().time() + _LACKS_S
@@ -173,7 +179,7 @@ class MappedPool:
                     log.error("%s: %s", place.endpoint, place.misfit)
                 tried.append(place)
 
-    def _pick(self, mapping: Mapping, tried: Sequence[_Place]) -> _Place:
+    def _pick(self, mapping: TensorMapping, tried: Sequence[_Place]) -> _Place:
         """The least loaded of those that work. Raises EngineUnavailable, and EngineError where the
         mapping does not fit."""
         now = asyncio.get_running_loop().time()

@@ -17,7 +17,7 @@ from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.kinds import Kind, Lane
 from gateway.triton.engine import Engine
-from gateway.triton.prefix_cache import Prefixes
+from gateway.triton.prefix_cache import PromptPrefixes
 from gateway.triton.transport import Metadata
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ReplicaLease:
         request: RequestContext,
         released: Callable[[Replica], None],
         lane: Lane = None,
-        prefixes: Prefixes | None = None,
+        prefixes: PromptPrefixes | None = None,
     ) -> None:
         """Without `prefixes` nothing is learned of the replica's cache."""
         self.replica = replica
@@ -152,7 +152,7 @@ class ReplicaLease:
         if self._lane is not None:
             self.replica.lanes[self._lane] += 1
         if self._prefixes is not None:
-            self._expected = self.replica.engine.prefixes.sent(self._prefixes)
+            self._expected = self.replica.engine.prefixes.record_sent(self._prefixes)
             self._waiting = max(self._prefixes.tokens - self._expected.tokens, 0.0)
             self.replica.waiting_tokens += self._waiting
         self._request.replica = self.replica.endpoint
@@ -203,7 +203,7 @@ class ReplicaLease:
         else:
             self.replica.breaker.undecided(probe=self._probe)
             if self._answered and self._prefixes is not None:
-                cache.answered(self._prefixes, self._expected, self.reused_tokens)
+                cache.record_answer(self._prefixes, self._expected, self.reused_tokens)
         if self._span is not None:
             self._span.end(error_type)
         self._released(self.replica)

@@ -20,7 +20,7 @@ from gateway.scheduling.places import Places
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
-from gateway.triton.prefix_cache import Prefixes
+from gateway.triton.prefix_cache import PromptPrefixes
 from gateway.triton.selection import ModelSelection
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class Replicas:
         self,
         request: RequestContext,
         generation: Generation,
-        prefixes: Prefixes | None = None,
+        prefixes: PromptPrefixes | None = None,
         avoid: Collection[Replica] = (),
         came: float = math.inf,
     ) -> ReplicaLease:

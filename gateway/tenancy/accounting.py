@@ -85,7 +85,7 @@ class Account:
         batch, meter = self._batch, self._batch.meter
         # Not where the client has made the answer end so.
         ours = error is not None and not isinstance(error, _BY_THE_CLIENT)
-        if isinstance(error, RequestTimeout) and meter.whole_under_way:
+        if isinstance(error, RequestTimeout) and meter.aborted_single_response:
             ours = False  # the engine worked for it, as for a stream whose tokens had come
         # What fails by us before the first token has given nothing that could be charged. Whoever
         # breaks off pays for what the engine was given, and for the searches that it was in.
@@ -93,7 +93,7 @@ class Account:
             prompt = batch.prompt_tokens
         else:
             prompt = 0 if ours and not meter.tokens else batch.sent_prompt_tokens
-        completion = meter.tokens if ours else meter.tokens + meter.untold
+        completion = meter.tokens if ours else meter.tokens + meter.unreported_tokens
         self._reservation.close(prompt + completion)
         lora = self._route.lora
         self._accounting.record(

@@ -1,37 +1,37 @@
-"""Words that must not come, as the engine knows them: by each of the ways in which they are tokens.
+"""Token ids of bad words, in each of the ways in which text can be tokenized to them.
 
-"Paris" at the beginning of a line and in the middle of one are other ids, with a byte-level
-tokenizer ("Paris", " Paris") as with sentencepiece, where a text alone is as if it came behind a
-space. Clients mean both, and other servers take it so.
+"Paris" has other ids at the beginning of a line than within it: with a byte-level tokenizer
+("Paris", " Paris") as with sentencepiece, which encodes a text alone as if it followed a space.
+Clients mean both forms, and other servers block both.
 """
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# No token goes on over it, and behind it no tokenizer adds a space.
-_BEFORE = "\n"
+# No token continues over a line break, and no tokenizer adds a space after it.
+_CONTEXT = "\n"
 
 
 def with_and_without_space(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Each word as it is at the beginning of a line, and behind a space."""
+    """Return each word as at the beginning of a line, and after a space."""
     bare = [word.lstrip(" ") or word for word in words]
     return tuple(dict.fromkeys(form for word in bare for form in (word, f" {word}")))
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The ids of each word, with and without a space before it."""
-    forms = (_inside(tokenizer, form) for form in with_and_without_space(words))
+    """Return the ids of each word, with and without a space before it."""
+    forms = (_encode_inside(tokenizer, form) for form in with_and_without_space(words))
     return tuple(ids for ids in dict.fromkeys(forms) if ids)
 
 
-def _inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The ids of `text` in the middle of another one."""
+def _encode_inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Return the ids of `text` in the middle of another text."""
 
     def encode(given: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(given, add_special_tokens=False).ids)
 
-    before, whole = encode(_BEFORE), encode(_BEFORE + text)
+    before, whole = encode(_CONTEXT), encode(_CONTEXT + text)
     if whole[: len(before)] == before:
         return whole[len(before) :]
     return encode(text)

@@ -1,4 +1,4 @@
-"""One chat template: renders messages to text, and says how its model writes what it answers."""
+"""A chat template: it renders messages, and shows how its model writes answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gateway.parsers.tools.forms import Form
 from gateway.parsers.tools.forms import guess as guess_form
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 
-_OF_EVERY_DICT = frozenset(dir(dict))
-# Private-use characters, which no message should hold.
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+# Private-use characters, which no message should contain.
 _MARK = "\uf8ff\uf8fe\uf8ff"
-# What a request may not set through `chat_template_kwargs`: it has parameters of their own for
-# these, or they are those of transformers' `apply_chat_template` and no variables.
+# Names that a request may not set through `chat_template_kwargs`: they have request parameters of
+# their own, or belong to transformers' `apply_chat_template` and are not variables.
 _RESERVED = frozenset(
     {
         "add_generation_prompt",
@@ -43,11 +43,11 @@ _REFUSALS = (
     *(TemplateError, RecursionError),
     *(ArithmeticError, LookupError, TypeError, ValueError),
 )
-"""What a template raises of itself, and what its expressions do with messages of another shape."""
+"""Errors that a template raises itself, or that its expressions raise for unexpected messages."""
 
 
 class ChatFormat:
-    """A chat template compiled, with the forms that it teaches its model."""
+    """A compiled chat template, with the forms that it teaches its model."""
 
     def __init__(
         self,
@@ -61,12 +61,19 @@ class ChatFormat:
         excludes_uncallable_tools: bool = False,
         stop_ids: tuple[int, ...] = (),
     ) -> None:
-        """`special` are the tokenizer's own tokens by their names there. A `tool_form`, or
-        `reasoning_tags`, of None is guessed from the template, and may still be None then.
-        `stop_ids` end its turns, besides the model's end-of-sequence ids.
-        `excludes_uncallable_tools` keeps tools out of a prompt whose answer may call none.
+        """Compile the template.
 
-        Raises TemplateError for what is no template.
+        Args:
+            tokenizer: the model's tokenizer.
+            source: the template; None if the model has none.
+            special: the tokenizer's own tokens, by their names in its configuration.
+            tool_form: the form of tool calls; None to guess it from the template.
+            reasoning_tags: the tags of reasoning; None to guess them from the template.
+            control_tokens_in_messages: clients may write control tokens.
+            excludes_uncallable_tools: leave tools out of a prompt whose answer may not call any.
+            stop_ids: ids that end a turn, in addition to the model's end-of-sequence ids.
+
+        Raises TemplateError for an invalid template.
         """
         self._template = compile_template(source) if source is not None else None
         self._special = special
@@ -79,7 +86,8 @@ class ChatFormat:
         self.excludes_uncallable_tools = excludes_uncallable_tools
         self._control = None
         if not control_tokens_in_messages:
-            # Templates look for the tags of thoughts in what clients send back, to cut those.
+            # Templates search for the tags of thoughts in messages from clients, to cut the
+            # thoughts.
             self._control = ControlTokens(
                 tokenizer, source or "", self.reasoning_tags or (), replaced_words(source or "")
             )
@@ -91,18 +99,19 @@ class ChatFormat:
         extra: dict[str, Any] | None = None,
         *,
         open_turn: bool = True,
-        go_on: bool = False,
+        continue_last: bool = False,
         guided: bool = False,
     ) -> str | GuardedText:
-        """Applies the chat template; `extra` are variables of its own.
+        """Apply the chat template; `extra` are additional variables.
 
-        What `messages`, `tools` and `extra` hold is data to the template and never compiled; where
-        there are control tokens in it, the result is a GuardedText.
+        The contents of `messages`, `tools` and `extra` are data to the template and never compiled.
+        If they contain control tokens, the result is a GuardedText.
 
-        `open_turn` begins the assistant's turn; `go_on` leaves the last message open instead, to
-        be continued. Of a `guided` answer, which has no markup, harmony's channel is opened, too.
+        `open_turn` begins the assistant's turn. `continue_last` leaves the last message open
+        instead, to be continued. A `guided` answer has no markup, so for harmony its channel is
+        opened, too.
 
-        Raises InvalidRequest when the template refuses the messages or there is no template.
+        Raises InvalidRequest if the template refuses the messages, or the model has no template.
         """
         if self._template is None:
             raise InvalidRequest(
@@ -114,45 +123,45 @@ class ChatFormat:
                 param=f"chat_template_kwargs.{name}",
             )
         control = self._control
-        if control is not None and control.written_in((messages, tools, extra)):
-            messages, tools, extra = map(control.hidden, (messages, tools, extra))
+        if control is not None and control.may_occur_in((messages, tools, extra)):
+            messages, tools, extra = map(control.hide, (messages, tools, extra))
         else:
             control = None
         try:
             variables = {**(extra or {}), **self._special}
-            if go_on:
-                messages = _marked(messages)
+            if continue_last:
+                messages = _mark_last(messages)
             variables |= {"messages": messages, "tools": tools}
-            variables["add_generation_prompt"] = open_turn and not go_on
+            variables["add_generation_prompt"] = open_turn and not continue_last
             text = self._template.render(variables)
         except _REFUSALS as error:
             why = f"The model's chat template refused the messages: {error}"
             if control is not None:
-                why = control.shown(why)
+                why = control.restore(why)
             raise InvalidRequest(why, param="messages") from error
-        if go_on:
+        if continue_last:
             text = _up_to_mark(text)
         if guided and self.tool_form == "openai" and text.endswith(harmony.TURN):
             text += harmony.FINAL
-        return text if control is None else control.guarded(text)
+        return text if control is None else control.build_guarded(text)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Jinja asks for the attribute first: an exception for every key of every message.
+        """Look up the key before the attribute; Jinja's order raises an exception per key.
 
-        A chat of 20 messages takes 41 us in place of 74 (python -m bench.packing).
+        A chat of 20 messages takes 41 us instead of 74 (python -m bench.packing).
         """
-        if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
 
 def compile_template(source: str) -> Template:
-    """Compiles a chat template in the environment that Hugging Face templates are written for.
+    """Compile a chat template in the environment that Hugging Face templates are written for.
 
     (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
-    escapes, `raise_exception`, `strftime_now`.) Raises TemplateError for what is no template.
+    escapes, `raise_exception`, `strftime_now`.) Raises TemplateError for an invalid template.
     """
     environment = _environment()
     environment.filters["tojson"] = _tojson
@@ -162,14 +171,14 @@ def compile_template(source: str) -> Template:
         template = environment.from_string(source)
     except RecursionError as error:
         raise TemplateError("it is nested too deeply") from error
-    # Jinja chains mappings here, which it copies at each rendering. With a dict a short chat takes
-    # 4 us in place of 9 (python -m bench.packing).
+    # Jinja chains mappings here and copies them at each rendering. With a dict a short chat takes 4
+    # us instead of 9 (python -m bench.packing).
     template.globals = dict(template.globals)
     return template
 
 
 def replaced_words(source: str) -> set[str]:
-    """The words that a chat template replaces, by `str.replace` or Jinja's filter."""
+    """Return the words that a chat template replaces, by `str.replace` or Jinja's filter."""
     tree = _environment().parse(source)
     calls: list[Call | Filter] = [
         call
@@ -190,10 +199,10 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one's content, which is to be continued.
+def _mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with a mark after the last one's content, which is to be continued.
 
-    Raises InvalidRequest where calls follow that content.
+    Raises InvalidRequest if tool calls follow that content.
     """
     *before, last = messages
     if last.get("tool_calls"):
@@ -205,7 +214,7 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _up_to_mark(text: str) -> str:
-    """The rendered chat up to where its last message's content ends."""
+    """Return the rendered chat up to the end of its last message's content."""
     open_chat, found, _ = text.rpartition(_MARK)
     if not found:
         raise InvalidRequest(

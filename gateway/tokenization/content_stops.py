@@ -1,4 +1,4 @@
-"""Stop strings of a message that may hold reasoning: they match its content alone.
+"""Stop strings of messages that may contain reasoning: they match only the content.
 
 The classes take the raw text, markup included, and return it unchanged up to the stop string.
 """
@@ -24,7 +24,7 @@ def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyS
 
 
 class TaggedStops:
-    """Matches stop strings behind the closing tag of the reasoning, or in all of a text without.
+    """Matches stop strings after the closing tag of the reasoning, or anywhere in a text without.
 
     Text that may begin an opening tag is held back: without reasoning it is content.
     """
@@ -36,15 +36,15 @@ class TaggedStops:
         # In pieces: a model may write nothing but whitespace for long.
         self._undecided: list[str] = []
 
-    def cut(self, text: str) -> tuple[str, str | None]:
-        """Return as `StopStrings.cut` does."""
+    def split_at_stop(self, text: str) -> tuple[str, str | None]:
+        """Return text and stop string like `StopStrings.split_at_stop`."""
         if self._splitter.state == "content":
-            return self._stops.cut(text)
+            return self._stops.split_at_stop(text)
         before, content = self._split(text)
         if self._splitter.state == "start":
             self._undecided.append(content)
             return "", None
-        shown, stopped = self._stops.cut(content)
+        shown, stopped = self._stops.split_at_stop(content)
         return before + shown, stopped
 
     def skip(self, text: str) -> str:
@@ -53,7 +53,7 @@ class TaggedStops:
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        before, stopped = self.cut(text)
+        before, stopped = self.split_at_stop(text)
         if stopped is not None:
             return before, stopped
         undecided = "".join(self._undecided)
@@ -63,34 +63,35 @@ class TaggedStops:
         return before + shown, stopped
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Return the text, with what was undecided, as reasoning with its tags and the rest."""
+        """Return the text, with the undecided text before, as reasoning with its tags and the
+        rest."""
         size = sum(len(e.text) for e in self._splitter.split(text) if isinstance(e, Content))
         if self._splitter.state == "start":
             return "", text
         text = "".join([*self._undecided, text])
         self._undecided.clear()
-        # Text that was skipped while it was undecided is no longer here.
+        # Undecided text that was skipped is no longer here.
         start = max(len(text) - size, 0)
         return text[:start], text[start:]
 
 
 class HarmonyStops(HarmonyParser):
-    """Matches stop strings in each message that is no reasoning, the arguments of calls included.
+    """Matches stop strings in each message that is not reasoning, including arguments of calls.
 
-    Headers and markers are no content, and each message is searched for itself.
+    Headers and markers are not content, and each message is searched separately.
     """
 
-    def __init__(self, stops: StopStrings, begun: str, *, calls: bool) -> None:
-        super().__init__(begun, calls=calls)
+    def __init__(self, stops: StopStrings, open_header: str, *, calls: bool) -> None:
+        super().__init__(open_header, calls=calls)
         self._stops = stops
         self._stopped: str | None = None
         self._matches = True
         self._shown: list[str] = []
-        self._pending = ""  # a header, until it is one or text
-        self._written = ""  # text of a message that the parser has just found
+        self._pending = ""  # a header, until it is complete or found to be text
+        self._written = ""  # text of the message that the parser has just found
 
-    def cut(self, text: str) -> tuple[str, str | None]:
-        """Return as `StopStrings.cut` does."""
+    def split_at_stop(self, text: str) -> tuple[str, str | None]:
+        """Return text and stop string like `StopStrings.split_at_stop`."""
         self._matches = True
         self.parse(text)
         return self._take_shown(), self._stopped
@@ -101,7 +102,7 @@ class HarmonyStops(HarmonyParser):
         return self._take_shown()
 
     def end(self, text: str) -> tuple[str, str | None]:
-        before, _ = self.cut(text)
+        before, _ = self.split_at_stop(text)
         self._written = ""
         self.finish()
         self._add(self._pending + self._held)
@@ -134,13 +135,13 @@ class HarmonyStops(HarmonyParser):
         self._written += text
 
     def _add(self, text: str) -> None:
-        """Show text whose end is that of a message, as far as the parser has written any."""
+        """Show text. Its end is content if the parser has just written it."""
         content = ""
         if self._matches and self._kind != "reasoning" and text.endswith(self._written):
             content = self._written
         self._show(text.removesuffix(content))
         if content and self._stopped is None:
-            shown, self._stopped = self._stops.cut(content)
+            shown, self._stopped = self._stops.split_at_stop(content)
             self._shown.append(shown)
 
     def _show(self, text: str) -> None:

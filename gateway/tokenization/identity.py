@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from gateway.tokenization.prompts import Prompts
 
-_KEPT_ANSWERS = 16
-# Two files of one tokenizer differ in special tokens. A larger share means another vocabulary.
+_MAX_CACHED_ANSWERS = 16
+# Files of the same tokenizer may differ in special tokens. A larger share means another vocabulary.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
@@ -28,21 +28,21 @@ class TokenizerIdentity:
         self.special_tokens = {token.content: key for key, token in added.items() if token.special}
         self.vocab_size = 1 + max(_tokens(self._tokenizer), default=-1)
         # Replicas usually name the same folder, and each of them is compared.
-        self._difference = lru_cache(_KEPT_ANSWERS)(self._compare)
+        self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are none of the model's own."""
+        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
         return all(each in self._added for each in _tokens(self._tokenizer) if each >= first)
 
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Return how another folder's tokens, or its ids of a text, differ from these.
 
-        None where they are the same. Takes long. Raises OSError, without a tokenizer.json too, and
-        ValueError for a broken one.
+        None if they are equal. Slow. Raises OSError, also without a tokenizer.json, and ValueError
+        for a broken one.
         """
         path = folder / "tokenizer.json"
         return self._difference(path, path.stat().st_mtime_ns, text)
@@ -71,6 +71,6 @@ class TokenizerIdentity:
 
 
 def _tokens(tokenizer: Tokenizer) -> Mapping[int, str]:
-    """Tokens by id, added ones included."""
+    """Return the tokens by id, added ones included."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: token for token, token_id in vocabulary.items()}

@@ -1,4 +1,4 @@
-"""The tokenizer of a model that embeds or ranks: texts, and pairs of texts, to token ids."""
+"""The tokenizer of an embedding or ranking model: texts, and pairs of texts, to token ids."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gateway.tokenization.token_reach import token_reach
 
 
 class InputIds(NamedTuple):
-    """One input. `types` are 0, and 1 in the second text of a pair; empty where all are 0."""
+    """An input. `types` are 0, and 1 in the second text of a pair; empty if all are 0."""
 
     ids: array[int]
     types: bytes = b""
 
 
 class InputTokenizer:
-    """Token ids with the special tokens that the tokenizer puts around its inputs."""
+    """A tokenizer that adds the special tokens around inputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # Both may be in the file. What is too long is refused, and what is padded is a batch.
+        # Both may be set in the file. Here long inputs are refused, and batches are padded later.
         tokenizer.no_truncation()
         padding = tokenizer.padding
         tokenizer.no_padding()
@@ -36,23 +36,23 @@ class InputTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> InputTokenizer:
-        """Raises ValueError naming a file that is missing or broken."""
+        """Load a folder's tokenizer. Raises ValueError naming a file that is missing or broken."""
         file = folder / "tokenizer.json"
         try:
             return cls(Tokenizer.from_file(str(file)))
-        except Exception as error:  # the library raises plain ones
+        except Exception as error:  # the library raises plain Exception
             kind = kind_of_file(file)
             raise ValueError(f"{file} {kind.words}" if kind else f"{file}: {error}") from error
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Whether `text` is more than so many tokens for sure, by its length alone."""
+        """Return True if `text` must have more than `tokens` tokens, by its length alone."""
         return self._reach is not None and self._reach.exceeds(text, tokens)
 
     def encode(self, inputs: Sequence[tuple[str, ...]]) -> list[InputIds]:
-        """Of texts, or of pairs."""
+        """Return the ids of texts, or of pairs of texts."""
         found = []
         for texts in inputs:
-            # One by one: of several, each would go to a thread of the tokenizer's own.
+            # One by one: several would each use a thread of the tokenizers library.
             given = texts[0] if len(texts) == 1 else texts
             [encoding] = self._tokenizer.encode_batch_fast([given], add_special_tokens=True)
             types = bytes(encoding.type_ids) if len(texts) > 1 else b""
@@ -61,6 +61,6 @@ class InputTokenizer:
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
-    """Attention masks hide it, so that any id will do where no token is known to be for it."""
+    """Return the padding id; any id will do without a known one, since attention masks hide it."""
     known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|endoftext|>"))
     return next((token_id for token_id in known if token_id is not None), 0)

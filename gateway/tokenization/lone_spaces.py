@@ -1,7 +1,7 @@
-"""The positions where a text can be cut, such that its parts have the ids that they have in it.
+"""Positions where a text can be cut without changing the ids of its parts.
 
-A space is lone if there is no other white space beside it. Where a word begins at each lone space,
-the text before and the text from there on are encoded alone.
+A space is lone if there is no other white space beside it. If a word begins at each lone space, the
+text before a lone space and the text from there on can be encoded separately.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ BLOCK_CHARS = 8192
 # library, which encodes them in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
-# Looking further takes more than 1 ms of CPU at once. What has no lone space in so many characters
-# is left to the library, with all that follows.
+# A longer search takes more than 1 ms of CPU at once. If so many characters have no lone space,
+# they and all that follows are left to the library.
 _MAX_GAP_CHARS = 65_536
 
 
@@ -24,14 +24,14 @@ class LoneSpaces:
     """The lone spaces at which a word begins, for one tokenizer."""
 
     def __init__(self, piece_start: re.Pattern[str]) -> None:
-        """`piece_start` is what has to stand behind such a space."""
+        """Compile the search. `piece_start` must match after such a space."""
         self._starts_piece = piece_start.match
         self._search = re.compile(rf" (?<=\S )(?={piece_start.pattern})").search
 
     def cut_blocks(self, text: str) -> Iterator[str]:
         """Cut a text into blocks whose ids, joined, are the ids of the text.
 
-        A block is longer than `MAX_BLOCK_CHARS` only where the text cannot be cut, or not for long.
+        A block is longer than `MAX_BLOCK_CHARS` only if the text cannot be cut near its limit.
         """
         start = 0
         while len(text) - start > MAX_BLOCK_CHARS:
@@ -48,9 +48,9 @@ class LoneSpaces:
 
         Args:
             pieces: a text that was split at its spaces.
-            indices: those to sort, in order; all others are between lone spaces.
+            indices: the pieces to sort, in order; all others are between lone spaces.
 
-        The former are ranges of pieces that have to be encoded together, with both ends; the first
+        The former are ranges of pieces that have to be encoded together, with both ends. The first
         piece of a text, which has no space before it, is in one of them.
         """
         spans: list[tuple[int, int]] = []
@@ -70,9 +70,9 @@ class LoneSpaces:
         return spans, [index for index in others if index not in covered]
 
     def _block_end(self, text: str, start: int, end: int) -> int:
-        """Return the index of the last lone space before `end`, else of the first behind it.
+        """Return the index of the last lone space before `end`, else of the first one after it.
 
-        Without one that is near, return the end of the text.
+        Return the end of the text if no lone space is near.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

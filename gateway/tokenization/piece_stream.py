@@ -1,4 +1,4 @@
-"""Texts of a model that gives no token ids to text deltas: stop strings, finish reason, usage."""
+"""Text deltas of a model that gives no token ids: stop strings, finish reason, usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.tokenization.text_stream import with_events
 class PieceStream:
     """Turns the deltas of one request into text deltas, the last with a finish reason.
 
-    Tokens are counted by the model's responses where each is one, else by the tokenizer.
+    Tokens are counted by the model's responses if each is one token, else by the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
@@ -33,7 +33,7 @@ class PieceStream:
         self._stats: EngineStats | None = None
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Consumes one delta. After one with `finish` set nothing more may come."""
+        """Process one delta. After one with `finish` set, no more may follow."""
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
@@ -41,7 +41,7 @@ class PieceStream:
         if delta.final:
             text, stopped = self._stop.end(piece)
         elif self._tokens > self._min_tokens:
-            text, stopped = self._stop.cut(piece)
+            text, stopped = self._stop.split_at_stop(piece)
         else:
             text = self._stop.skip(piece)
         finish: FinishReason | None = None
@@ -58,11 +58,11 @@ class PieceStream:
 
     @property
     def at_end(self) -> bool:
-        """As of `TextStream`. Of text it is never known: what the engine holds back is not here."""
+        """Return False: with text it is unknown whether the engine holds something back."""
         return False
 
     def cut_short(self) -> TextDelta:
-        """The last delta, were this the limit of tokens."""
+        """Return the last delta, as if the token limit had been reached."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True, tokens=0, finish="length"))
 
@@ -75,13 +75,13 @@ class PieceStream:
         if delta.finish == "length":
             self._tokens = self._max_tokens
         elif delta.final and delta.tokens is None:
-            self._tokens = self._text.all() + delta.unshown
+            self._tokens = self._text.count_all() + delta.unshown
 
     def _until_stop(self) -> int:
-        """The tokens up to the end of the stop string that was found, shown or not."""
-        behind = self._text.behind(self._shown)
+        """Return the tokens up to the end of the stop string that was found, shown or not."""
+        behind = self._text.text_from(self._shown)
         found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
-        return self._text.all(self._shown + max(found, default=0))
+        return self._text.count_all(self._shown + max(found, default=0))
 
     def _finish_reason(self, delta: TokenDelta) -> FinishReason:
         if delta.finish is not None:

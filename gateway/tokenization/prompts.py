@@ -1,4 +1,4 @@
-"""The tokenizer: text to token ids, chats by the model's own template or by an adapter's.
+"""The tokenizer: text to token ids, and chats by the model's own template or an adapter's.
 
 Uses the Rust tokenizer and a sandboxed Jinja environment directly: importing transformers would
 cost each worker seconds of start-up and tens of megabytes for the same two files.
@@ -30,25 +30,26 @@ from gateway.tokenization import turn_record
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 from gateway.tokenization.text_encoder import TextEncoder
+from gateway.tokenization.threads import TokenizerThreads
 from gateway.tokenization.turn_cache import TurnCache
-from gateway.tokenization.turn_record import Known
-from gateway.tokenization.turns import Turns
+from gateway.tokenization.turn_record import StoredTurns
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
-# Tokens.
-_RUN_UP = 64
-# Characters of a text whose turns are not looked for: that takes as long as encoding it.
-_BRIEF_CHARS = 512
-_KEPT_FORMATS = 256
+# Additional tokens, over the limit, when a text is truncated before tokenizing.
+_EXTRA_TOKENS = 64
+# Maximum characters of a text whose turns are not cached: finding them takes as long as encoding
+# it.
+_SHORT_TEXT_CHARS = 512
+_MAX_CACHED_FORMATS = 256
 _NO_IDS: frozenset[int] = frozenset()
 
 Turn = tuple[str, "array[int]"]
-"""Part of a chat up to a token that ends a turn, and its token ids (int32)."""
+"""A part of a chat up to a token that ends a turn, and its token ids (int32)."""
 
 
 class Prompts:
-    """The tokenizer of one base model: encodes text, knows the special ids and chat templates."""
+    """The tokenizer of one base model: encodes text, and has the special ids and chat templates."""
 
     def __init__(
         self,
@@ -62,11 +63,18 @@ class Prompts:
         excludes_uncallable_tools: bool = False,
         fingerprint: bytes = b"",
     ) -> None:
-        """`tool_form` None is guessed from the chat template, and may still be None then; so are
-        the tags of `reasoning_parser`.
+        """Prepare the tokenizer.
 
-        `control_tokens_in_messages` says that what clients write may hold them. `fingerprint`, of
-        64 bytes at most, tells this tokenizer from others.
+        Args:
+            tokenizer: the Rust tokenizer.
+            config: the contents of tokenizer_config.json.
+            eos_ids: end-of-sequence ids, the tokenizer's own first.
+            tool_form: the form of tool calls; None to guess it from the chat template.
+            reasoning_parser: the name of the reasoning tags; None to guess them from the chat
+                template.
+            control_tokens_in_messages: clients may write control tokens.
+            excludes_uncallable_tools: leave tools out of a prompt whose answer may not call any.
+            fingerprint: at most 64 bytes that distinguish this tokenizer from others.
         """
         self.tokenizer = tokenizer
         self._fingerprint = fingerprint
@@ -93,13 +101,13 @@ class Prompts:
             tool_form=tool_form,
             reasoning_tags=TAGS[reasoning_parser] if reasoning_parser else None,
         )
-        """How chats with the base model are written."""
-        # A template takes some 100 KB when it is compiled; most adapters share theirs with others.
-        self._chat_of_adapter = lru_cache(_KEPT_FORMATS)(self._compiled)
-        self.turns = Turns()
-        self._encoder = TextEncoder(self._encode_whole, self._words, self.turns)
-        self._library = TextEncoder(self._encode_whole, None, self.turns)
-        self._guarded_encoder = lru_cache(_KEPT_FORMATS)(self._make_guarded_encoder)
+        """The format of chats with the base model."""
+        # A compiled template takes about 100 KB; most adapters share theirs with others.
+        self._chat_of_adapter = lru_cache(_MAX_CACHED_FORMATS)(self._compile_format)
+        self.threads = TokenizerThreads()
+        self._encoder = TextEncoder(self._encode_with_library, self._words, self.threads)
+        self._library = TextEncoder(self._encode_with_library, None, self.threads)
+        self._guarded_encoder = lru_cache(_MAX_CACHED_FORMATS)(self._make_guarded_encoder)
 
     @classmethod
     def load(
@@ -111,20 +119,20 @@ class Prompts:
         control_tokens_in_messages: bool = False,
         excludes_uncallable_tools: bool = False,
     ) -> Prompts:
-        """Reads a Hugging Face tokenizer folder.
+        """Read a Hugging Face tokenizer folder.
 
-        Raises OSError where a file is missing or cannot be read, ValueError naming what is broken.
-        A folder without `tokenizer.json` (sentencepiece only) is converted with transformers,
-        of the extra `sentencepiece`.
+        A folder without `tokenizer.json` (sentencepiece only) is converted with transformers, of
+        the extra `sentencepiece`. Raises OSError if a file is missing or cannot be read, ValueError
+        naming what is broken.
         """
         config = _read_json(folder / tokenizer_config.FILE)
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            with _naming(template_file):
+            with _name_in_errors(template_file):
                 config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
         eos_ids = _eos_ids(folder, tokenizer, config)
-        with _naming(folder):
+        with _name_in_errors(folder):
             return cls(
                 tokenizer,
                 config,
@@ -138,27 +146,27 @@ class Prompts:
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included."""
+        """Return the number of token ids, added tokens included."""
         return self._vocab_size
 
     @property
     def pad_id(self) -> int | None:
-        """The id that the tokenizer pads with, None where it names none."""
+        """Return the tokenizer's padding id, or None if it names none."""
         token = self._special.get("pad_token")
         found: int | None = None if token is None else self.tokenizer.token_to_id(token)
         return found
 
     @property
-    def keeps_words(self) -> bool:
-        """Whether short texts are encoded by their words; see `word_ids`."""
+    def caches_words(self) -> bool:
+        """Return True if short texts are encoded by their words; see `word_ids`."""
         return self._words is not None
 
     def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
-        """How chats are written with an adapter: by its own template, if it has one."""
+        """Return the format of chats with an adapter: by its own template, if it has one."""
         return self.chat if template is None else self._chat_of_adapter(template)
 
-    def writes_as(self, found: FoundTemplate | None) -> bool:
-        """Whether an adapter's folder says nothing, or what this model does anyway."""
+    def matches_template(self, found: FoundTemplate | None) -> bool:
+        """Return True if an adapter's folder has no template, or one that equals this model's."""
         if found is None:
             return True
         source, end = found.template.source, found.template.eos_token
@@ -167,20 +175,20 @@ class Prompts:
         )
 
     def accept(self, found: FoundTemplate | None) -> ChatTemplate | None:
-        """The template of an adapter that needs its own.
+        """Return the template of an adapter that needs its own; None if the model's does.
 
-        The tokenizer stays the model's. Raises UnsupportedFeature for a template that needs another
-        one, and for what is no template.
+        The tokenizer is always the model's. Raises UnsupportedFeature for a template that needs
+        another tokenizer, or is invalid.
         """
-        if found is None or self.writes_as(found):
+        if found is None or self.matches_template(found):
             return None
         template = found.template
         for token_id, token in found.added_tokens:
             if token in template.source and self.tokenizer.id_to_token(token_id) != token:
-                raise _refused(f"{token!r} as token {token_id}")
+                raise _unsupported_error(f"{token!r} as token {token_id}")
         end = template.eos_token
         if end is not None and self.tokenizer.token_to_id(end) is None:
-            raise _refused(f"the eos_token {end!r}")
+            raise _unsupported_error(f"the eos_token {end!r}")
         if end is not None and self.tokenizer.token_to_id(end) in self.eos_ids:
             template = replace(template, eos_token=None)
         try:
@@ -189,21 +197,21 @@ class Prompts:
             raise UnsupportedFeature("chat_template", "source", error, "a template") from error
         return template
 
-    def _compiled(self, template: ChatTemplate) -> ChatFormat:
+    def _compile_format(self, template: ChatTemplate) -> ChatFormat:
         end = template.eos_token
         if end is None:
             return self._format(template.source, self._special)
         token_id = self.tokenizer.token_to_id(end)
-        # Another gateway, with the same model, has looked whether there is one.
+        # Another gateway, with the same model, has checked that the token exists.
         stop_ids = () if token_id is None else (token_id,)
         return self._format(template.source, self._special | {"eos_token": end}, stop_ids=stop_ids)
 
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
     ) -> array[int]:
-        """Token ids of `text`, int32; longer text waits for its tenant's turn.
+        """Return the token ids of `text`, int32; longer text is queued by tenant.
 
-        Raises Overloaded when too much text waits already.
+        Raises Overloaded if too much text is queued already.
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
@@ -211,7 +219,7 @@ class Prompts:
             [ids] = await guarded.encode([text.aliased], add_special_tokens=False, tenant=tenant)
             return array("i", opening) + ids
         encoder = self._encoder
-        if self._words is not None and len(text) <= _BRIEF_CHARS:
+        if self._words is not None and len(text) <= _SHORT_TEXT_CHARS:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
@@ -223,35 +231,35 @@ class Prompts:
         [ids] = await encode([text])
         return ids
 
-    def turns_of(self, text: str | GuardedText, besides: Known) -> bytes:
-        """Token ids of the turns of a prompt that was encoded, without those of `besides`.
+    def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
+        """Return the token ids of an encoded prompt's turns, without those in `stored`.
 
-        As `turn_record` has them, for `learn` in another process or at another time.
+        The format is that of `turn_record`, for `learn` in another process or at another time.
         """
         if isinstance(text, GuardedText):
             return b""
-        return turn_record.pack(self._turn_cache.kept(text), self._fingerprint, besides)
+        return turn_record.pack(self._turn_cache.cached_turns(text), self._fingerprint, stored)
 
-    def known_of(self, text: str | GuardedText, known: Known) -> list[Turn]:
-        """Those turns of a prompt whose ids are in `known`, for `learn`. Any thread may ask."""
+    def find_turns(self, text: str | GuardedText, stored: StoredTurns) -> list[Turn]:
+        """Return the turns of a prompt whose ids are in `stored`, for `learn`. Thread-safe."""
         if isinstance(text, GuardedText):
             return []
         found = (
-            (turn, turn_record.ids_of(turn, self._fingerprint, known))
-            for turn in self._turn_cache.turns(text)
+            (turn, turn_record.ids_of(turn, self._fingerprint, stored))
+            for turn in self._turn_cache.split_turns(text)
         )
         return [(turn, ids) for turn, ids in found if ids is not None]
 
     def learn(self, turns: Iterable[Turn]) -> None:
-        """Only what is new of a prompt with these turns is tokenized, if it is `encode`d next.
+        """Cache turns, so that the next `encode` of a prompt with them tokenizes only the rest.
 
-        Any thread may.
+        Thread-safe.
         """
         self._turn_cache.learn(turns)
 
-    def _encode_whole(self, text: str, add_special_tokens: bool) -> array[int]:
+    def _encode_with_library(self, text: str, add_special_tokens: bool) -> array[int]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
-        # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
+        # GIL. One by one: several would each use a thread of the library.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
@@ -259,45 +267,47 @@ class Prompts:
         words = self._words and self._words.build_aliased(
             control.tokenizer, control.added, control.ids
         )
-        return TextEncoder(lambda text, _: control.encode(text), words, self.turns)
+        return TextEncoder(lambda text, _: control.encode(text), words, self.threads)
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Whether `text` is more than so many tokens for sure, by its length alone."""
+        """Return True if `text` must have more than `tokens` tokens, by its length alone."""
         reach = self.vocabulary.reach
         return reach is not None and reach.exceeds(text, tokens)
 
-    def part_of(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """What of `text` the `tokens` tokens can be of that are left, cut at that side.
+    def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
+        """Return the part of `text` that can contain the last or first `tokens` tokens, cut at side
+        `cut`.
 
-        With some more of it: a tokenizer that begins or ends elsewhere finds other tokens there.
+        It includes some more text: a tokenizer that begins or ends elsewhere finds other
+        tokens at the cut.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
             return text
-        chars = reach.chars * (tokens + _RUN_UP)
+        chars = reach.chars * (tokens + _EXTRA_TOKENS)
         return text[:chars] if cut == "right" else text[-chars:]
 
     def opening(self) -> str:
-        """The special tokens that the tokenizer puts before a text, as text."""
+        """Return the special tokens that the tokenizer puts before a text, as text."""
         before: str = self.tokenizer.decode(
             self.tokenizer.encode("").ids, skip_special_tokens=False
         )
         return before
 
     def end_id(self, options: Options) -> int | None:
-        """The id that ends a sequence, of which an engine takes but one; see `further_end_ids`."""
-        return None if options.goes_past_ends or not self.eos_ids else self.eos_ids[0]
+        """Return the id that ends a sequence. An engine takes only one; see `further_end_ids`."""
+        return None if options.ignores_ends or not self.eos_ids else self.eos_ids[0]
 
     def further_end_ids(self, options: Options) -> tuple[int, ...]:
-        """The stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
-        eos_ids = () if options.goes_past_ends else tuple(self.eos_ids[1:])
+        """Return the stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
+        eos_ids = () if options.ignores_ends else tuple(self.eos_ids[1:])
         return options.stop_token_ids + eos_ids
 
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
-        """Id sequences at which the engine may stop by itself.
+        """Return id sequences at which the engine may stop by itself.
 
-        The strings of `engine_stop` as they tokenize alone, and `further_end_ids`. With
-        `min_tokens` an engine holds only its end id back, so that the text decides on these: see
+        These are the strings of `engine_stop`, tokenized alone, and `further_end_ids`. With
+        `min_tokens` an engine holds back only its end id, so the text decides on these: see
         `later_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
@@ -306,52 +316,53 @@ class Prompts:
         return self.word_ids(options.params.engine_stop) + ends
 
     def later_end_ids(self, options: Options) -> frozenset[int]:
-        """Those of `further_end_ids` that end an answer behind `min_tokens`, by its text.
+        """Return those of `further_end_ids` that end an answer after `min_tokens`, by its text.
 
-        None where it is guided: behind the end of its guide no engine can go on.
+        Empty for a guided answer: no engine can continue after the end of its guide.
         """
         if not options.params.sampling.min_tokens or options.params.guide is not None:
             return _NO_IDS
         return frozenset(self.further_end_ids(options))
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word on its own, without special tokens."""
+        """Return the ids of each word on its own, without special tokens."""
         encoded = [self.tokenizer.encode(word, add_special_tokens=False).ids for word in words]
         return tuple(tuple(ids) for ids in encoded if ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a prompt, special tokens included."""
+        """Return the text of a prompt, special tokens included."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    async def decode_in_turn(
+    async def decode_offloaded(
         self, ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = ""
     ) -> str:
-        """As `decode`; many ids wait for their tenant's turn, off the event loop.
+        """Decode like `decode`; many ids are queued by tenant, off the event loop.
 
-        Raises Overloaded when too much text waits already.
+        Raises Overloaded if too much text is queued already.
         """
 
         def decode() -> str:
-            # For one text, too: it releases the GIL, which `decode` does not.
+            # Used for a single text, too: it releases the GIL, which `decode` does not.
             [text] = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
             return str(text)
 
-        return await self.turns.run(tenant, len(ids), decode)
+        return await self.threads.run(tenant, len(ids), decode)
 
     def close(self) -> None:
-        self.turns.close()
+        self.threads.close()
 
 
-def _refused(needed: str) -> UnsupportedFeature:
+def _unsupported_error(needed: str) -> UnsupportedFeature:
     why = "an adapter's template is written in the tokens of its base model's tokenizer"
     return UnsupportedFeature(tokenizer_config.FILE, "added_tokens", needed, "a known token", why)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Makes of whatever a broken file raises (the tokenizers library: plain Exception) a ValueError
-    with its name.
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Convert any error about a broken file to a ValueError with the file's name.
+
+    The tokenizers library raises plain Exception.
     """
     try:
         yield
@@ -371,11 +382,11 @@ def _fingerprint(folder: Path) -> bytes:
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        with _naming(folder / "tokenizer.json"):
+        with _name_in_errors(folder / "tokenizer.json"):
             return Tokenizer.from_file(str(folder / "tokenizer.json"))
     if not (folder / "tokenizer.model").is_file():
         raise FileNotFoundError(f"no tokenizer.json or tokenizer.model in {folder}")
-    with _naming(folder / "tokenizer.model"):
+    with _name_in_errors(folder / "tokenizer.model"):
         try:
             from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import, rarely needed
         except ImportError:
@@ -392,7 +403,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with _naming(path):
+    with _name_in_errors(path):
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError(f"expected a JSON object, found {type(data).__name__}")
@@ -400,7 +411,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:
-    """End-of-sequence ids: the tokenizer's own first, then those of the generation config."""
+    """Return the end-of-sequence ids: the tokenizer's own first, then those of the generation
+    config."""
     content = token_text(config.get("eos_token"))
     first = tokenizer.token_to_id(content) if content is not None else None
     found: list[int | None] = [first]

@@ -1,5 +1,5 @@
 class StopStrings:
-    """Finds the first stop string in streamed text, also when it is cut anywhere.
+    """Finds the first stop string in streamed text, however the text is cut.
 
     Text that may be the beginning of a stop string is held back until that is decided.
     """
@@ -10,11 +10,11 @@ class StopStrings:
         self._longest = max(map(len, stop), default=0)
         self._held = ""
 
-    def cut(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that may go out, and the stop string that was reached, if any.
+    def split_at_stop(self, text: str) -> tuple[str, str | None]:
+        """Return the text that may be sent, and the stop string that was reached, if any.
 
-        Of several matches the one that begins first counts, of those the longest; it is returned
-        only with `include`.
+        Of several matches the first counts, of those at one position the longest. The string is
+        part of the returned text only with `include`.
         """
         if not self._stop:
             return text, None
@@ -24,7 +24,7 @@ class StopStrings:
             self._held = ""
             start, length, found = min(matches)
             return text[: start - length if self._include else start], found
-        keep = self._undecided(text)
+        keep = self._count_undecided(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -33,8 +33,8 @@ class StopStrings:
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        """Return as `cut` does, for the last text: nothing is held back."""
-        shown, stopped = self.cut(text)
+        """Return text and stop string for the last text: nothing is held back."""
+        shown, stopped = self.split_at_stop(text)
         return shown + self.flush(), stopped
 
     def flush(self) -> str:
@@ -42,7 +42,7 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _undecided(self, text: str) -> int:
+    def _count_undecided(self, text: str) -> int:
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-size:]
             if any(s.startswith(tail) for s in self._stop):

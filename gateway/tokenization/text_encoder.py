@@ -1,54 +1,58 @@
-"""Texts to token ids: by their words on the event loop, else by the library, off it."""
+"""Encoding of texts: by their words on the event loop, else by the library in a thread."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
 
-from gateway.tokenization.turns import INLINE_CHARS, Turns
+from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# CPU that a text takes besides that of its characters, in characters.
-_CHARS_OF_A_TEXT = 128
+# CPU cost of a text in addition to its characters, in characters.
+_CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
-    """Encodes texts. `words` None leaves all of them to the library.
+    """Encodes texts. With `words` None the library encodes all of them.
 
-    `encode_whole` has the library encode a text, and may run in a thread.
+    `encode_with_library` encodes one text, and may run in a thread.
     """
 
     def __init__(
-        self, encode_whole: Callable[[str, bool], array[int]], words: WordIds | None, turns: Turns
+        self,
+        encode_with_library: Callable[[str, bool], array[int]],
+        words: WordIds | None,
+        threads: TokenizerThreads,
     ) -> None:
-        self._encode_whole = encode_whole
+        self._encode_with_library = encode_with_library
         self._words = words
-        self._turns = turns
+        self._threads = threads
 
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, tenant: str
     ) -> list[array[int]]:
         """Return the ids of each text, int32.
 
-        A long text is encoded in blocks, one in a turn of the event loop. To find its words takes a
-        tenth of the CPU of the library, but holds Python's lock, so a thread would not help. The
-        library releases the lock: what is left to it waits for its tenant's turn in a thread.
-        Raises Overloaded when too much text waits there already.
+        A long text is encoded in blocks, one per iteration of the event loop. Finding its words
+        takes a tenth of the library's CPU but holds Python's lock, so a thread would not help. The
+        library releases the lock: texts left to it are queued by tenant for a thread.
+
+        Raises Overloaded if too much text is queued already.
         """
         words = self._words
         if words is None:
             return await self._ask_library(texts, add_special_tokens, tenant)
         found: list[list[array[int]]] = []
-        # Blocks that are left to the library, neighbours together, and where their ids go.
+        # Blocks that are left to the library, neighbours together, and the arrays for their ids.
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:
             parts = [words.opening[:]] if add_special_tokens else []
             has_gap = False
             for block in words.cut_blocks(text):
-                chars_left -= len(block) + _CHARS_OF_A_TEXT
+                chars_left -= len(block) + _CHARS_PER_TEXT
                 if chars_left < 0:
-                    await self._turns.steps.take(tenant)
+                    await self._threads.steps.wait_step(tenant)
                     chars_left = max(0, INLINE_CHARS - len(block))
                 ids = words.encode(block, add_special_tokens=False)
                 if ids is not None:
@@ -71,9 +75,9 @@ class TextEncoder:
         self, texts: list[str], add_special_tokens: bool, tenant: str
     ) -> list[array[int]]:
         def work() -> list[array[int]]:
-            return [self._encode_whole(text, add_special_tokens) for text in texts]
+            return [self._encode_with_library(text, add_special_tokens) for text in texts]
 
-        return await self._turns.run(tenant, sum(map(len, texts)), work)
+        return await self._threads.run(tenant, sum(map(len, texts)), work)
 
 
 def _join(parts: list[array[int]]) -> array[int]:

@@ -15,14 +15,14 @@ from gateway.tokenization.vocabulary import Vocabulary
 
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
-    """The delta, with what its text is in the message that is read."""
+    """Return the delta with the message events of its text."""
     events = message.read(text.text)
     if message.exceeded and text.finish is None:
-        # The engine does not hold to the guide's limit and would go on to the context's end.
+        # The engine ignores the guide's limit and would continue to the end of the context.
         text.finish = "stop"
     if text.finish is not None:
         events += message.finish(cut=text.finish == "length" or text.stop is not None)
-        if text.finish == "stop" and message.called:
+        if text.finish == "stop" and message.ends_with_call:
             text.finish = "tool_calls"
     text.events = tuple(events)
     return text
@@ -45,7 +45,7 @@ class TextStream:
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.sampling.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
-        # Tokens are told apart only where it matters which of them a text came from.
+        # Tokens are decoded separately only if it matters which of them a text came from.
         self._one_by_one = (
             bool(params.stop or generation.later_end_ids) or params.logprobs is not None
         )
@@ -55,24 +55,24 @@ class TextStream:
         self._length = len(generation.echo or "")
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Consumes one delta. After one with `finish` set nothing more may come."""
+        """Process one delta. After one with `finish` set, no more may follow."""
         if delta.stats is not None and self._stats is None:
             self._stats = delta.stats
-        text = self._each(delta) if self._one_by_one else self._all(delta)
+        text = self._decode_each(delta) if self._one_by_one else self._decode_all(delta)
         return text if self._message is None else with_events(self._message, text)
 
     @property
     def at_end(self) -> bool:
-        """Whether an engine would have nothing to add to what has come."""
+        """Return True if an engine would have nothing to add to the text."""
         return self._tokens >= self._max_tokens or self._ends_with_stop_ids()
 
     def cut_short(self) -> TextDelta:
-        """The last delta, were this the limit of tokens."""
+        """Return the last delta, as if the token limit had been reached."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True))
 
-    def _all(self, delta: TokenDelta) -> TextDelta:
-        """The text of all new ids at once."""
+    def _decode_all(self, delta: TokenDelta) -> TextDelta:
+        """Decode all new ids at once."""
         ids = delta.ids
         self._tokens += len(ids)
         text = self._decoder.decode(ids)
@@ -84,8 +84,8 @@ class TextStream:
         text += self._decoder.flush()
         return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
-    def _each(self, delta: TokenDelta) -> TextDelta:
-        """The text of the new ids up to the one that completes a stop string or is an end."""
+    def _decode_each(self, delta: TokenDelta) -> TextDelta:
+        """Decode the new ids up to the one that completes a stop string or is an end id."""
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
         for position, token_id in enumerate(delta.ids):
@@ -97,26 +97,26 @@ class TextStream:
             if self._tokens <= self._min_tokens:
                 pieces.append(self._stop.skip(decoded))
                 continue
-            text, stopped = self._stop.cut(decoded)
+            text, stopped = self._stop.split_at_stop(decoded)
             pieces.append(text)
             if stopped is not None:
                 ids = delta.ids[: position + 1]
                 return self._delta(pieces, logprobs, ids, "stop", stopped)
             if token_id in self._later_end_ids:
-                return self._ended(pieces, logprobs, delta.ids[: position + 1], "stop")
+                return self._build_last_delta(pieces, logprobs, delta.ids[: position + 1], "stop")
         self._remember(delta.ids)
         if not delta.final:
             return self._delta(pieces, logprobs, delta.ids, None)
-        return self._ended(pieces, logprobs, delta.ids, self._finish_reason())
+        return self._build_last_delta(pieces, logprobs, delta.ids, self._finish_reason())
 
-    def _ended(
+    def _build_last_delta(
         self,
         pieces: list[str],
         logprobs: list[TokenLogprob],
         ids: list[int],
         finish: FinishReason,
     ) -> TextDelta:
-        """The last delta; what was held back may still have a stop string in it."""
+        """Return the last delta; text that was held back may still contain a stop string."""
         text, stopped = self._stop.end(self._decoder.flush())
         pieces.append(text)
         return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
@@ -134,7 +134,7 @@ class TextStream:
         return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
-        """Keeps what a sequence of stop ids at the end can be found in."""
+        """Store the last ids, in which a sequence of stop ids can be found."""
         if self._longest_stop_ids and ids:
             self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
 

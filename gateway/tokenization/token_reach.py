@@ -1,10 +1,10 @@
-"""How few tokens a text can be, told without tokenizing it.
+"""Lower bound of a text's tokens, found without tokenizing it.
 
-Tokenizing takes some hundred bytes of memory and a microsecond of CPU for each character. So a text
-that is longer than all tokens of a context could be is refused by its length.
+Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. So a text that
+is longer than all tokens of a context could be is refused by its length.
 
-The bound must hold for every text, so it is known only of tokenizers that give each character to a
-token: those of bytes (Llama 3, Qwen, GPT-2), and sentencepiece's with byte fallback (Llama 2,
+The bound must hold for every text, so it is known only for tokenizers that give each character to a
+token: byte-level ones (Llama 3, Qwen, GPT-2), and sentencepiece's with byte fallback (Llama 2,
 Gemma). Others drop blanks, or fold any number of unknown characters into one token.
 """
 
@@ -15,41 +15,41 @@ from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-# None of these takes characters away, unless its behavior is to remove what it finds.
-_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
-# Normalizers, and how many characters each makes one of at most. Composition gives back what a
-# character decomposes to, which is four characters at most; decomposition only adds.
-_SHRINKING = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
+# Steps that remove no characters, unless their behavior is to remove their matches.
+_LOSSLESS_STEPS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
+# Normalizers, and how many characters each turns into one at most. Composition restores a character
+# from its decomposition, which is at most four characters; decomposition only adds.
+_SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """One token stands for `chars` characters at most.
+    """The maximum number of characters of one token.
 
-    `blanks` says that an added token takes any number of blanks beside it, which then say nothing.
+    With `blanks` an added token takes any number of blanks beside it, so blanks do not count.
     """
 
     chars: int
     blanks: bool = False
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Whether `text` is more than so many tokens for sure."""
-        most = self.chars * tokens
-        if len(text) <= most:
+        """Return True if `text` must have more than `tokens` tokens."""
+        max_chars = self.chars * tokens
+        if len(text) <= max_chars:
             return False
-        return not self.blanks or len("".join(text.split())) > most
+        return not self.blanks or len("".join(text.split())) > max_chars
 
 
 def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach | None:
-    """That of a tokenizer, by the JSON that it is written as; None where there is no bound."""
+    """Return the reach of a tokenizer, given its JSON; None if there is no bound."""
     steps = _steps(definition.get("pre_tokenizer"), "pretokenizers")
-    shrinking = _shrinking(_steps(definition.get("normalizer"), "normalizers"))
+    shrinking = _shrink_factor(_steps(definition.get("normalizer"), "normalizers"))
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
     if (
         definition.get("truncation") is not None
         or shrinking is None
         or any(_removes(step) for step in steps)
-        or not _gives_all(definition["model"], byte_level=byte_level)
+        or not _covers_all_characters(definition["model"], byte_level=byte_level)
     ):
         return None
     added = definition["added_tokens"]
@@ -63,7 +63,7 @@ def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach 
 
 
 def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
-    """A sequence of sequences, flat."""
+    """Return a sequence of sequences as a flat list."""
     if definition is None:
         return []
     if definition["type"] != "Sequence":
@@ -72,33 +72,34 @@ def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, An
 
 
 def _removes(step: dict[str, Any]) -> bool:
-    return step["type"] not in _KEEPING or step.get("behavior") == "Removed"
+    return step["type"] not in _LOSSLESS_STEPS or step.get("behavior") == "Removed"
 
 
-def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
-    """How many characters may become one; None if there is no limit."""
-    most = 1
+def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
+    """Return how many characters may become one; None if there is no limit."""
+    factor = 1
     for step in normalizers:
         if step["type"] == "Replace":
             pattern = step["pattern"].get("String")
             if pattern is None or len(step["content"]) < len(pattern):
                 return None
-        elif step["type"] in _SHRINKING:
-            most *= _SHRINKING[step["type"]]
+        elif step["type"] in _SHRINK_FACTORS:
+            factor *= _SHRINK_FACTORS[step["type"]]
         else:
             return None
-    return most
+    return factor
 
 
 def _tokens(model: dict[str, Any]) -> list[str]:
-    """A byte-level token has a character for each byte, and so no fewer than its text."""
+    """Return the model's tokens. A byte-level one has a character per byte, so at least its
+    text's."""
     if model["type"] == "Unigram":
         return [token for token, _ in model["vocab"]]
     return list(model["vocab"])
 
 
-def _gives_all(model: dict[str, Any], *, byte_level: bool) -> bool:
-    """Whether every character is in some token, and an unknown one in a token of its own."""
+def _covers_all_characters(model: dict[str, Any], *, byte_level: bool) -> bool:
+    """Return True if every character is in some token, and an unknown one in a token of its own."""
     if model["type"] not in ("BPE", "Unigram"):
         return False
     tokens = set(_tokens(model))

@@ -1,7 +1,7 @@
-"""Token ids of what chats have in common: system prompts, tools and the turns before the last.
+"""Cache of the token ids of parts that chats share: system prompts, tools and earlier turns.
 
-A tokenizer cuts a text at its added tokens and treats each piece by itself. So the ids of a chat
-are those of its turns, each up to a token that ends a turn, and can be kept for the next one.
+A tokenizer cuts a text at its added tokens and encodes each piece separately. So the ids of a chat
+are those of its turns, each up to a token that ends a turn, and can be cached for the next one.
 """
 
 from __future__ import annotations
@@ -15,98 +15,101 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# The cache's size is counted in characters: four of them make a token on average, and an id takes
-# four bytes. `_EACH` is the overhead of an entry, whatever its length.
-_ROOM = 4 * 2**20
-_EACH = 256
-# Above so many turns a chat is tokenized whole: cutting it runs on the event loop, and a text made
-# of end tokens alone would hold up every other request.
-_MOST = 1024
+# The budget is counted in characters: four of them make a token on average, and an id takes four
+# bytes. `_ENTRY_BYTES` is the overhead of each entry.
+_BUDGET_BYTES = 4 * 2**20
+_ENTRY_BYTES = 256
+# A chat with more turns is tokenized as one text: splitting runs on the event loop, and a text made
+# of end tokens alone would block every other request.
+_MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
-"""Token ids of texts, without adding special tokens."""
+"""A function from texts to token ids, without adding special tokens."""
 
 
 class TurnCache:
-    """Encodes texts and keeps the ids of the turns that were used last."""
+    """Encodes texts and caches the ids of the most recently used turns."""
 
-    def __init__(self, tokenizer: Tokenizer, ends: Iterable[int], room: int = _ROOM) -> None:
-        """`ends` are ids of tokens that end a turn; `room` is about bytes."""
+    def __init__(
+        self, tokenizer: Tokenizer, ends: Iterable[int], budget_bytes: int = _BUDGET_BYTES
+    ) -> None:
+        """Create a cache. `ends` are ids of tokens that end a turn; `budget_bytes` is
+        approximate."""
         self._ends = _plain_tokens(tokenizer, ends)
         self._end = re.compile("|".join(map(re.escape, self._ends)))
-        self._room = room
-        self._kept: OrderedDict[str, array[int]] = OrderedDict()
-        self._keeping = threading.Lock()
+        self._free_bytes = budget_bytes
+        self._ids_by_turn: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
 
     async def encode(self, text: str, encode: Encode) -> array[int]:
-        """As `encode` does, which is asked for the turns that are not kept."""
-        turns = self.turns(text)
+        """Encode a text; `encode` is called for the turns that are not cached."""
+        turns = self.split_turns(text)
         if not turns:
             [whole] = await encode([text])
             return whole
-        found = {turn: self._kept.get(turn) for turn in turns}
+        found = {turn: self._ids_by_turn.get(turn) for turn in turns}
         new = [turn for turn, ids in found.items() if ids is None]
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
         ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
-            # Another added token overlaps with what seemed to end the turn.
+            # Another added token overlaps with the apparent end of the turn.
             [whole] = await encode([text])
             return whole
         first, *others = turns
-        joined = ids_of[first][:]  # that one stays as it is
+        joined = ids_of[first][:]  # copied, since the cached array must not change
         for turn in others:
             joined += ids_of[turn][1:]
-        with self._keeping:
+        with self._lock:
             for turn, of_it in ids_of.items():
-                self._keep(turn, of_it)
+                self._store(turn, of_it)
         return joined
 
-    def kept(self, text: str) -> Iterator[tuple[str, array[int]]]:
-        """The turns of a text whose ids are kept, and those."""
-        for turn in self.turns(text):
-            if (ids := self._kept.get(turn)) is not None:
+    def cached_turns(self, text: str) -> Iterator[tuple[str, array[int]]]:
+        """Yield the cached turns of a text, and their ids."""
+        for turn in self.split_turns(text):
+            if (ids := self._ids_by_turn.get(turn)) is not None:
                 yield turn, ids
 
     def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
-        """Keeps ids that another cache has had for these turns, of the same tokenizer.
+        """Store ids that another cache has had for these turns, of the same tokenizer.
 
-        In any thread: whoever encodes meanwhile waits for one turn at most.
+        Thread-safe: a concurrent `encode` waits for one turn at most.
         """
         for turn, ids in turns:
-            with self._keeping:
-                self._keep(turn, ids)
+            with self._lock:
+                self._store(turn, ids)
 
-    def turns(self, text: str) -> list[str]:
-        """The turns that `encode` looks for; none where it takes the text whole."""
-        turns = self._cut(text)
-        return turns if 1 < len(turns) <= _MOST else []
+    def split_turns(self, text: str) -> list[str]:
+        """Return the turns that `encode` looks up; none if it encodes the text as one."""
+        turns = self._split_all(text)
+        return turns if 1 < len(turns) <= _MAX_TURNS else []
 
-    def _cut(self, text: str) -> list[str]:
-        """The turns; each but the first has the token before it once more.
+    def _split_all(self, text: str) -> list[str]:
+        """Return the turns; each but the first begins with the token that ends the one before.
 
-        So it is not the beginning of a text, which some tokenizers treat in their own way.
+        So a turn is not the beginning of a text, which some tokenizers treat differently.
         """
         turns = []
         start = 0
         if self._ends:
-            for end in islice(self._end.finditer(text), _MOST):
+            for end in islice(self._end.finditer(text), _MAX_TURNS):
                 turns.append(text[start : end.end()])
                 start = end.start()
         return [*turns, text[start:]]
 
-    def _keep(self, turn: str, ids: array[int]) -> None:
-        if turn in self._kept:
-            self._kept.move_to_end(turn)
+    def _store(self, turn: str, ids: array[int]) -> None:
+        if turn in self._ids_by_turn:
+            self._ids_by_turn.move_to_end(turn)
             return
-        self._kept[turn] = ids
-        self._room -= len(turn) + _EACH
-        while self._room < 0:
-            oldest, _ = self._kept.popitem(last=False)
-            self._room += len(oldest) + _EACH
+        self._ids_by_turn[turn] = ids
+        self._free_bytes -= len(turn) + _ENTRY_BYTES
+        while self._free_bytes < 0:
+            oldest, _ = self._ids_by_turn.popitem(last=False)
+            self._free_bytes += len(oldest) + _ENTRY_BYTES
 
 
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
-    """Those added tokens of `ids` that are found wherever their text is, as far as they tell."""
+    """Return those of `ids` that are added tokens and found wherever their text occurs."""
     if tokenizer.truncation or tokenizer.padding:
         return {}
     added = tokenizer.get_added_tokens_decoder()

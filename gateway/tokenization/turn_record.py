@@ -1,7 +1,8 @@
-"""Token ids of a chat's turns as bytes, so that they can be kept with a conversation.
+"""Token ids of a chat's turns as bytes, so that they can be stored with a conversation.
 
-Of each turn: a keyed BLAKE2b of its text (16 bytes), how many ids (uint32), the ids (int32 each),
-all little-endian. The key is the tokenizer's: what another one has made is found by no text.
+Each turn is: a keyed BLAKE2b of its text (16 bytes), the number of ids (uint32), and the ids (int32
+each), all little-endian. The key is the tokenizer's fingerprint, so that another tokenizer's ids
+are never found.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ from hashlib import blake2b
 _DIGEST = 16
 _HEAD = struct.Struct(f"<{_DIGEST}sI")
 
-Known = Mapping[bytes, bytes]
-"""Ids of turns, as they are kept, by their texts' digests."""
+StoredTurns = Mapping[bytes, bytes]
+"""Stored ids of turns, by the digests of their texts."""
 
 
-def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, besides: Known) -> bytes:
-    """Those that `besides` has not. `fingerprint` is 64 bytes at most."""
+def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
+    """Return the turns that are not in `stored`, packed. `fingerprint` is at most 64 bytes."""
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
         digest = _digest(text, fingerprint)
-        if digest not in besides:
-            packed[digest] = _HEAD.pack(digest, len(ids)) + _swapped(ids).tobytes()
+        if digest not in stored:
+            packed[digest] = _HEAD.pack(digest, len(ids)) + _to_little_endian(ids).tobytes()
     return b"".join(packed.values())
 
 
 def unpack(kept: bytes) -> dict[bytes, bytes]:
-    """What `pack` wrote, also several times in a row. Raises ValueError for anything else."""
+    """Return the ids by digest from the output of `pack`, also of several concatenated.
+
+    Raises ValueError for anything else.
+    """
     found: dict[bytes, bytes] = {}
     at = 0
     while at < len(kept):
@@ -45,14 +49,14 @@ def unpack(kept: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def ids_of(text: str, fingerprint: bytes, known: Known) -> array[int] | None:
-    """The ids of a turn; None where they are not known."""
-    kept = known.get(_digest(text, fingerprint))
+def ids_of(text: str, fingerprint: bytes, stored: StoredTurns) -> array[int] | None:
+    """Return the ids of a turn; None if they are not stored."""
+    kept = stored.get(_digest(text, fingerprint))
     if kept is None:
         return None
     ids = array("i")
     ids.frombytes(kept)
-    return _swapped(ids)
+    return _to_little_endian(ids)
 
 
 def _digest(text: str, fingerprint: bytes) -> bytes:
@@ -60,7 +64,7 @@ def _digest(text: str, fingerprint: bytes) -> bytes:
     return blake2b(encoded, digest_size=_DIGEST, key=fingerprint).digest()
 
 
-def _swapped(ids: array[int]) -> array[int]:
+def _to_little_endian(ids: array[int]) -> array[int]:
     if sys.byteorder == "little":
         return ids
     swapped = array("i", ids)

@@ -1,9 +1,9 @@
-"""The tokens of one tokenizer as bytes, and token ids to text as they come.
+"""The tokens of one tokenizer as bytes, and incremental decoding of token ids.
 
-Two decoders with one interface: vocabularies of bytes (GPT-2's alphabet: Llama 3, Qwen, Mistral's
-newer ones) need but a table, and Python's UTF-8 decoder where a character is of several tokens,
-which is exact for any sequence of ids (0.1 and 0.3 us a token); all others go through Rust's
-`DecodeStream` (0.6 us a token and more to begin).
+Two decoders have one interface. Byte vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral
+models) need only a table, and Python's UTF-8 decoder if a character has several tokens, which is
+exact for any sequence of ids (0.1 and 0.3 us a token). All others use Rust's `DecodeStream` (0.6 us
+a token, and more to begin).
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ _MAX_HELD_IDS = 4
 _REPLACEMENT = "\ufffd"
 
 Piece = str | bytes
-"""What a token stands for; bytes where it is a part of a character."""
+"""The contents of a token; bytes if it is a part of a character."""
 
 
-class Decoder(Protocol):
-    """Token ids to text that never shows half a character; bytes that are no UTF-8 are dropped."""
+class TokenDecoder(Protocol):
+    """Decoder that never returns half a character; bytes that are not UTF-8 are dropped."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text that became certain with these ids; empty while a character is incomplete."""
+        """Return the text that became certain with these ids; empty while a character is
+        incomplete."""
 
     def flush(self) -> str:
-        """The whole characters that were held back, once no more ids come."""
+        """Return the complete characters that were held back, once no more ids come."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py), inverted."""
+    """Return GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py),
+    inverted."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     stand_ins = {chr(byte): byte for byte in plain}
@@ -49,17 +51,17 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
-"""The byte that each printable character of a byte-level vocabulary stands for."""
+"""The byte for each printable character of a byte-level vocabulary."""
 
 
 class Vocabulary:
-    """What each token id of a tokenizer stands for."""
+    """The contents of each token id of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         definition = json.loads(tokenizer.to_str())
         self.reach = token_reach(tokenizer, definition)
-        """None where a token may stand for any number of characters."""
+        """Maximum characters per token; None if a token may stand for any number of characters."""
         self.form = _without_tokens(definition)
         """The tokenizer's JSON without the tokens of its model."""
         self._byte_level = _is_byte_level(definition)
@@ -70,7 +72,7 @@ class Vocabulary:
         self._skipped.update(dict.fromkeys(special, ""))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; those of a special token are its name's."""
+        """Return the bytes of a token; those of a special token are its name's."""
         token = self.tokenizer.id_to_token(token_id) or ""
         if self._byte_level:
             # Byte-level vocabularies write each byte as one printable character.
@@ -82,8 +84,8 @@ class Vocabulary:
 
     def decoder(
         self, prompt_ids: Sequence[int], visible: Iterable[str] = (), *, skip_special: bool = True
-    ) -> Decoder:
-        """For text that follows `prompt_ids`; of special tokens only `visible` ones are shown."""
+    ) -> TokenDecoder:
+        """Return a decoder for text after `prompt_ids`; only `visible` special tokens are shown."""
         if not self._byte_level:
             return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
         table = self._skipped if skip_special else self._shown
@@ -94,7 +96,8 @@ class Vocabulary:
         return ByteDecoder(table)
 
     def offsets(self, ids: Iterable[int]) -> list[int]:
-        """Where each token's text begins, in characters; those of a split character share one."""
+        """Return the index of each token's text, in characters; tokens of a split character share
+        one."""
         decoder = self.decoder([], skip_special=False)
         offsets, length = [], 0
         for token_id in ids:
@@ -104,7 +107,7 @@ class Vocabulary:
 
 
 class _Table(dict[int, Piece]):
-    """Pieces by token id, looked up once; `under` knows some that this table does not."""
+    """Pieces by token id, looked up once; `under` has some that this table lacks."""
 
     def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
         self._vocabulary = vocabulary
@@ -123,7 +126,7 @@ class _Table(dict[int, Piece]):
 
 
 class ByteDecoder:
-    """Decodes tokens that are bytes: joined, they are the text."""
+    """Decoder of byte tokens: joined, they are the text."""
 
     def __init__(self, table: dict[int, Piece]) -> None:
         self._table = table
@@ -139,7 +142,7 @@ class ByteDecoder:
             return self._decode_bytes(_raw(piece))
         pieces = [table[token_id] for token_id in ids]
         if not self._held:
-            # Whether all are text is found by joining them; to look at each takes longer.
+            # Joining shows whether all are text; checking each takes longer.
             try:
                 return "".join(cast("list[str]", pieces))
             except TypeError:
@@ -161,7 +164,7 @@ def _raw(piece: Piece) -> bytes:
 
 
 class StreamDecoder:
-    """Decodes with the tokenizer's own decoder, which looks at neighbouring tokens."""
+    """Decoder by the tokenizer's own decoder, which depends on neighbouring tokens."""
 
     def __init__(
         self,
@@ -171,7 +174,7 @@ class StreamDecoder:
         *,
         skip_special: bool = True,
     ) -> None:
-        """Special tokens are skipped but for those in `visible`."""
+        """Begin after `prompt_ids`. Special tokens are skipped, except those in `visible`."""
         self._skip_special = skip_special
         self._tokenizer = tokenizer
         ids = {tokenizer.token_to_id(token): token for token in visible}
@@ -194,7 +197,7 @@ class StreamDecoder:
         if not held:
             return ""
         self._restart()
-        return self._whole(held)
+        return self._decode_complete(held)
 
     def _push(self, token_id: int) -> str:
         if token_id in self._visible:
@@ -208,10 +211,10 @@ class StreamDecoder:
             return ""
         [given_up, *retry], self._held = self._held, []
         self._restart()
-        return self._whole([given_up]) + "".join([self._push(held) for held in retry])
+        return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
-    def _whole(self, ids: list[int]) -> str:
-        """One id can hold whole characters and then the first bytes of another."""
+    def _decode_complete(self, ids: list[int]) -> str:
+        """Decode held ids; one can contain complete characters and the first bytes of another."""
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]
@@ -234,7 +237,7 @@ def _without_tokens(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:
-    """Whether decoding is joining bytes, whatever the neighbours are."""
+    """Return True if decoding means joining bytes, whatever the neighbours are."""
     decoder = definition.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     return [step.get("type") for step in steps] == ["ByteLevel"]

@@ -14,24 +14,25 @@ _MAX_BYTES = 16 * array("i").itemsize
 
 
 class WordCache:
-    """Two generations of entries. When the newer one is full it becomes the older one.
+    """Two generations of entries. When the newer one is full, it becomes the older one.
 
-    An entry that is used is moved to the newer one. So texts in common use stay, however many
-    others are added, and no entry needs a time of its last use.
+    An entry that is used is moved to the newer one. So common texts remain cached, however many
+    others are added, and no entry needs the time of its last use.
     """
 
     def __init__(self, max_entries: int) -> None:
-        """`max_entries` are those of both generations."""
+        """Create a cache. `max_entries` counts both generations."""
         self._max_generation_entries = max_entries // 2
         self.newer: dict[str, Ids] = {}
-        """For callers that look up many texts at once; others are found by `find`."""
+        """Entries for callers that look up many texts at once; other entries are found by
+        `find`."""
         self._older: dict[str, Ids] = {}
 
     def __len__(self) -> int:
         return len(self.newer) + len(self._older)
 
     def find(self, texts: Iterable[str]) -> tuple[dict[str, Ids], list[str]]:
-        """Return the ids of the texts that are cached, and the other texts, each once."""
+        """Return the ids of the cached texts, and the other texts, each once."""
         known: dict[str, Ids] = {}
         new: list[str] = []
         for text in dict.fromkeys(texts):
@@ -45,7 +46,7 @@ class WordCache:
         return known, new
 
     def add(self, entries: Mapping[str, Ids]) -> None:
-        """Cache the small ones of the entries."""
+        """Cache those entries that are small."""
         for text, ids in entries.items():
             if len(text) <= _MAX_CHARS and len(ids) <= _MAX_BYTES:
                 self._put(text, ids)

@@ -1,4 +1,4 @@
-"""Token ids of a text from those of its words, which are cached.
+"""Token ids of a text from the cached ids of its words.
 
 A byte-level BPE first cuts at its added tokens, then by a regular expression, and merges within
 each word alone. So the ids of a text are those of its words, and prose repeats its words. Each
@@ -6,9 +6,9 @@ word's ids come from the tokenizers library once. Only the cutting is done here,
 expression for Python's `re` (`word_pattern`). All other kinds of tokenizers, and texts of mostly
 new words, are left to the library.
 
-Where a word begins at each lone space, as those of GPT-2, GPT-4o, Llama 3 and Qwen do, the ids of
-each piece between two lone spaces are cached as well. A long text can be cut there into blocks,
-each of which is encoded alone.
+If a word begins at each lone space, as with GPT-2, GPT-4o, Llama 3 and Qwen, the ids of each piece
+between two lone spaces are cached as well. A long text can be cut there into blocks, each of which
+is encoded alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from gateway.tokenization.control_tokens import any_of
+from gateway.tokenization.control_tokens import build_alternation
 from gateway.tokenization.lone_spaces import MAX_BLOCK_CHARS, LoneSpaces
 from gateway.tokenization.vocabulary import BYTE_OF
 from gateway.tokenization.word_cache import Ids, WordCache
@@ -32,7 +32,7 @@ from gateway.tokenization.word_pattern import (
     char_class,
     pattern_of,
     piece_start_of,
-    translated,
+    translate_pattern,
 )
 from gateway.tokenization.word_samples import make_samples
 
@@ -41,22 +41,23 @@ log = logging.getLogger(__name__)
 _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
 # Finding the pieces of a shorter text takes more CPU than cutting it into words.
 _MIN_PIECES_CHARS = 100
-# To look for new words and to cache them takes up to twice the CPU that the library takes. So a
-# text with a larger share of them is left to the library, and only a few of them are cached.
+# Finding and caching new words takes up to twice the CPU that the library takes. So a text with a
+# larger share of them is left to the library, and only a few of them are cached.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
 _SAMPLE_PIECES = 32
-# Added tokens and the texts between them, each of which takes 3 us besides its words.
+# Maximum number of added tokens and texts between them, each of which takes 3 us in addition to its
+# words.
 _MAX_PARTS = 512
-# An added token that is longer makes an expression that is nested too deeply.
+# A longer added token makes an expression that is nested too deeply.
 _MAX_ADDED_CHARS = 64
 
 _CHARACTER_OF = {byte: char for char, byte in BYTE_OF.items()}
 
 
 class WordIds:
-    """Cached words of one tokenizer. `of` makes instances; each belongs to one thread."""
+    """Cached words of one tokenizer. Instances are made by `of`; each belongs to one thread."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class WordIds:
         self._cut_words = words.findall
         self._is_plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._set_added(added)
-        # What no text stands for.
+        # Ids that no text may be encoded as.
         self._control_ids: frozenset[int] = frozenset()
         self._lone_spaces = None if piece_start is None else LoneSpaces(piece_start)
         # A block must not end within an added token.
@@ -84,12 +85,12 @@ class WordIds:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
-        """Return None for a tokenizer of another kind, and for one that was found to differ.
+        """Return the words of a tokenizer; None for another kind, or if a test finds different ids.
 
         `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
-        pattern, added = pattern_of(definition), _added(definition)
-        words = None if pattern is None else translated(pattern)
+        pattern, added = pattern_of(definition), _read_added_tokens(definition)
+        words = None if pattern is None else translate_pattern(pattern)
         if (
             pattern is None
             or words is None
@@ -112,13 +113,13 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return words with the same caches for a tokenizer that differs in its added tokens alone.
+        """Return words with the same caches for a tokenizer that differs only in its added tokens.
 
         Args:
-            tokenizer: knows `added` as added tokens, and no others.
-            added: ids of added tokens, by what stands for them in a text.
-            control_ids: those of `added` that other text must not be encoded as. The library has to
-                encode a text where it would be.
+            tokenizer: has `added` as its only added tokens.
+            added: ids of added tokens, by their text in an aliased text.
+            control_ids: those of `added` that other text must not be encoded as. If it would be,
+                the library has to encode the text.
         """
         words = copy(self)
         words._tokenizer = tokenizer
@@ -127,7 +128,7 @@ class WordIds:
         return words
 
     def _set_added(self, added: Mapping[str, int]) -> None:
-        self._cut_added = re.compile(f"({any_of(added)})").split if added else None
+        self._cut_added = re.compile(f"({build_alternation(added)})").split if added else None
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
     def cut_blocks(self, text: str) -> Iterable[str]:
@@ -139,11 +140,10 @@ class WordIds:
     def encode(
         self, text: str, *, add_special_tokens: bool, learns_all: bool = False
     ) -> array[int] | None:
-        """Return the ids of a text; None where the library has to encode it.
+        """Return the ids of a text; None if the library has to encode it.
 
         The library has to if the text is longer than a block, or if too many of its characters are
-        those of new words or not in the alphabet. With `learns_all` new words are cached, however
-        many.
+        in new words or outside the alphabet. With `learns_all` new words are cached, however many.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -184,7 +184,7 @@ class WordIds:
         if not learns_all and self._has_new_words(pieces, len(text)):
             return None
         found: list[Ids | None] = [*map(self._pieces.newer.get, pieces)]
-        # No space stands before the first.
+        # No space precedes the first piece.
         head = pieces[0]
         found[0] = None if head else b""
         if head and plain and len(pieces) > 1 and found[1] and not head[-1].isspace():
@@ -212,7 +212,8 @@ class WordIds:
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
         """Return True if most words of a sample are new. Some of them are cached then."""
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # From elsewhere each time: what has been cached of the same text says nothing of the rest.
+        # From another start each time: cached words of the same sample prove nothing about the
+        # rest.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
@@ -232,7 +233,7 @@ class WordIds:
     ) -> list[Ids] | None:
         """Return the ids of each text; None if too many of the `chars` characters are new."""
         found: list[Ids] = []
-        # Places of texts of words that may be new, and of other alphabets.
+        # Indices of texts whose words may be new, and of texts in other alphabets.
         rest: list[int] = []
         foreign: list[int] = []
         for place, text in enumerate(texts):
@@ -262,9 +263,9 @@ class WordIds:
         return found
 
     def _learn(self, words: list[str], chars: int) -> None:
-        """Cache the first of some new words of a text of so many characters.
+        """Cache the first of some new words of a text of `chars` characters.
 
-        Without them a gateway that was just started would never know any word.
+        Otherwise a gateway that was just started would never learn any word.
         """
         left = _LEARNED_SHARE * chars
         learned: dict[str, Ids] = {}
@@ -293,7 +294,7 @@ class WordIds:
 
 
 def _indices_of_none(found: list[Ids | None]) -> list[int]:
-    """Return where None is. It is in few places, so a look at each would take longer."""
+    """Return the indices of None. There are few, so checking each item would take longer."""
     indices: list[int] = []
     with suppress(ValueError):
         while True:
@@ -301,8 +302,8 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
     return indices
 
 
-def _added(definition: dict[str, Any]) -> dict[str, int] | None:
-    """Return the added tokens; None if one search does not find each wherever its text is."""
+def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
+    """Return the added tokens; None if a single search does not find each of them everywhere."""
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)
     long = any(len(t["content"]) > _MAX_ADDED_CHARS for t in tokens)

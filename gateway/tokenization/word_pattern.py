@@ -12,38 +12,38 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# ASCII, Latin-1 and typographic punctuation: none is changed by NFC, and none is equal to an ASCII
-# letter but for its case (as the long s is).
+# ASCII, Latin-1 and typographic punctuation. NFC changes none of them, and none equals an ASCII
+# letter except for its case (as the long s does).
 ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
-# That of `ByteLevel` itself: GPT-2's encoder.py.
+# The expression of `ByteLevel` itself: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# What means the same in both languages. Not so: flags, `{2}+`, which is possessive in one of them
-# alone, and "ss" where case does not matter, which is "ß" in the other.
+# Syntax with the same meaning in both languages. Excluded are flags, `{2}+`, which is possessive in
+# only one of them, and "ss" without case, which is "ß" in the other.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Stands where a class has no character of the alphabet.
+# Replaces a class that has no character of the alphabet.
 _NO_CHARACTER = "\ue000"
 
-# Of words: what begins one and may be a space, and steps that are none, ...
+# Parts of words: the beginning, which may be a space, and steps that are not, ...
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# ... of white space alone, ...
+# ... white space only, ...
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
-# ... and the demo's own, of a comma and the space before a number.
+# ... and the demo's own: a comma and the space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
 _PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
 def pattern_of(definition: dict[str, Any]) -> str | None:
-    """The expression that cuts a text into words; None for other kinds of tokenizers."""
+    """Return the expression that cuts a text into words; None for other kinds of tokenizers."""
     model, normalizer = definition["model"], definition["normalizer"]
     plain = model["type"] == "BPE" and not any(
         model.get(name)
@@ -68,8 +68,8 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
     return None
 
 
-def translated(pattern: str) -> re.Pattern[str] | None:
-    """The same expression for Python, within the alphabet; None where that is not sure."""
+def translate_pattern(pattern: str) -> re.Pattern[str] | None:
+    """Return the same expression for Python, within the alphabet; None if that is not certain."""
     found, at, within = "", 0, False
     while at < len(pattern):
         step = _SYNTAX.match(pattern, at)
@@ -82,19 +82,19 @@ def translated(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # The two go on differently after a word of no characters.
+    # The two languages continue differently after an empty word.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):
             return None
-        # What lies between words is one, too.
+        # The text between words is a word, too.
         return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
     except re.error:
         return None
 
 
 def _members(chars: str) -> str:
-    """The characters of the alphabet that the library takes for such."""
+    """Return the characters of the alphabet that the library takes for this class."""
     others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
     return "".join(char for char in ALPHABET if not others(char))
 
@@ -104,10 +104,10 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return what a word may begin with behind a lone space such that it begins at that space.
+    """Return the pattern after a lone space for which a word is sure to begin at that space.
 
-    A space is lone if there is no other white space beside it. Return None where the expression may
-    have words that hold such a space within.
+    A space is lone if there is no other white space beside it. None if words of the expression may
+    contain such a space.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:

@@ -1,4 +1,4 @@
-"""Texts by which a start compares ids of words with the library's ids of whole texts."""
+"""Texts by which the start compares word-based ids with the library's ids of complete texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def make_samples(tokens: list[str], long: int) -> Iterator[str]:
         yield "".join(draw.choices(more, k=draw.randint(3, 24)))
     for token in draw.sample(tokens, min(64, len(tokens))):
         yield f"a{token} {token[:-1]}{token}"
-    # Mostly of pieces: a text is cut at an added token, and what lies beside it may be short.
+    # Mostly of pieces: a text is cut at an added token, and the text beside it may be short.
     solid = ["a", "S", "é", "'", "!", "/", "—", "a's", "the", ",", "a\nS", "!\r\n\n1", "1", "²"]
     for number in range(_LONG_SAMPLES):
         text = " ".join(draw.choices([*solid, "", "\n", "a\n"] if number % 2 else solid, k=long))
         yield text
-        yield text  # whose pieces are cached now
+        yield text  # again, with its pieces cached

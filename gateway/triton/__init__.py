@@ -1,1 +1,1 @@
-"""Everything that speaks to Triton: the only importer of gRPC and protobuf."""
+"""Communication with Triton: the only package that imports gRPC and protobuf."""

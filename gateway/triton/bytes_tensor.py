@@ -1,4 +1,4 @@
-"""A BYTES tensor of texts: each is its length in 4 bytes, little-endian, then UTF-8."""
+"""BYTES tensors of texts: each text is its length in 4 bytes, little-endian, then UTF-8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def pack(texts: Sequence[str]) -> bytes:
 
 
 def unpack(raw: bytes) -> list[str]:
-    """What is not UTF-8, such as half a character, becomes U+FFFD."""
+    """Return the texts of a tensor; bytes that are not UTF-8, such as half a character, become
+    U+FFFD."""
     texts, position = [], 0
     while position < len(raw):
         (length,) = struct.unpack_from("<I", raw, position)

@@ -1,4 +1,4 @@
-"""What is asked of one Triton server: unary calls and one ModelStreamInfer stream per request."""
+"""Calls to one Triton server: unary calls, and one ModelStreamInfer stream per request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class TritonClient:
     """Connection to one Triton endpoint: ``host:port``, or ``grpcs://host:port`` for TLS.
 
-    Create it inside a running event loop. Raises ValueError for another endpoint, OSError when a
+    Create it inside a running event loop. Raises ValueError for an invalid endpoint, OSError if a
     certificate cannot be read.
     """
 
@@ -46,9 +46,10 @@ class TritonClient:
         *,
         metadata: Metadata = _NO_METADATA,
     ) -> Responses:
-        """Sends one serialized ModelInferRequest, whole or in pieces, on a stream of its own.
+        """Send one serialized ModelInferRequest, in one piece or several, on a stream of its own.
 
-        So cancelling it hits nothing else. Raises GatewayError when there is no connection.
+        Cancelling the stream affects no other request. Raises GatewayError if there is no
+        connection.
         """
         return await self.stream(request, parse_response, metadata=metadata)
 
@@ -60,9 +61,9 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """As `infer`, with each serialized ModelStreamInferResponse read by `parse`.
+        """Send a request like `infer`; `parse` reads each serialized ModelStreamInferResponse.
 
-        Raises TimeoutError when no connection is made `by` then, a time of the event loop.
+        Raises TimeoutError without a connection by `by`, a time of the event loop.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
@@ -74,7 +75,8 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[bytes]:
-        """As `stream`, with the bytes of the responses in the pieces that they come in.
+        """Send a request like `stream`; the responses are returned as bytes, in the pieces
+        received.
 
         Each response begins with gRPC's prefix.
         """
@@ -82,7 +84,7 @@ class TritonClient:
         return await self._transport.pieces(_STREAM, pieces, metadata, by)
 
     async def model_ready(self, model: str) -> bool:
-        """Whether the server serves `model` now.
+        """Return True if the server serves `model` now.
 
         Raises EngineUnreachable without a connection, TimeoutError without an answer in time.
         """
@@ -93,29 +95,29 @@ class TritonClient:
             raise
         except GatewayError:
             return False
-        return bool(_parsed(pb.ModelReadyResponse, reply).ready)
+        return bool(_parse(pb.ModelReadyResponse, reply).ready)
 
     async def model_config(self, model: str) -> Any:
-        """The server's `inference.ModelConfig` of `model`. Raises GatewayError."""
+        """Return the server's `inference.ModelConfig` of `model`. Raises GatewayError."""
         request = pb.ModelConfigRequest(name=model).SerializeToString()
         path = _SERVICE + "/ModelConfig"
         try:
             reply = await self._transport.unary(path, request, _UNARY_TIMEOUT_S)
         except TimeoutError as error:
             raise EngineUnavailable("The inference server did not answer in time.") from error
-        return _parsed(pb.ModelConfigResponse, reply).config
+        return _parse(pb.ModelConfigResponse, reply).config
 
     async def infer_once(
         self, request: bytes, timeout_s: float, *, metadata: Metadata = _NO_METADATA
     ) -> bytes:
-        """The serialized ModelInferResponse to a serialized ModelInferRequest.
+        """Return the serialized ModelInferResponse to a serialized ModelInferRequest.
 
-        Cancelled, it ends the call. Raises GatewayError, and TimeoutError after `timeout_s`.
+        Cancelling the task ends the call. Raises GatewayError, and TimeoutError after `timeout_s`.
         """
         return await self._transport.unary(_SERVICE + "/ModelInfer", request, timeout_s, metadata)
 
     def disconnect(self) -> None:
-        """Gives up what is in flight; the next call connects anew."""
+        """Abort all calls in flight; the next call connects again."""
         self._transport.disconnect()
 
     async def close(self) -> None:
@@ -123,11 +125,11 @@ class TritonClient:
 
 
 def parse_response(data: bytes) -> pb.ModelStreamInferResponse:
-    """Raises EngineBroken for what is no response."""
-    return _parsed(pb.ModelStreamInferResponse, data)
+    """Parse a response. Raises EngineBroken if it is invalid."""
+    return _parse(pb.ModelStreamInferResponse, data)
 
 
-def _parsed(kind: Any, data: bytes) -> Any:
+def _parse(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -137,7 +139,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
 def _transport(endpoint: Endpoint, options: ConnectionOptions) -> Transport:
     if options.transport == "http2":
         return Http2Transport(endpoint, options)
-    # grpcio is 8 MiB, for the reference alone.
+    # grpcio takes 8 MiB and is only the reference transport.
     from gateway.triton.grpcio import GrpcioTransport  # noqa: PLC0415
 
     return GrpcioTransport(endpoint, options)

@@ -1,6 +1,6 @@
-"""One model of a Triton server asked by hand: no engine state, no rules of the OpenAI API.
+"""Direct requests to one model of a Triton server, without engine state or OpenAI's rules.
 
-For operators' tools, so what the server says is passed on as it is.
+For operators' tools, so the server's messages are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
-from gateway.triton.llmapi.model import is_llmapi, streams
+from gateway.triton.llmapi.model import is_llmapi, streams_tokens
 from gateway.triton.llmapi.reader import LlmapiReader
 from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import StopModel, engine_folder, parameter
@@ -31,26 +31,27 @@ from gateway.triton.names import (
 )
 from gateway.triton.numbers import NUMBERS
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
-# The gateway finds stop strings itself: the engine knows them as sequences of tokens, and some of
-# its releases fail on them. Whoever asks by hand may see that.
+# The gateway finds stop strings itself: the engine knows them as sequences of tokens, and some
+# releases fail on them. Direct requests send them, so that an operator can see that.
 _LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
 _CANCELLED = "Request cancelled by client"
 
 
 class Reply:
-    """One response on a stream. `error` is the server's text, "" when there is none."""
+    """A response on a stream. `error` is the server's text, "" when there is none."""
 
     def __init__(self, response: pb.ModelStreamInferResponse) -> None:
         self._response = response.infer_response
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
         self.cancelled = self.error == _CANCELLED
-        """Whether it is what the llmapi model says of a stopped request, and to whom stops it."""
+        """True for the message by which the llmapi model answers a stopped request and its stop
+        request."""
 
     def has(self, name: str) -> bool:
         return any(tensor.name == name for tensor in self._response.outputs)
@@ -59,9 +60,10 @@ class Reply:
         return [tensor.name for tensor in self._response.outputs]
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """An output in its shape, None when it did not come.
+        """Return an output in its shape, or None if it is not in the response.
 
-        BF16 comes as its 16 bits, uint16; BYTES as texts, which the llmapi model's numbers are too.
+        BF16 comes as its 16 bits (uint16), BYTES as texts. The llmapi model's numbers are texts,
+        too.
         """
         found = self._raw(name)
         if found is None:
@@ -72,7 +74,7 @@ class Reply:
         return np.frombuffer(raw, NUMBERS[tensor.datatype]).reshape(tensor.shape)
 
     def _raw(self, name: str) -> tuple[Any, bytes] | None:
-        """What is declared of an output, and its contents."""
+        """Return the declaration of an output, and its contents."""
         contents = self._response.raw_output_contents
         for tensor, raw in zip(self._response.outputs, contents, strict=True):
             if tensor.name == name:
@@ -80,7 +82,7 @@ class Reply:
         return None
 
     def ids(self) -> list[list[int]]:
-        """`output_ids`, [1, beams, length], by beam and without padding."""
+        """Return `output_ids`, [1, beams, length], by beam and without padding."""
         ids, lengths = self.array("output_ids"), self.array("sequence_length")
         if ids is None:
             return []
@@ -89,20 +91,20 @@ class Reply:
         return [row[:n].tolist() for row, n in zip(ids[0], lengths.reshape(-1), strict=True)]
 
     def texts(self) -> list[str]:
-        """`text_output`, by beam."""
+        """Return `text_output`, by beam."""
         raw = self._raw("text_output")
         return [] if raw is None else bytes_tensor.unpack(raw[1])
 
     def delta(self, reader: LlmapiReader) -> TokenDelta:
-        """What it brings beside the replies before it, of the llmapi model."""
+        """Return what the reply adds to the replies before; for the llmapi model."""
         return reader.delta(self._response)
 
 
 class DirectModel:
-    """A served model: what it declares, and requests to it.
+    """A served model: its declared tensors, and requests to it.
 
-    `llmapi` says that it is that of the llmapi repository, whose streamed texts are each the whole
-    so far; with `sends_at_end` that of a release which streams nothing before.
+    `llmapi` is True for the model of the llmapi repository, whose streamed texts each hold the
+    complete text so far. With `sends_at_end` its release streams nothing before the end.
     """
 
     def __init__(self, client: TritonClient, name: str, config: Any) -> None:
@@ -114,7 +116,7 @@ class DirectModel:
         self.llmapi = is_llmapi(config)
         names = _LLMAPI if self.llmapi else TEXT if self.takes_text else CORE
         self.inputs = read_inputs(config, names)
-        self.sends_at_end = self.llmapi and not streams(config)
+        self.sends_at_end = self.llmapi and not streams_tokens(config)
         self.outputs = frozenset(tensor.name for tensor in config.output)
         self._names_outputs = names_outputs(config)
         self.decoupled = bool(config.model_transaction_policy.decoupled)
@@ -123,7 +125,8 @@ class DirectModel:
 
     @classmethod
     async def find(cls, client: TritonClient, name: str) -> DirectModel:
-        """Raises GatewayError, TimeoutError when it is not served or Triton cannot be reached."""
+        """Return the model. Raises GatewayError or TimeoutError if it is not served or Triton is
+        unreachable."""
         try:
             served = await client.model_ready(name)
         except EngineUnreachable as error:
@@ -134,7 +137,7 @@ class DirectModel:
 
     @property
     def lora_dtype(self) -> Dtype | None:
-        """The declared type of `lora_weights`; None where the model takes no adapters."""
+        """Return the declared type of `lora_weights`; None if the model takes no adapters."""
         return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
@@ -144,11 +147,13 @@ class DirectModel:
             batched=not self.llmapi,
         )
 
-    def batch(self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]) -> Request:
-        """A request of several rows: matrices, [rows, n], by the names that the model has.
+    def batch(
+        self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
+    ) -> InferRequest:
+        """Return a request of several rows: matrices, [rows, n], by the model's own input names.
 
-        What it does not declare is left out. Of its outputs those that say what was generated are
-        wanted.
+        Inputs that the model does not declare are left out. The requested outputs are those that
+        hold the generated tokens.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -161,24 +166,24 @@ class DirectModel:
         if self._names_outputs:
             for name in _GENERATED & self.outputs:
                 request.outputs.add(name=name)
-        return Request(request_id, request.SerializeToString())
+        return InferRequest(request_id, request.SerializeToString())
 
-    def stop(self, request_id: str) -> Request:
+    def stop(self, request_id: str) -> InferRequest:
         of_model = llmapi_stop_request if self.llmapi else stop_request
         return of_model(StopModel(self.name, self.inputs), request_id)
 
-    async def send(self, request: Request | Message) -> Responses:
-        """Starts a request on a stream of its own. Raises GatewayError without a connection."""
-        if isinstance(request, Request):
+    async def send(self, request: InferRequest | Message) -> Responses:
+        """Start a request on a stream of its own. Raises GatewayError without a connection."""
+        if isinstance(request, InferRequest):
             return await self._client.infer(request.pieces)
         return await self._client.infer(request)
 
 
 async def replies(stream: Responses) -> AsyncIterator[Reply]:
-    """All replies up to the end of the request; the last is final, or an error.
+    """Yield all replies up to the end of the request; the last is final, or an error.
 
-    Raises GatewayError when the connection is lost or the stream ends before that, CancelledError
-    when the stream is cancelled.
+    Raises GatewayError if the connection is lost or the stream ends early, CancelledError if the
+    stream is cancelled.
     """
     while (response := await stream.read()) is not None:
         reply = Reply(response)

@@ -1,4 +1,4 @@
-"""One Triton replica: what it serves, whether it is there, and generations on it."""
+"""A Triton replica: its served model, its availability, and generations on it."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from gateway.generation import Generation
 from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
-from gateway.triton.events import ColdSend
-from gateway.triton.llmapi.proof import Proof
+from gateway.triton.events import AdapterUpload
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
-from gateway.triton.mapped import MappedModel, Mapping, read_mapped_model
+from gateway.triton.llmapi.token_probe import TokenProbe
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prefix_cache import PrefixCache
 from gateway.triton.prompt_logits import PromptStream
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.residency import Residency
-from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
+from gateway.triton.selection import ModelPreferences, ModelSelection, ModeSetting, select_model
 from gateway.triton.silence import Silence
 from gateway.triton.stop_requests import StopRequests
 from gateway.triton.stream_owner import OpenStream
-from gateway.triton.token_stream import Aside, TokenStream
+from gateway.triton.tensor_mapping import ResolvedMapping, TensorMapping, resolve_mapping
+from gateway.triton.token_stream import Offload, TokenStream
 from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
 from gateway.triton.tokenizer.comparison import OwnTokenizer
 from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 1.0
-_LOOK_TIMEOUT_S = 2.0
-# What answers late has answered by then, and a gateway that stood still itself has caught up.
-_SECOND_LOOK_TIMEOUT_S = 1.0
+_POLL_INTERVAL_S = 1.0
+_POLL_TIMEOUT_S = 2.0
+# Enough for a slow answer to arrive, and for a gateway that was stalled itself to catch up.
+_REPEATED_POLL_TIMEOUT_S = 1.0
 _TOKENIZER_TIMEOUT_S = 5.0
-# So often one with whole answers under way may leave a proof unanswered: it may just be full.
-_MAX_SILENT_PROOFS = 3
+# An engine with single responses under way may fail this many probes: it may just be full.
+_MAX_SILENT_PROBES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
 T = TypeVar("T")
 
 
-async def _at_once(work: Callable[[], T]) -> T:
+async def _run_inline(work: Callable[[], T]) -> T:
     return work()
 
 
 class Engine:
-    """What one Triton server serves: its core model, or a text model above it.
+    """The model that one Triton server serves: its core model, or a text model above it.
 
     `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
-    told of each generation that is sent stop requests, once. Create inside an event loop.
+    called once for each generation that is sent stop requests. Create inside an event loop.
     """
 
     def __init__(
@@ -69,22 +69,24 @@ class Engine:
         vocab_size: int,
         max_seq_len: int | None,
         on_stop: Callable[[Stopping], None],
-        on_cold_send: Callable[[ColdSend], None],
+        on_upload: Callable[[AdapterUpload], None],
         connection: ConnectionOptions = _PLAIN,
-        mode: WantedMode = "auto",
+        mode: ModeSetting = "auto",
         text_model: str | None = None,
         first_response_timeout: float | None = None,
         tokens_per_block: int = 32,
         tokenizer: OwnTokenizer | None = None,
         tokenizer_policy: TokenizerPolicy = "refuse",
     ) -> None:
-        """Make an engine that has not been looked at yet; without a `tokenizer` none is compared.
+        """Make an engine that has not been polled yet.
 
-        Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
-        `tokens_per_block` are those of its KV cache.
+        Args:
+            tokenizer: compared with Triton's; None compares nothing.
+            first_response_timeout: seconds, for an llmapi model that streams.
+            tokens_per_block: block size of an llmapi model's KV cache.
         """
         self._client = TritonClient(endpoint, connection)
-        self._wanted = Wanted(
+        self._preferences = ModelPreferences(
             model,
             max_seq_len,
             vocab_size,
@@ -93,29 +95,33 @@ class Engine:
             tokens_per_block=tokens_per_block,
         )
         self._on_stop = on_stop
-        self.on_cold_send = on_cold_send
+        self.on_upload = on_upload
         self._selection: ModelSelection | None = None
         self.last_selection: ModelSelection | None = None
-        """What is driven, or was when it was last there; None until it was."""
+        """The current selection, or the last one while the server is unavailable; None before the
+        first."""
         self.on_selection: Callable[[], None] = lambda: None
-        """Called when `last_selection` is another."""
+        """Called when `last_selection` has changed."""
         self.silence = Silence()
         self._first_response_timeout = first_response_timeout
-        self._proof = Proof()
+        self._probe = TokenProbe()
         self._warned: str | None = None
         self._tokenizer_check: TokenizerCheck | None = None
         if tokenizer is not None:
             self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
-        self.whole_answers = 0
-        """Requests under way whose first response is the last: of these, silence is no sign."""
+        self.single_responses = 0
+        """Number of running requests whose first response is the last: silence says nothing about
+        them."""
         self.streams: set[OpenStream] = set()
-        """The other requests under way."""
-        self.heard = False
-        """Whether a request has been answered anything since the last look began."""
-        # So that no token has to ask for the time; it is late by a look at the most.
-        self.heard_at = -math.inf
+        """The other running requests."""
+        self.has_received = False
+        """True if any request has received something since the last poll began."""
+        # Updated by polls, so that no token has to read the clock; late by one poll interval at
+        # most.
+        self.received_at = -math.inf
         self.lost_at = -math.inf
-        """When it was last found not serving that had served, in the event loop's time."""
+        """Time at which the engine was last found not serving after it had served, in the event
+        loop's time."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops = StopRequests(self._client)
@@ -125,22 +131,25 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the last look found a model serving."""
+        """Return True if the last poll found the model serving."""
         return self._selection is not None
 
     @property
     def suspect(self) -> bool:
-        """Whether it failed to answer a look, though it may just be busy, or a request, which may
-        itself have been the reason."""
-        return self.silence.suspect or self._proof.doubted
+        """Return True if the engine missed a poll or a request, though it may just be busy.
+
+        A request may itself have been the reason.
+        """
+        return self.silence.suspect or self._probe.is_doubted
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is out, or if its last proof got no token, which may show it dead."""
+        """True if the engine is unavailable, or if its last probe got no token, which may show it
+        dead."""
         chosen = self._selection
         if chosen is None:
             return True
-        return chosen.capabilities.streams_llmapi and self._proof.silences > 0
+        return chosen.capabilities.streams_llmapi and self._probe.silences > 0
 
     @property
     def why_not_ready(self) -> str:
@@ -148,73 +157,76 @@ class Engine:
 
     @property
     def selection(self) -> ModelSelection:
-        """What is driven, and why. Raises EngineUnavailable while Triton is away or loading."""
+        """Return the selected model and why. Raises EngineUnavailable while Triton is unavailable
+        or loading."""
         if self._selection is None:
             raise EngineUnavailable("The inference server is not ready.")
         return self._selection
 
     @property
     def capabilities(self) -> ModelCapabilities:
-        """What is driven. Raises EngineUnavailable while Triton is away or still loading."""
+        """Return the selected model's capabilities. Raises EngineUnavailable like `selection`."""
         return self.selection.capabilities
 
     @property
     def fingerprint(self) -> str:
-        """Of what is driven, or was when it was last there."""
+        """Return the fingerprint of the selected model, or of the last one while it is
+        unavailable."""
         return self.last_selection.capabilities.fingerprint if self.last_selection else ""
 
     async def wait_ready(self) -> None:
-        """Returns once the model has been seen serving."""
+        """Return once a poll has found the model serving."""
         await self._seen_ready.wait()
 
     async def watch(self) -> None:
-        """Keeps `ready` and `capabilities` true; runs until cancelled."""
+        """Poll the engine until cancelled, so that `ready` and `capabilities` stay current."""
         while True:
             try:
                 await self.refresh()
-            except Exception:  # whatever Triton answered, this must go on looking
+            except Exception:  # polling must continue after any answer of Triton's
                 log.exception("looking at the engine failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    await self._proof.wanted.wait()
-            self._proof.wanted.clear()
+                async with asyncio.timeout(_POLL_INTERVAL_S):
+                    await self._probe.requested.wait()
+            self._probe.requested.clear()
 
     async def refresh(self) -> None:
-        """Looks once whether the model is served and, after an absence, reads its config anew.
+        """Poll once whether the model is served; after an outage, read its configuration again.
 
-        A server that is only slow to answer is lost after a few looks (`Silence`). While it sends
-        tokens it is not lost at all.
+        A server that is only slow is lost after a few polls (`Silence`). While it sends tokens it
+        is not lost at all.
         """
         silence = self.silence
-        silence.begun(heard=self.heard)
-        if self.heard:
-            self.heard_at = asyncio.get_running_loop().time()
-        self.heard = False
+        silence.begin_poll(received=self.has_received)
+        if self.has_received:
+            self.received_at = asyncio.get_running_loop().time()
+        self.has_received = False
         try:
-            await self._look_twice()
+            await self._poll_with_retry()
         except TimeoutError:
-            if not self.heard and (not self.ready or silence.sudden or silence.lost):
-                self._lost(f"Triton at {self._client.endpoint} does not answer in time")
-                # What it was given waits for nothing; elsewhere some of it can begin anew.
+            if not self.has_received and (not self.ready or silence.is_sudden or silence.is_lost):
+                self._mark_lost(f"Triton at {self._client.endpoint} does not answer in time")
+                # Its requests wait in vain; some of them can start again on another replica.
                 self._client.disconnect()
         except GatewayError as error:
-            silence.broken()
+            silence.record_answer()
             why = error.why if isinstance(error, EngineUnreachable) else error.message
-            self._lost(f"Triton at {self._client.endpoint}: {why}")
+            self._mark_lost(f"Triton at {self._client.endpoint}: {why}")
         else:
-            silence.broken()
+            silence.record_answer()
 
-    async def _look_twice(self) -> None:
-        """The second time where its silence is sudden. Raises TimeoutError and GatewayError."""
+    async def _poll_with_retry(self) -> None:
+        """Poll once, and a second time if the silence is sudden. Raises TimeoutError and
+        GatewayError."""
         try:
-            await self._look(_LOOK_TIMEOUT_S)
+            await self._poll(_POLL_TIMEOUT_S)
         except TimeoutError:
-            self.silence.lasts(heard=self.heard)
-            if not self.silence.sudden:
+            self.silence.record_timeout(received=self.has_received)
+            if not self.silence.is_sudden:
                 raise
-            await self._look(_SECOND_LOOK_TIMEOUT_S)
+            await self._poll(_REPEATED_POLL_TIMEOUT_S)
 
-    async def _look(self, within_s: float) -> None:
+    async def _poll(self, within_s: float) -> None:
         chosen = self._selection
         if chosen is not None:
             async with asyncio.timeout(within_s):
@@ -223,25 +235,28 @@ class Engine:
                 raise EngineUnavailable(
                     f"Triton does not serve {chosen.capabilities.model!r} any more."
                 )
-            await self._prove(chosen.capabilities)
+            await self._probe_engine(chosen.capabilities)
             if self._tokenizer_check is not None and self._tokenizer_check.due:
-                # So long may what else is looked for here have to wait.
+                # The limit on how long the rest of this poll may be delayed.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
                         compared = await self._compare_tokenizers(chosen)
-                        if self._selection == chosen:  # it was not lost meanwhile
+                        if self._selection == chosen:  # not lost in the meantime
                             self._selection = compared
                             self._warn(compared)
-            if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
+            if not chosen.is_provisional or not await self._client.model_ready(
+                self._preferences.core
+            ):
                 return
-        selection = await select_model(self._client, self._wanted)
-        if selection == self._selection:  # another look was as quick
+        selection = await select_model(self._client, self._preferences)
+        if selection == self._selection:  # a concurrent poll was as quick
             return
-        await self._prove(selection.capabilities)
+        await self._probe_engine(selection.capabilities)
         selection = await self._compare_tokenizers(selection)
-        if selection == self._selection:  # or was while this one waited for a token
+        # or a concurrent poll finished while this one waited for a token
+        if selection == self._selection:
             return
-        self._proof.doubted = False
+        self._probe.is_doubted = False
         self._selection = selection
         if selection != self.last_selection:
             self.last_selection = selection
@@ -253,64 +268,66 @@ class Engine:
         self._warn(selection)
 
     async def _compare_tokenizers(self, selection: ModelSelection) -> ModelSelection:
-        """The selection with what is odd about its tokenizer. Raises EngineUnavailable for one that
-        is not to be served."""
+        """Return the selection with a warning about its tokenizer, if any.
+
+        Raises EngineUnavailable if the tokenizer must not be served.
+        """
         if self._tokenizer_check is None:
             return selection
         odd = await self._tokenizer_check.check(
-            self._wanted.core, selection.capabilities, ready=self.ready
+            self._preferences.core, selection.capabilities, ready=self.ready
         )
         return replace(selection, tokenizer_warning=odd)
 
     def _warn(self, selection: ModelSelection) -> None:
-        """Log what operators should know of the selection, if it is new."""
+        """Log the selection's warning for operators, if it is new."""
         if selection.warning is not None and selection.warning != self._warned:
             log.warning("%s: %s", self._client.endpoint, selection.warning)
         self._warned = selection.warning
 
-    async def _prove(self, capabilities: ModelCapabilities) -> None:
-        """Raises EngineUnavailable for a model of llmapi whose engine is dead."""
+    async def _probe_engine(self, capabilities: ModelCapabilities) -> None:
+        """Raise EngineUnavailable for an llmapi model whose engine is dead."""
         if capabilities.llmapi is None:
             return
-        await self._proof.find(
+        await self._probe.probe(
             partial(self._stream, capabilities),
             self._client.disconnect,
-            partial(self._silence_tells, capabilities),
+            partial(self._is_silence_fatal, capabilities),
             in_use=self.ready,
         )
 
-    def _silence_tells(self, capabilities: ModelCapabilities, since: float) -> bool:
-        """Return True if the engine must be dead, as no request has got a token since then.
+    def _is_silence_fatal(self, capabilities: ModelCapabilities, since: float) -> bool:
+        """Return True if the engine must be dead, as no request has got a token since `since`.
 
-        One that answers at the end may just be busy: with long answers, and full. But it would go
-        on with streams that it had begun, and not be full for ever.
+        One that answers only at the end may just be busy with long answers, or full. But a living
+        engine would continue its streams, and would not be full for ever.
         """
         if not self.ready:
             return True
         if not capabilities.streams_llmapi:
             return False
         return (
-            not self.whole_answers
-            or self._proof.silences >= _MAX_SILENT_PROOFS
+            not self.single_responses
+            or self._probe.silences >= _MAX_SILENT_PROBES
             or any(stream.waits_since(since) for stream in self.streams)
         )
 
-    def works(self) -> None:
-        self._proof.works()
+    def record_token(self) -> None:
+        self._probe.record_token()
 
     def doubt(self) -> None:
-        self._proof.doubt()
+        self._probe.doubt()
 
-    def _lost(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if self._selection is not None or why != self._why:
             log.warning("engine not ready: %s", why)
         if self._selection is not None:
             self.lost_at = asyncio.get_running_loop().time()
-            self._proof.doubted = True
+            self._probe.is_doubted = True
             if self._tokenizer_check is not None:
                 self._tokenizer_check.begin_anew()
         self._selection = None
-        self.residency.restarted()
+        self.residency.mark_restarted()
         self.prefixes.forget()
         self._why = why
 
@@ -319,16 +336,20 @@ class Engine:
         generation: Generation,
         deadline: float,
         metadata: Metadata = _NO_METADATA,
-        aside: Aside = _at_once,
+        offload: Offload = _run_inline,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
-        """Token deltas of one generation, as a context manager that stops what is left early.
+        """Return the token deltas of one generation, as a context manager that stops the engine on
+        exit.
 
-        Reading raises TimeoutError from `deadline` on, a time of the event loop. `metadata` goes
-        with the call; logits are worked on `aside`. `on_sent` is called once the engine was given
-        it. Of one that is left early `on_left` is asked for what is to be told when the engine has
-        let go.
+        Args:
+            deadline: a time of the event loop; reading raises TimeoutError from then on.
+            metadata: sent with the call.
+            offload: runs work on logits outside the event loop.
+            on_sent: called once the engine was given the request.
+            on_abandon: called if the generation is left early. Returns the Stopping to notify when
+                the engine has released the request.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -338,7 +359,7 @@ class Engine:
         if self._first_response_timeout is not None and streams:
             begin_by = asyncio.get_running_loop().time() + self._first_response_timeout
         return self._stream(
-            *(capabilities, generation, deadline, metadata, aside, begin_by), on_sent, on_left
+            *(capabilities, generation, deadline, metadata, offload, begin_by), on_sent, on_abandon
         )
 
     def _stream(
@@ -347,10 +368,10 @@ class Engine:
         generation: Generation,
         deadline: float,
         metadata: Metadata = _NO_METADATA,
-        aside: Aside = _at_once,
+        offload: Offload = _run_inline,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
@@ -370,10 +391,10 @@ class Engine:
             generation=generation,
             deadline=deadline,
             metadata=metadata,
-            aside=aside,
+            offload=offload,
             begin_by=begin_by,
             on_sent=on_sent,
-            on_left=on_left,
+            on_abandon=on_abandon,
         )
 
     async def prompt_logprobs(
@@ -381,11 +402,12 @@ class Engine:
         generation: Generation,
         deadline: float,
         metadata: Metadata = _NO_METADATA,
-        aside: Aside = _at_once,
+        offload: Offload = _run_inline,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> list[TokenLogprob]:
-        """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
+        """Return the log probabilities of the prompt's tokens, from one run. Raises
+        TimeoutError."""
         capabilities = self.capabilities
         request = tensors.context_request(capabilities, generation)
         with PromptStream(
@@ -395,14 +417,14 @@ class Engine:
             generation=generation,
             deadline=deadline,
             metadata=metadata,
-            aside=aside,
+            offload=offload,
             on_sent=on_sent,
-            on_left=on_left,
+            on_abandon=on_abandon,
         ) as stream:
             return await stream.logprobs()
 
-    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
-        """As of `StreamOwner`."""
+    def stop(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
+        """Send a stop request; see `StreamOwner`."""
         self._on_stop(stopping)
         self._stops.send(request, stopping, model)
 
@@ -416,16 +438,18 @@ class Engine:
     ) -> ResponseStream[bytes]:
         return await self._client.pieces(request, metadata=metadata, by=by)
 
-    async def mapped_model(self, mapping: Mapping) -> MappedModel:
-        """Another model of the same server. Raises EngineUnavailable where it is not served, and
-        EngineError saying what of the mapping does not fit it."""
-        return read_mapped_model(mapping, await self._client.model_config(mapping.model))
+    async def resolve_mapping(self, mapping: TensorMapping) -> ResolvedMapping:
+        """Return another model of the same server as the mapping needs it.
+
+        Raises EngineUnavailable if it is not served, EngineError if the mapping does not fit.
+        """
+        return resolve_mapping(mapping, await self._client.model_config(mapping.model))
 
     async def infer_once(self, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
-        """As `TritonClient.infer_once`."""
+        """Call `TritonClient.infer_once`."""
         return await self._client.infer_once(request, timeout_s, metadata=metadata)
 
     async def close(self) -> None:
-        """Waits for stop requests under way, then closes the connection."""
+        """Wait for running stop requests, then close the connection."""
         await self._stops.close()
         await self._client.close()

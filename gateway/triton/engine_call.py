@@ -1,4 +1,4 @@
-"""One request at the engine: sent, with its adapter's weights where they are needed, and ended."""
+"""A request to the engine: sent, with its adapter's weights if needed, and ended."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from gateway.generation import Generation, Lora
 from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors
 from gateway.triton.client import parse_response
-from gateway.triton.events import ColdSend
-from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.events import AdapterUpload
+from gateway.triton.failures import from_text, is_lora_cache_full, is_lora_missing
 from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
+# An adapter becomes idle when its requests end: retry with growing pauses, for a limited time.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
-_UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
+_NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
 class EngineCall:
-    """Used in a ``with``; `response` gives one response after the other.
+    """A request, used in a ``with``; `response` returns one response after the other.
 
-    Left before the final one, for whatever reason, the engine is told to stop; that happens
-    without an await, so that it survives any cancellation. A BLS model can only be cancelled:
-    the ids of what it asks of the engine are its own. Upstream's does not notice.
+    If it is left before the final response, for any reason, the engine is sent a stop request.
+    That happens without an await, so that it survives any cancellation. A BLS model can only be
+    cancelled: the ids of its own requests to the engine are unknown. Upstream's BLS model does not
+    notice a cancellation.
     """
 
     def __init__(
@@ -50,65 +51,73 @@ class EngineCall:
         *,
         engine: StreamOwner,
         capabilities: ModelCapabilities,
-        request: Request,
+        request: InferRequest,
         generation: Generation,
         deadline: float,
         metadata: Metadata,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
-        """`begin_by` is when the first response must be there, as `deadline` is when the last must,
-        both times of the event loop. `on_sent` is called whenever the engine was given the request.
-        Left early, `on_left` is asked for what is to be told when the engine has let go."""
+        """Make the call, without sending it.
+
+        Args:
+            deadline: latest time for the last response, in the event loop's time.
+            begin_by: latest time for the first response.
+            on_sent: called each time the engine was given the request.
+            on_abandon: called if the request is left early. Returns the Stopping to notify when the
+                engine has released it.
+        """
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        # An engine that reads adapters itself brings in again what it holds no more.
+        # An engine that reads adapters from disk reloads evicted ones itself.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
-        self._on_left = on_left
+        self._on_abandon = on_abandon
         self._stopping: Stopping | None = None
         self._sent = False
-        self._given_at = 0.0
-        self._begun_at = math.inf
+        self._sent_at = 0.0
+        self._first_response_at = math.inf
         self._finished = False
         self._has_slot = False
         self._expired = False
         self._deadline = deadline
-        # One timer for the stream; a timeout around each read would cost as much as parsing it.
+        # One timer per stream: a timeout around each read would cost as much as parsing it.
         self._timer = loop.call_at(deadline, self._expire)
         self._since = loop.time()
-        self._unbegun = False
+        self._begin_timed_out = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
         self.answers_once = capabilities.answers_once(generation.text)
         """True if the first response is the last, whatever the client asked for."""
 
     @property
-    def given(self) -> bool:
-        """Whether the engine was given the request, and has not refused it for its adapter."""
+    def was_sent(self) -> bool:
+        """Return True if the engine has the request and has not refused it because of its
+        adapter."""
         return self._stream is not None
 
     @property
     def unread(self) -> int:
-        """As of the `ResponseStream`."""
+        """Return the number of unread responses; see `ResponseStream`."""
         return 0 if self._stream is None else self._stream.unread
 
     @property
-    def given_s(self) -> float:
-        """For how many seconds the engine has had the request."""
-        return asyncio.get_running_loop().time() - self._given_at if self.given else 0.0
+    def seconds_at_engine(self) -> float:
+        """Return the seconds since the engine was given the request."""
+        return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """See `OpenStream`."""
-        return self._begun_at <= then and not self._finished and not self.unread
+        """Return True if the stream had begun by `then` and has nothing to read; see
+        `OpenStream`."""
+        return self._first_response_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:
-        self._engine.whole_answers += self.answers_once
+        self._engine.single_responses += self.answers_once
         if not self.answers_once:
             self._engine.streams.add(self)
         return self
@@ -119,13 +128,13 @@ class EngineCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._engine.whole_answers -= self.answers_once
+        self._engine.single_responses -= self.answers_once
         self._engine.streams.discard(self)
         self._timer.cancel()
-        self._begun()
+        self._cancel_begin_timer()
         if self._sent and not self._finished and self._capabilities.stop is not None:
-            stopping = self._leave(self._reason(error_type))
-            self._give_back_slot()
+            stopping = self._abandon(self._reason(error_type))
+            self._release_slot()
             of_model = tensors.stop_request
             if self._capabilities.llmapi is not None:
                 of_model = llmapi_stop_request
@@ -133,21 +142,22 @@ class EngineCall:
             self._engine.stop(stop, stopping, self._capabilities)
         else:
             self._drop_stream()
-            self._give_back_slot()
+            self._release_slot()
 
-    def _leave(self, reason: StopReason) -> Stopping:
-        """Reads no more of what the engine is to be told to stop."""
+    def _abandon(self, reason: StopReason) -> Stopping:
+        """Stop reading a request for which the engine is sent a stop request."""
         if self._stopping is None:
-            self._stopping = self._on_left(reason)
+            self._stopping = self._on_abandon(reason)
             if self._stream is not None:
-                self._stream.leave(self._stopping.end)
+                self._stream.abandon(self._stopping.end)
             else:
-                # It was still being sent, and nothing shows what the engine makes of it.
+                # The request was still being sent, so nothing will show when the engine releases
+                # it.
                 self._stopping.end(freed=False)
         return self._stopping
 
     def _expire(self) -> None:
-        """Ends a read under way, or the next one. Whoever consumes has to look at the deadline."""
+        """End the current read, or the next one. The reader checks the deadline itself."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > SILENCE_S:
@@ -155,95 +165,102 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """As `_expire`, of a request that another engine may begin with."""
-        self._unbegun = True
+        """End the read like `_expire`, for a request that another engine may start again."""
+        self._begin_timed_out = True
         self._engine.doubt()
         self._drop_stream()
 
-    def _begun(self) -> None:
+    def _cancel_begin_timer(self) -> None:
         if self._begin_timer is not None:
             self._begin_timer.cancel()
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Reads no more, for a timer or at the end. It is reset only where the engine would not end
-        it."""
+        """Stop reading, for a timer or at the end. Reset the stream only if the engine would not
+        end it."""
         if self._stream is None:
             return
         if self._finished:
-            self._stream.leave()
+            self._stream.abandon()
         elif self._capabilities.stop is not None:
-            self._leave("timeout")
+            self._abandon("timeout")
         else:
             self._stream.cancel()
 
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        # Of choices with one deadline, the first that fails by it cancels the others.
-        if self._expired or self._unbegun or issubclass(error_type, TimeoutError):
+        # Choices share one deadline: the first that fails by it cancels the others.
+        if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):
             return "moved"
         return "shutdown" if self._engine.draining else "disconnect"
 
     async def response(self) -> pb.ModelInferResponse:
-        """The next response as it came. Raises GatewayError when it is an error, TimeoutError at
-        the deadline: EngineSilent where that says something of the engine."""
+        """Return the next response.
+
+        Raises GatewayError if it is an error, TimeoutError at the deadline, EngineSilent if the
+        timeout shows a fault of the engine.
+        """
         try:
             if self._stream is not None:
-                response = self._parsed(await self._read(self._stream))
+                response = self._parse(await self._read(self._stream))
             else:
                 if self._lora is None:
                     response = await self._begin()
                 else:
                     async with asyncio.timeout_at(self._deadline):
                         response = await self._begin_with_lora(self._lora)
-                # It is sent no more, and may be long.
-                self._request = Request(self._request.id, ())
+                # The request is not sent again, and may be long.
+                self._request = InferRequest(self._request.id, ())
         except TimeoutError:
-            if not self._met_silence:
+            if not self._is_engine_silent:
                 raise
             if self.answers_once and self._capabilities.llmapi is not None:
-                # Silent until it ends, whatever the engine does: a token will tell.
+                # Such a model is silent until its answer ends, so a probe has to show whether it is
+                # dead.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
-        checked = self._checked(response)
-        if self._begun_at == math.inf:
-            self._begun_at = asyncio.get_running_loop().time()
+        checked = self._check(response)
+        if self._first_response_at == math.inf:
+            self._first_response_at = asyncio.get_running_loop().time()
         return checked
 
     @property
-    def _met_silence(self) -> bool:
-        """Whether the engine has had it for long, and has told nobody anything meanwhile.
+    def _is_engine_silent(self) -> bool:
+        """Return True if the engine has had the request for long, and has answered no request
+        since.
 
-        Waits for a slot, for another's weights and for a turn to send its own are the gateway's.
+        Time spent waiting for a slot, for another upload or for an upload slot is the gateway's
+        own.
         """
         engine = self._engine
-        if not self.given or engine.heard:
+        if not self.was_sent or engine.has_received:
             return False
         now = asyncio.get_running_loop().time()
-        return now - max(self._given_at, engine.heard_at) > SILENCE_S
+        return now - max(self._sent_at, engine.received_at) > SILENCE_S
 
-    def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
-        self._begun()
+    def _check(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
+        self._cancel_begin_timer()
         if response.error_message:
             self._finished = True
             error = from_text(response.error_message)
             if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # A dead engine answers so whatever it is asked, and Triton calls its model ready.
+                # A dead llmapi engine answers every request so, while Triton reports its model as
+                # ready.
                 self._engine.doubt()
             raise error
-        # Without decoupling there is one response, whether it says so or not.
+        # Without decoupled mode there is one response, whether it is marked as final or not.
         self._finished = (
             tensors.is_final(response.infer_response) or not self._capabilities.decoupled
         )
         return response.infer_response
 
     async def _begin(self) -> pb.ModelStreamInferResponse:
-        """Sends the request and waits for the first response."""
-        return self._parsed(await self._read(await self._send(self._request.pieces)))
+        """Send the request and wait for the first response."""
+        return self._parse(await self._read(await self._send(self._request.pieces)))
 
     async def _send(self, request: bytes | Message) -> ResponseStream[bytes]:
         self._sent = True
@@ -252,13 +269,13 @@ class EngineCall:
         except EngineUnavailable:
             self._finished = True
             raise
-        self._given_at = asyncio.get_running_loop().time()
+        self._sent_at = asyncio.get_running_loop().time()
         self._on_sent()
-        if self._expired:  # meanwhile, so that nothing would end a read
+        if self._expired:  # expired while it was sent, so that no timer would end a read
             self._drop_stream()
         if self._lora is None:
-            # It is not sent again, and its prompt may be long.
-            self._request = Request(self._request.id, ())
+            # The request is not sent again, and its prompt may be long.
+            self._request = InferRequest(self._request.id, ())
         return self._stream
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
@@ -267,112 +284,116 @@ class EngineCall:
     async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
         return await stream.read()
 
-    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
+    def _parse(self, data: bytes) -> pb.ModelStreamInferResponse:
         return parse_response(data)
 
     async def _read(self, stream: ResponseStream[bytes]) -> bytes:
         try:
             response = await self._next(stream)
         except (asyncio.CancelledError, EngineUnavailable) as error:
-            raise self._ended_by(error) from None
+            raise self._to_end_error(error) from None
         if response is None:
-            raise self._ended_early()
-        self._engine.heard = True
+            raise self._ended_early_error()
+        self._engine.has_received = True
         return response
 
-    def _ended_by(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
-        """What a read that raised this has failed with."""
+    def _to_end_error(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
+        """Return the error to raise in place of the one that a read raised."""
         if isinstance(error, EngineUnavailable):
-            # The line is gone and with it the request; there is nobody to send a stop to.
+            # The connection is lost and the request with it; no stop request is needed.
             self._finished = True
             return error
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             if self._expired:
                 return TimeoutError()
-            if self._unbegun:
-                return EngineUnavailable(_UNBEGUN)
+            if self._begin_timed_out:
+                return EngineUnavailable(_NOT_BEGUN)
         return error
 
-    def _ended_early(self) -> EngineUnavailable:
+    def _ended_early_error(self) -> EngineUnavailable:
         self._finished = True
         return EngineUnavailable("The inference server ended the stream early.")
 
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Sends the id alone when the engine holds the adapter, else with the weights.
+        """Send the adapter's id alone if the engine holds the adapter, else with the weights.
 
-        What the engine says before the first token about its adapter cache is settled here, and
-        the client notices nothing.
+        Errors of the engine's adapter cache before the first token are handled here, so that the
+        client does not see them.
         """
         residency = self._engine.residency
-        # Else it would be tried again and again, and others would make room for it.
-        most = self._capabilities.most_lora_bytes
-        if most is not None and lora.nbytes > most:
-            raise AdapterDoesNotFit(lora.name, lora.nbytes, most)
+        # An adapter that can never fit would be retried in vain, and evict others.
+        limit = self._capabilities.max_lora_bytes
+        if limit is not None and lora.nbytes > limit:
+            raise AdapterDoesNotFit(lora.name, lora.nbytes, limit)
         for pause_s in _OVERFLOW_PAUSES_S:
             if not self._has_slot:
-                await residency.room.take(lora.task_id, lora.tenant)
+                await residency.budget.acquire(lora.task_id, lora.tenant)
                 self._has_slot = True
-            turn = await residency.must_carry(lora.task_id, lora.tenant, lora.turn)
-            if turn is not None:
-                response = await self._begin_with_weights(lora, turn)
+            upload_slot = await residency.acquire_upload(
+                lora.task_id, lora.tenant, lora.upload_slot
+            )
+            if upload_slot is not None:
+                response = await self._begin_with_weights(lora, upload_slot)
             else:
                 response = await self._begin()
-            if lora_missing(response.error_message):
-                residency.evicted(lora.task_id)
-                if turn is not None:
-                    return response  # it does not know what it was just given
-                self._refused()
-            elif lora_cache_full(response.error_message):
-                residency.room.overflow()
-                self._refused()
-                self._give_back_slot()
+            if is_lora_missing(response.error_message):
+                residency.mark_evicted(lora.task_id)
+                if upload_slot is not None:
+                    return response  # it lacks what it was just given
+                self._forget_attempt()
+            elif is_lora_cache_full(response.error_message):
+                residency.budget.reduce_limit()
+                self._forget_attempt()
+                self._release_slot()
                 await asyncio.sleep(pause_s)
             else:
                 return response
         self._finished = True
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
-    def _refused(self) -> None:
-        """That attempt has ended; nothing is running until the next one is sent."""
+    def _forget_attempt(self) -> None:
+        """Forget an attempt that has ended; nothing runs until the next one is sent."""
         self._sent = False
         self._stream = None
 
     async def _begin_with_weights(
-        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+        self, lora: Lora, upload_slot: AbstractAsyncContextManager[object]
     ) -> pb.ModelStreamInferResponse:
         residency = self._engine.residency
-        cause = residency.cause(lora.task_id)
+        cause = residency.upload_cause(lora.task_id)
         started = time.perf_counter()
         response = None
         try:
-            stream, nbytes = await self._send_weights(lora, turn)
-            response = self._parsed(await self._read(stream))
+            stream, nbytes = await self._send_weights(lora, upload_slot)
+            response = self._parse(await self._read(stream))
         finally:
             if response is None or response.error_message:
-                residency.not_loaded(lora.task_id)
+                residency.mark_not_loaded(lora.task_id)
             else:
-                residency.loaded(lora.task_id)
-        if lora_cache_full(response.error_message):
+                residency.mark_loaded(lora.task_id)
+        if is_lora_cache_full(response.error_message):
             cause = "refused"
         seconds = time.perf_counter() - started
-        self._engine.on_cold_send(ColdSend(lora.name, cause, nbytes, seconds))
+        self._engine.on_upload(AdapterUpload(lora.name, cause, nbytes, seconds))
         return response
 
     async def _send_weights(
-        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+        self, lora: Lora, upload_slot: AbstractAsyncContextManager[object]
     ) -> tuple[ResponseStream[bytes], int]:
-        """The stream and the bytes of the weights, which are here in turn until they are sent.
+        """Send the request with the weights; return the stream and the size of the weights in
+        bytes.
 
-        The engine may take long to its first token, and each of many adapters be a hundred MB.
+        The weights are in memory only while the upload slot is held: the engine may take long to
+        its first token, and each of many adapters may be 100 MB.
         """
-        async with turn:
+        async with upload_slot:
             weights = await lora.weights()
-            stream = await self._send(tensors.with_weights(self._request, weights))
-            await stream.sent()
+            stream = await self._send(tensors.append_weights(self._request, weights))
+            await stream.wait_sent()
         return stream, weights.nbytes
 
-    def _give_back_slot(self) -> None:
+    def _release_slot(self) -> None:
         if self._has_slot and self._lora is not None:
             self._has_slot = False
-            self._engine.residency.room.give_back(self._lora.task_id, self._lora.tenant)
+            self._engine.residency.budget.release(self._lora.task_id, self._lora.tenant)

@@ -1,6 +1,6 @@
-"""One table from what Triton and TensorRT-LLM say to the gateway's errors.
+"""The table from the errors of Triton and TensorRT-LLM to the gateway's errors.
 
-Engine texts carry backtraces, file names and addresses, so they are matched by substring, logged,
+Engine texts contain backtraces, file names and addresses. So they are matched by substring, logged,
 and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
 """
 
@@ -32,7 +32,7 @@ _Failure = Callable[[], GatewayError]
 
 
 class Status(IntEnum):
-    """gRPC status codes that are told apart here; a server may send others."""
+    """gRPC status codes that are handled separately; a server may send others."""
 
     OK = 0
     CANCELLED = 1
@@ -47,16 +47,16 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-# With grpcio a connection that is reset in mid-stream ends in UNKNOWN.
-_AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
+# With grpcio a connection that is reset in the middle of a stream ends in UNKNOWN.
+_UNAVAILABLE_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
 # The process of a Python model has died.
 _DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")
 
 _BUSY = "The engine's queue is full; try again shortly."
-_AWAY = "The inference server is not available; try again shortly."
-_SOON_S = 2.0
+_UNAVAILABLE = "The inference server is not available; try again shortly."
+_RETRY_AFTER_S = 2.0
 _PATH_IS_WRONG = "lora_path does not exist"
-_NOT_THERE = "The adapter is not on the inference server's disk; try again shortly."
+_ADAPTER_MISSING = "The adapter is not on the inference server's disk; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
 _BAD_GUIDE = (
     "The engine cannot enforce this response_format, structured_outputs or tool schema: it is "
@@ -76,17 +76,21 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("Guided decoding failed", InvalidRequest, _BAD_GUIDE),
     ("Guided decoding error", InvalidRequest, _BAD_GUIDE),  # TensorRT-LLM 1.2
     ("GuidedDecoder is not setup", InvalidRequest, _NO_GUIDES),
-    ("is not found", EngineUnavailable, _AWAY),
-    ("is not at ready state", EngineUnavailable, _AWAY),
-    ("is not healthy", EngineUnavailable, _AWAY),  # the process of a Python model has died
-    ("no available versions", EngineUnavailable, _AWAY),
-    ("is shutting down", EngineUnavailable, _AWAY),
-    ("Shutdown called", EngineUnavailable, _AWAY),
-    ("Request cancelled by client", EngineUnavailable, _AWAY),  # llmapi, of what is still wanted
+    ("is not found", EngineUnavailable, _UNAVAILABLE),
+    ("is not at ready state", EngineUnavailable, _UNAVAILABLE),
+    ("is not healthy", EngineUnavailable, _UNAVAILABLE),  # the process of a Python model has died
+    ("no available versions", EngineUnavailable, _UNAVAILABLE),
+    ("is shutting down", EngineUnavailable, _UNAVAILABLE),
+    ("Shutdown called", EngineUnavailable, _UNAVAILABLE),
+    (
+        "Request cancelled by client",
+        EngineUnavailable,
+        _UNAVAILABLE,
+    ),  # llmapi, for a request that was not cancelled here
 )
 
-# The llmapi repository's model begins so whatever went wrong, the client's mistakes and its own
-# end alike. What may stand elsewhere in an engine's own failures is looked for behind it alone.
+# The llmapi model begins every error so: the client's mistakes and its own failures. Texts that may
+# also occur in an engine's own failures are searched only after this beginning.
 _LLMAPI = "Error generating request"
 _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ("should not exceed max_num_tokens", partial(ContextLengthExceeded, _TOO_LONG)),
@@ -95,7 +99,7 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
         "Streaming is only supported",
         partial(UnsupportedParameter, "stream: the model answers once.", param="stream"),
     ),
-    (_PATH_IS_WRONG, partial(AdapterNotReady, _NOT_THERE, _SOON_S)),
+    (_PATH_IS_WRONG, partial(AdapterNotReady, _ADAPTER_MISSING, _RETRY_AFTER_S)),
     ("lora_", partial(InvalidRequest, "The engine refused the adapter.", param="model")),
     (
         "Unsupported image_url",
@@ -103,67 +107,74 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ),
 )
 
-# After these an engine fails whatever it is given, while Triton still says that it is ready.
+# After these errors an engine fails every request, while Triton still reports it as ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
 _OUT_OF_MEMORY = "out of memory"  # of the device, for one request
-# One request that the engine cannot run ends all that are active; it goes on with the next.
+# One request that the engine cannot run ends all active ones; the engine continues with the next.
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
-_MOST_LOGGED = 500  # characters
+_MAX_LOGGED_CHARS = 500
 
 
-def _logged(text: str) -> str:
-    """What is logged of it. Some of it may be the client's: it must not look like other lines, or
-    do anything to a terminal, and prompts are in no log."""
-    line = text.lstrip()[:_MOST_LOGGED].splitlines()[0] if text.strip() else "(empty)"
-    return line if line.isprintable() else ascii(line)[1:-1]
+def _to_log_line(text: str) -> str:
+    """Return the part of a text that is logged.
+
+    Some of it may be the client's. So it must not look like other log lines or control a terminal,
+    and prompts must not be logged.
+    """
+    first_line = text.lstrip()[:_MAX_LOGGED_CHARS].splitlines()[0] if text.strip() else "(empty)"
+    return first_line if first_line.isprintable() else ascii(first_line)[1:-1]
 
 
-def lora_missing(text: str) -> bool:
-    """The engine does not hold the adapter (any more); the weights have to be sent."""
+def is_lora_missing(text: str) -> bool:
+    """Return True if the engine does not hold the adapter (any more), so the weights must be
+    sent."""
     return "not found in cache" in text
 
 
-def lora_cache_full(text: str) -> bool:
-    """Every adapter that the engine holds is in use; one of them has to go idle first."""
+def is_lora_cache_full(text: str) -> bool:
+    """Return True if every adapter that the engine holds is in use, so one must become idle
+    first."""
     return "PEFT Cache is full" in text or "no done tasks to evict" in text
 
 
 def from_text(text: str) -> GatewayError:
-    """Translates the `error_message` of a stream response; its status code is not on the wire."""
-    # What it goes on with is about one request, and this is told to all.
+    """Return the error for the `error_message` of a stream response, whose status code is not
+    sent."""
+    # The rest of the text concerns one request; do not return it to every client of the step.
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
             if fragment == _PATH_IS_WRONG:
-                # What replicas see may not be what they are told to: GATEWAY_PEFT_DIR, --path.
-                log.error("%s", _logged(text))
+                # Replicas may see another folder than configured: GATEWAY_PEFT_DIR, --path.
+                log.error("%s", _to_log_line(text))
             return make()
     for fragment, error, message in () if step else _TEXTS:
         if fragment in text:
             return error(message)
-    log.error("engine error: %s", _logged(text))
+    log.error("engine error: %s", _to_log_line(text))
     if any(fragment in text for fragment in _BROKEN) and _OUT_OF_MEMORY not in text:
         return EngineBroken(_FAILED)
     return EngineStepFailed(_STEP_FAILED) if step else EngineError(_FAILED)
 
 
 def from_status(status: int, text: str) -> GatewayError:
-    """Translates the status of a failed RPC.
+    """Return the error for the status of a failed RPC.
 
-    The words of a model that answers once may be those of its request: whoever writes "is not
-    found" must not take the model from others. So they are logged, and nothing is looked for there.
+    The text of a model that answers once may contain the request's own words: a client that writes
+    "is not found" must not make the model unavailable for others. So the text is only logged, and
+    not searched.
     """
-    if status in _AWAY_STATUSES or _DEAD.match(text):
-        return EngineUnavailable(_AWAY)
+    if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
+        return EngineUnavailable(_UNAVAILABLE)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    log.error("engine error: %s", _logged(text))
-    # An engine answers for a request within a call that succeeds.
+    log.error("engine error: %s", _to_log_line(text))
+    # An engine reports a request's own failure within a call that succeeds.
     return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 
 
 def no_connection(why: str) -> EngineUnreachable:
-    """`why` is for operators alone."""
-    return EngineUnreachable(_AWAY, why=why)
+    """Return the error of a failed connection. `why` is shown to operators only."""
+    return EngineUnreachable(_UNAVAILABLE, why=why)

@@ -1,4 +1,4 @@
-"""The reference transport: grpc.aio, as tritonclient uses it."""
+"""The reference transport: grpc.aio, used like tritonclient does."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from gateway.errors import EngineUnreachable, GatewayError
 from gateway.triton.failures import Status, from_status, no_connection
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import (
+    ABANDON_GRACE_S,
     CONNECT_TIMEOUT_S,
-    LEFT_GRACE_S,
-    MAX_LEFT,
+    MAX_ABANDONED,
     NO_METADATA,
     ClientTls,
     ConnectionOptions,
-    Ended,
     Endpoint,
     Message,
     Metadata,
+    OnEnded,
     message_bytes,
 )
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
-# Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
+# Triton ends connections that ping while idle more often than every 5 minutes, so no keepalive.
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not of a backoff, whatever its name: how long an attempt to connect may take at the least.
+    # Despite its name not a backoff: the minimum time for one connection attempt.
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# What grpc.aio says, as INTERNAL, when the server ended a call before the request was written.
+# The text of grpc.aio, with INTERNAL, if the server ended a call before the request was written.
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
-_PIECE = 1 << 20
-# Calls have timeouts of their own, which are shorter.
+_COPY_BYTES = 1 << 20
+# Longer than any call, as calls have timeouts of their own.
 _REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
 
 
 class GrpcioTransport:
-    """Implements `transport.Transport`."""
+    """`transport.Transport` by grpc.aio."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Raises OSError when a certificate cannot be read."""
+        """Prepare the channel. Raises OSError if a certificate cannot be read."""
         self._metadata = tuple(options.metadata.items())
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
         self._replaced: set[Any] = set()
-        self._left: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Timeout] = set()
 
     async def stream(
@@ -68,12 +68,14 @@ class GrpcioTransport:
         metadata: Metadata,
         by: float | None = None,
     ) -> _Call[T]:
-        return _Call(await self._start(path, request, metadata, by), parse, self._left)
+        return _Call(await self._start(path, request, metadata, by), parse, self._abandoned)
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
-    ) -> _WholePieces:
-        return _WholePieces(await self._start(path, request, metadata, by), bytes, self._left)
+    ) -> _CompleteMessages:
+        return _CompleteMessages(
+            await self._start(path, request, metadata, by), bytes, self._abandoned
+        )
 
     async def _start(
         self, path: str, request: Message, metadata: Metadata, by: float | None
@@ -86,7 +88,7 @@ class GrpcioTransport:
         except TimeoutError:
             if limit in self._starting:
                 raise
-            raise _given_up() from None
+            raise _disconnected_error() from None
         finally:
             self._starting.discard(limit)
 
@@ -100,7 +102,7 @@ class GrpcioTransport:
             await call.write(bytes(joined))
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.RpcError):
-            pass  # the call has ended already; the first read says why
+            pass  # the call has ended already; the first read raises the reason
         except BaseException:
             call.cancel()
             raise
@@ -112,24 +114,24 @@ class GrpcioTransport:
         call: Any = self._current().unary_unary(path)
         sent = (*self._metadata, *metadata.items())
         try:
-            with _not_given_up():
+            with _raise_if_disconnected():
                 reply: bytes = await call(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error
-            raise _translated(error) from error
+            raise _translate(error) from error
         return reply
 
     def _connect(self) -> Any:
-        self._made_with = None if self._tls is None else self._tls.value
-        return _channel(self._endpoint, self._made_with)
+        self._channel_tls = None if self._tls is None else self._tls.value
+        return _channel(self._endpoint, self._channel_tls)
 
     def _current(self) -> Any:
-        """The channel for the next call: another one once its certificates were read again.
+        """Return the channel for the next call, a new one if its certificates were reloaded.
 
-        Calls in progress stay on the channel before.
+        Calls in progress stay on the old channel.
         """
-        if self._tls is not None and self._tls.value is not self._made_with:
+        if self._tls is not None and self._tls.value is not self._channel_tls:
             before, self._channel = self._channel, self._connect()
             self._replaced.add(before)
             self._close_behind(before, _REPLACED_GRACE_S)
@@ -142,7 +144,8 @@ class GrpcioTransport:
         task.add_done_callback(lambda _: self._replaced.discard(channel))
 
     def _give_up_starting(self) -> None:
-        """Closing a channel ends no write that waits for its connection."""
+        """End calls that are being started: closing a channel does not end a write that waits to
+        connect."""
         for limit in [limit for limit in self._starting if not limit.expired()]:
             limit.reschedule(0)
             self._starting.remove(limit)
@@ -155,10 +158,10 @@ class GrpcioTransport:
 
     async def close(self) -> None:
         self._give_up_starting()
-        for task in self._left:
+        for task in self._abandoned:
             task.cancel()
-        if self._left:
-            await asyncio.wait(self._left)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned)
         for channel in (self._channel, *self._replaced):
             self._close_behind(channel)
         await asyncio.gather(*self._closing)
@@ -166,21 +169,22 @@ class GrpcioTransport:
 
 class _Call(Generic[T]):
     unread = 0
-    """What has come waits within gRPC, which does not tell how much it is."""
+    """Always 0: received messages wait within gRPC, which does not report their number."""
 
     def __init__(
-        self, call: Any, parse: Callable[[bytes], T], left: set[asyncio.Task[None]]
+        self, call: Any, parse: Callable[[bytes], T], abandoned: set[asyncio.Task[None]]
     ) -> None:
-        """`left` holds the tasks that read calls to their end for nobody."""
+        """Wrap a started call. `abandoned` collects the tasks that read abandoned calls to their
+        end."""
         self._call = call
         self._parse = parse
-        self._left = left
-        self._is_left = False
+        self._abandoned = abandoned
+        self._is_abandoned = False
         self._is_cancelled = False
         self._is_read = False
 
-    async def sent(self) -> None:
-        """At once: `stream` returns when the request is written."""
+    async def wait_sent(self) -> None:
+        """Return at once: `stream` returns when the request is written."""
 
     async def read(self) -> T | None:
         message = await self._read()
@@ -193,14 +197,14 @@ class _Call(Generic[T]):
         return False
 
     async def _read(self) -> bytes | None:
-        if self._is_left:
-            raise asyncio.CancelledError  # as behind `cancel`
+        if self._is_abandoned:
+            raise asyncio.CancelledError  # as after `cancel`
         self._is_read = True
         try:
-            with _not_given_up(by=lambda: self._is_cancelled or self._is_left):
+            with _raise_if_disconnected(by=lambda: self._is_cancelled or self._is_abandoned):
                 message: Any = await self._call.read()
         except grpc.RpcError as error:
-            raise _translated(error) from error
+            raise _translate(error) from error
         finally:
             self._is_read = False
         return None if message is grpc.aio.EOF else message
@@ -209,26 +213,26 @@ class _Call(Generic[T]):
         self._is_cancelled = True
         self._call.cancel()
 
-    def leave(self, ended: Ended | None = None) -> None:
-        if self._is_left:
+    def abandon(self, ended: OnEnded | None = None) -> None:
+        if self._is_abandoned:
             return
-        self._is_left = True
-        # There is one reader at a time, and to wake one up is to cancel the call.
-        if self._call.done() or self._is_read or len(self._left) >= MAX_LEFT:
-            # Whoever is cancelled while it reads has cancelled the call.
+        self._is_abandoned = True
+        # There is one reader at a time, and only cancelling the call wakes it up.
+        if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
+            # A reader that was cancelled has cancelled the call.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
                 ended(by_server)
             return
         task = asyncio.get_running_loop().create_task(self._read_to_the_end(ended))
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
-    async def _read_to_the_end(self, ended: Ended | None) -> None:
+    async def _read_to_the_end(self, ended: OnEnded | None) -> None:
         by_server = False
         try:
-            async with asyncio.timeout(LEFT_GRACE_S):
+            async with asyncio.timeout(ABANDON_GRACE_S):
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
             by_server = True
@@ -240,8 +244,8 @@ class _Call(Generic[T]):
                 ended(by_server)
 
 
-class _WholePieces(_Call[bytes]):
-    """Messages with gRPC's prefix, which grpc.aio takes off and gives only when they are whole."""
+class _CompleteMessages(_Call[bytes]):
+    """Complete messages with gRPC's prefix. grpc.aio strips the prefix and does not give pieces."""
 
     async def _read(self) -> bytes | None:
         message = await super()._read()
@@ -259,10 +263,10 @@ def _channel(endpoint: Endpoint, tls: ClientTls | None) -> Any:
 
 
 @contextmanager
-def _not_given_up(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """`disconnect` cancels calls without those who wait for them being cancelled.
+def _raise_if_disconnected(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Raise EngineUnreachable if the call was cancelled by `disconnect` and not by the caller.
 
-    `by` tells whether it was not `disconnect` that did. Raises EngineUnreachable.
+    `by` returns True if the caller has ended the call itself.
     """
     try:
         yield
@@ -270,28 +274,28 @@ def _not_given_up(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
         task = asyncio.current_task()
         if by() or (task is not None and task.cancelling()):
             raise
-        raise _given_up() from None
+        raise _disconnected_error() from None
 
 
-def _given_up() -> EngineUnreachable:
+def _disconnected_error() -> EngineUnreachable:
     return no_connection("the server does not answer")
 
 
 def _join(request: Message) -> bytes:
-    """One message of all pieces. To be called in a thread.
+    """Join all pieces to one message. Call it in a thread.
 
-    They are copied in parts, since one copy of 132 MB would hold the GIL for 60 ms and more, and
-    joining exact `bytes` releases it.
+    It copies in parts: one copy of 132 MB would hold the GIL for 60 ms and more, and joining exact
+    `bytes` releases it.
     """
     message_bytes(request)
     return b"".join(
-        bytes(piece[start : start + _PIECE])
+        bytes(piece[start : start + _COPY_BYTES])
         for piece in request
-        for start in range(0, len(piece), _PIECE)
+        for start in range(0, len(piece), _COPY_BYTES)
     )
 
 
-def _translated(error: grpc.RpcError) -> GatewayError:
+def _translate(error: grpc.RpcError) -> GatewayError:
     details = str(error.details())
     if details.startswith(_NO_CONNECTION):
         return no_connection(details.removeprefix(_NO_CONNECTION))

@@ -1,6 +1,6 @@
 """Log probabilities from logits. The only user of numpy on the path of a chat.
 
-So this module is imported where logits have come, in the thread that works on them.
+So this module is imported only once logits have come, in the thread that works on them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.deltas import TokenLogprob
 from gateway.triton.numbers import FLOATS, float32
 
 Logits = npt.NDArray[np.float32]
-"""Of one token, [vocabulary]."""
+"""Logits of one token, [vocabulary]."""
 
-_BLOCK = 512
-# OpenAI's for what is no more likely than that. What a guide or a bad word rules out has minus
-# infinity, which JSON has no number for.
-_LEAST = np.float32(-9999.0)
+_MAX_BLOCK_LOGITS = 512
+# OpenAI's value for anything less likely. Tokens ruled out by a guide or a bad word have minus
+# infinity, which JSON cannot express.
+_MIN_LOGPROB = np.float32(-9999.0)
 
 
 def generated_logprobs(
@@ -34,18 +34,17 @@ def generated_logprobs(
     """Return the log probabilities of generated tokens, each with the `count` likeliest ones.
 
     All values of a token come from the same logits. The engine's own value may differ from its
-    entry among the likeliest ones: logits are as they were before penalties, and may be of half
-    precision.
+    entry among the likeliest ones: logits are from before penalties, and may be of half precision.
 
     `raw` are `generation_logits` of one streamed response, [1, tokens, 1, vocabulary], FP32, FP16
-    or BF16. As with the engine's own log probabilities, the logits are divided by the temperature
-    before the softmax over the whole vocabulary.
+    or BF16. As in the engine's own log probabilities, the logits are divided by the temperature
+    before the softmax over the complete vocabulary.
     """
     found = []
     for token_id, row in zip(ids, _rows(raw, datatype, shape[-1]), strict=False):
         logits = row if temperature in (0.0, 1.0) else row / np.float32(temperature)
         values = _log_softmax(logits)
-        best = tuple(_best(logits, values, count))
+        best = tuple(_find_likeliest(logits, values, count))
         found.append(TokenLogprob(token_id, float(values(logits[token_id])), best))
     return found
 
@@ -53,14 +52,15 @@ def generated_logprobs(
 def token_logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """Log probabilities of tokens of a prompt, with the `count` likeliest in the place of each.
+    """Return the log probabilities of prompt tokens, each with the `count` likeliest at its
+    position.
 
-    `raw` are the logits before each of them, [tokens, vocabulary].
+    `raw` are the logits before each token, [tokens, vocabulary].
     """
     entries = []
     for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
         values = _log_softmax(logits)
-        best = _best(logits, values, count) if count else []
+        best = _find_likeliest(logits, values, count) if count else []
         rank = int(np.count_nonzero(logits >= logits[token_id]))
         value = float(values(logits[token_id]))
         entries.append(TokenLogprob(token_id, value, tuple(best), rank=rank))
@@ -68,7 +68,7 @@ def token_logprobs(
 
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
-    """The logits of each token, one copied at a time, if at all."""
+    """Yield the logits of each token, copying one row at a time, if at all."""
     kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
@@ -76,26 +76,28 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Turns logits of this row into log probabilities."""
+    """Return a function from logits of this row to log probabilities."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)
     log_sum = np.log(work.sum())
-    return lambda some: np.maximum((some - largest) - log_sum, _LEAST)
+    return lambda some: np.maximum((some - largest) - log_sum, _MIN_LOGPROB)
 
 
-def _best(logits: Logits, values: Callable[[Any], Any], count: int) -> list[tuple[int, float]]:
-    """The `count` largest with their positions, largest first; of equal ones the first.
+def _find_likeliest(
+    logits: Logits, values: Callable[[Any], Any], count: int
+) -> list[tuple[int, float]]:
+    """Return the `count` largest with their positions, largest first; among equals the first.
 
-    Only what can be among them is sorted: at least `count` are not below the largest of `count`
-    blocks. At 128,256 logits that takes a sixteenth of the time of `np.argpartition`.
+    Only candidates are sorted: at least `count` logits reach the smallest of the `count` largest
+    block maxima. At 128,256 logits that takes a sixteenth of the time of `np.argpartition`.
     """
     count = min(count, len(logits))
-    block = min(_BLOCK, len(logits) // (4 * count))
+    block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))
     ids = np.arange(len(logits))
     if block > 1:
-        whole = len(logits) // block * block
-        of_blocks = logits[:whole].reshape(-1, block).max(axis=1)
+        covered = len(logits) // block * block
+        of_blocks = logits[:covered].reshape(-1, block).max(axis=1)
         ids = np.flatnonzero(logits >= np.partition(of_blocks, -count)[-count])
     ids = ids[np.argsort(-logits[ids], kind="stable")[:count]]
     return list(zip(ids.tolist(), values(logits[ids]).tolist(), strict=True))

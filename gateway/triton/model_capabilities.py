@@ -1,8 +1,7 @@
-"""What the model that is driven is: its tensors, limits and modes, read from the server.
+"""Capabilities of the selected model: its tensors, limits and modes, read from the server.
 
-Names and types of tensors changed between releases of the repository, so they are looked up in
-ModelConfig rather than assumed; limits come from the engine's config.json where its folder can be
-seen.
+Names and types of tensors changed between releases of the repository, so they are read from
+ModelConfig and not assumed. Limits come from the engine's config.json if its folder is readable.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gateway.triton.names import (
     read_inputs,
 )
 from gateway.triton.protobuf import model_config_pb2
-from gateway.triton.request import Part
+from gateway.triton.request import RequestPart
 from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
@@ -44,13 +43,13 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# Of the core model in all releases. Our BLS model has it too and passes cancellation on, and
-# the core model of our GPT repository heeds it.
+# An input of the core model in all releases. Our BLS model has it, too, and passes cancellation on;
+# the core model of our GPT repository obeys it.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
-# What an ensemble's preprocessing turns into ids.
-_WORDS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
+# Inputs that an ensemble's preprocessing turns into ids.
+_WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
-# Words that upstream's models read, in any case; tests hold them equal to `triton_repo.booleans`.
+# Words that upstream's models read, in any case. Tests compare them with `triton_repo.booleans`.
 _CORE_TRUE = ("true", "1")
 _TRUE, _FALSE = (*_CORE_TRUE, "t", "yes", "y"), ("false", "0", "f", "no", "n")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
@@ -60,31 +59,33 @@ _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 class TextModel:
     """Facts about a model that takes and gives text.
 
-    `adds_special_tokens` says what its preprocessing does to a prompt, `skips_special_tokens` what
-    its postprocessing does to an answer. With `accumulates` each response holds the whole text so
-    far, else each is decoded alone; `better_whole` says that an answer which nobody streams is
-    asked for in one response instead: streamed, it loses characters of several tokens, or puts
-    Triton at risk (`LlmapiModel`).
-    `token_by_token` says whether a streamed response is one token, `loses_lora` whether it passes
-    adapters on in a wrong shape.
+    Attributes:
+        adds_special_tokens: its preprocessing adds special tokens to a prompt.
+        skips_special_tokens: its postprocessing drops special tokens of an answer.
+        accumulates: each response holds the complete text so far; else each is decoded alone.
+        prefers_single_response: ask for a non-streaming answer in one response. Streamed, it loses
+            characters of several tokens, or puts Triton at risk (`LlmapiModel`).
+        token_by_token: a streamed response is one token.
+        loses_lora: it passes adapters on in a wrong shape.
     """
 
     adds_special_tokens: bool = True
     skips_special_tokens: bool = True
     accumulates: bool = False
-    better_whole: bool = False
+    prefers_single_response: bool = False
     token_by_token: bool = True
     loses_lora: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LlmapiModel:
-    """Facts about the model of the llmapi repository, beside those of it as a text model.
+    """Facts about the llmapi repository's model, besides those that it has as a text model.
 
-    `streams` says whether a streamed answer comes token by token. Releases whose model takes no
-    adapters (TensorRT-LLM 1.2) send all of it at its end. `polls_ended` says whether the model may
-    look for the cancellation of a streamed request whose final response it has sent, as upstream's
-    does: Triton 2.51 dies of that.
+    Attributes:
+        streams: a streamed answer comes token by token. Releases whose model takes no adapters
+            (TensorRT-LLM 1.2) send all of it at its end.
+        polls_ended: the model may poll the cancellation of a streamed request after its final
+            response, as upstream's does. Triton 2.51 crashes by that.
     """
 
     streams: bool = True
@@ -101,25 +102,28 @@ class StopModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapabilities:
-    """Facts about one model; `inputs` and `outputs` are what it declares.
+    """Facts about one model; `inputs` and `outputs` are those that it declares.
 
-    `names_outputs` says whether requests name those that they want.
-    `text` is None for the core model, which takes and gives token ids; `llmapi` is set besides
-    where the model is that of the llmapi repository. Without `decoupled` each request has one
-    response, and none can stream. `restates_prompt` says whether a response that
-    does not stream begins with the prompt. `stop` takes stop requests with the ids of this model's
-    requests; None where nothing does. `passes_cancellation` says whether the model itself stops the
-    engine when the call to it is cancelled.
-
-    `max_batch_size` sequences are generated at once, if that is known. `max_seq_len` and
-    `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
-    `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
-    `lora_tp_size` is the engine's tp_size, None where its config.json is out of sight;
-    `lora_host_bytes` is the size of its cache. `guides` is the backend of guided decoding, None
-    where it is not set up. `vocab_size` is that of the logits; `generation_logits` and
-    `context_logits` say whether they can be had, `logit_bytes` how large each of those of a prompt
-    is. KV-cache statistics are in blocks of `tokens_per_block`. `fingerprint` changes with the
-    model's configuration.
+    Attributes:
+        names_outputs: requests name the outputs that they need.
+        text: facts about a text model; None for the core model, which takes and gives token ids.
+        llmapi: set in addition to `text` for the model of the llmapi repository.
+        decoupled: without it each request has one response, and cannot stream.
+        restates_prompt: a response that does not stream begins with the prompt.
+        stop: takes stop requests with the ids of this model's requests; None if nothing does.
+        passes_cancellation: the model itself stops the engine when the call to it is cancelled.
+        max_batch_size: number of sequences generated at once, if known.
+        max_seq_len, max_input_len: in tokens.
+        engine_dir: the folder as Triton sees it.
+        lora_dtype: the declared type of `lora_weights`; None if it takes no adapters.
+        lora_tp_size: the engine's tp_size; None if its config.json is not readable.
+        lora_host_bytes: the size of the engine's adapter cache.
+        guides: the backend of guided decoding; None if it is not configured.
+        vocab_size: that of the logits.
+        generation_logits, context_logits: these logits are available.
+        logit_bytes: the size of one logit of a prompt.
+        tokens_per_block: the block size in KV-cache statistics.
+        fingerprint: changes with the model's configuration.
     """
 
     model: str
@@ -148,9 +152,11 @@ class ModelCapabilities:
     llmapi: LlmapiModel | None = None
     lora_tp_size: int | None = None
     engine_problem: str = field(default="", compare=False)
-    """Why the engine's own file does not tell its limits."""
-    parts: dict[Hashable, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of requests to it, serialized: kept by `tensors`, which says what a key is."""
+    """Why the engine's own file does not show its limits."""
+    parts: dict[Hashable, RequestPart] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Serialized parts of requests to the model, stored by `tensors`, which defines the keys."""
 
     @property
     def mode(self) -> Mode:
@@ -160,62 +166,69 @@ class ModelCapabilities:
 
     @property
     def reads_adapters(self) -> bool:
-        """Whether the engine reads adapters from its own disk, by the path that a request names."""
+        """Return True if the engine reads adapters from its own disk, by the path in the
+        request."""
         return self.llmapi is not None and self.inputs.keys() >= _ADAPTER_BY_PATH
 
     def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
-        """Whether the engine takes weights of this type, laid out for so many ranks; what is not
-        known, of them or of the engine, is no reason against it."""
+        """Return True if the engine takes weights of this type for this many ranks.
+
+        Unknown values, of the weights or of the engine, are no reason against it.
+        """
         return dtype in (None, self.lora_dtype) and (
             tp_size is None or self.lora_tp_size in (None, tp_size)
         )
 
     @property
-    def most_lora_bytes(self) -> int | None:
-        """Of the weights of one adapter, of which each rank's cache has its part; None where the
-        engine's config.json is out of sight."""
+    def max_lora_bytes(self) -> int | None:
+        """Return the maximum size of one adapter's weights in bytes, over the caches of all ranks.
+
+        None if the engine's config.json is not readable.
+        """
         return None if self.lora_tp_size is None else self.lora_host_bytes * self.lora_tp_size
 
     @property
     def streams_llmapi(self) -> bool:
-        """Whether this is a model of llmapi whose first response has the first token."""
+        """Return True if this is an llmapi model whose first response has the first token."""
         return self.decoupled and self.llmapi is not None and self.llmapi.streams
 
     def answers_once(self, text: TextPrompt | None) -> bool:
         """Return True if the first response to a request for `text` is its last."""
-        if not self.decoupled or (text is not None and text.whole):
+        if not self.decoupled or (text is not None and text.single_response):
             return True
         return self.llmapi is not None and not self.llmapi.streams
 
     @property
     def stoppable(self) -> bool:
-        """Whether the engine can be told that nobody waits for a request any more."""
+        """Return True if the engine can be told to stop a request."""
         return self.stop is not None or self.passes_cancellation
 
 
 def read_capabilities(
     model: str, config: Any, *, max_seq_len: int | None, vocab_size: int
 ) -> ModelCapabilities:
-    """The capabilities of a core model, from its `inference.ModelConfig`.
+    """Return the capabilities of a core model, from its `inference.ModelConfig`.
 
-    `max_seq_len` and `vocab_size` stand in where the engine's config.json is out of sight.
+    `max_seq_len` and `vocab_size` are used if the engine's config.json is not readable.
 
-    Raises EngineUnavailable when the model cannot be driven: tensors are missing, it belongs to
-    another repository, or a length limit is found neither in the engine's config.json nor in the
-    settings.
+    Raises EngineUnavailable if the model cannot be used: tensors are missing, it belongs to another
+    repository, or a length limit is found neither in the engine's config.json nor in the settings.
     """
     stop = stop_model(model, config)
-    return _read(model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
+    return _build_capabilities(
+        model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
+    )
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """The core model as one to stop requests with; None where it takes none."""
+    """Return the core model as a target of stop requests; None if it takes none."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
 
 def engine_folder(core: Any) -> str:
-    """Where a core model's engine is, as Triton sees it; the GPT repository calls it otherwise."""
+    """Return the folder of a core model's engine, as Triton sees it. The GPT repository names it
+    differently."""
     return parameter(core, "gpt_model_path") or parameter(core, "engine_dir")
 
 
@@ -229,12 +242,12 @@ def read_text_capabilities(
     max_seq_len: int | None,
     vocab_size: int,
 ) -> ModelCapabilities:
-    """Those of a text model; `core` is the config of its core model, where it can be read.
+    """Return the capabilities of a text model; `core` is its core model's config, if readable.
 
-    Raises EngineUnavailable as `read_capabilities` does, and when nothing says whether an answer
-    that comes whole begins with the prompt.
+    Raises EngineUnavailable like `read_capabilities`, and if nothing shows whether an answer in one
+    response begins with the prompt.
     """
-    capabilities = _read(
+    capabilities = _build_capabilities(
         model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
     )
     if core is None and not capabilities.decoupled and "exclude_prompt" not in capabilities.inputs:
@@ -245,7 +258,7 @@ def read_text_capabilities(
     return capabilities
 
 
-def _read(
+def _build_capabilities(
     model: str,
     config: Any,
     core: Any | None,
@@ -256,7 +269,7 @@ def _read(
     vocab_size: int,
 ) -> ModelCapabilities:
     mode: Mode = "token" if text is None else "text"
-    inputs = _without_lost(config, read_inputs(config, _NAMES[mode]))
+    inputs = _drop_unrouted_inputs(config, read_inputs(config, _NAMES[mode]))
     _check(model, config, inputs, mode)
     known = core is not None
     core = core if core is not None else model_config_pb2.ModelConfig()
@@ -303,20 +316,20 @@ def _read(
     )
 
 
-def _without_lost(config: Any, inputs: Inputs) -> Inputs:
-    """Without those of an ensemble that end with its first step: its core model has none for them.
+def _drop_unrouted_inputs(config: Any, inputs: Inputs) -> Inputs:
+    """Return the inputs without those that an ensemble does not route to its core model.
 
-    So it is in the GPT repository.
+    The ensemble of the GPT repository has such inputs.
     """
     for step in config.ensemble_scheduling.step:
         if CORE["prompt"][0] in step.input_map:
-            lost = [each for each in _WORDS if not set(CORE[each]) & set(step.input_map)]
-            return {logical: each for logical, each in inputs.items() if logical not in lost}
+            missing = [each for each in _WORD_INPUTS if not set(CORE[each]) & set(step.input_map)]
+            return {logical: each for logical, each in inputs.items() if logical not in missing}
     return inputs
 
 
 def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
-    """Raises EngineUnavailable when the model is not one of inflight_batcher_llm's."""
+    """Raise EngineUnavailable if the model is not one of inflight_batcher_llm's."""
     if any(tensor.name.startswith("sampling_param_") for tensor in config.input):
         raise EngineUnavailable(
             f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*): "
@@ -329,15 +342,15 @@ def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
         raise EngineUnavailable(f"Triton model {model!r} has no input {', '.join(missing)}.")
 
 
-def speculative(core: Any) -> bool:
-    """Whether a step of the engine can give several tokens."""
+def is_speculative(core: Any) -> bool:
+    """Return True if a step of the engine can give several tokens."""
     return parameter(core, "decoding_mode") in _SPECULATIVE
 
 
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
     """Return a boolean parameter of a text model, as the model reads it.
 
-    A word that upstream's models do not know is the default to them.
+    Words that upstream's models do not know mean the default.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -345,12 +358,12 @@ def flag(config: Any, name: str, *, default: bool = False) -> bool:
 
 
 def core_flag(config: Any, name: str) -> bool:
-    """Return a boolean parameter of the core model: every other word than two is false there."""
+    """Return a boolean parameter of the core model, for which every word but two is false."""
     return parameter(config, name).lower() in _CORE_TRUE
 
 
 def parameter(config: Any, name: str) -> str:
-    """A string parameter of the model; both backends take an unfilled `${...}` as unset."""
+    """Return a string parameter of the model; both backends take an unfilled `${...}` as unset."""
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
 
@@ -362,14 +375,18 @@ def _logit_bytes(config: Any) -> int:
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:
-    """The smaller of the engine's limit and the model's; 1 unless both allow more."""
+    """Return the smaller of the engine's limit and the model's; 1 unless both allow more."""
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
     return min(model, engine.max_beam_width or model)
 
 
 def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
-    """Out of sight it may be set up, with the usual backend; the engine says so if it is not."""
+    """Return the backend of guided decoding, or None.
+
+    If the core model's config is not readable, guided decoding may be configured: assume the usual
+    backend, and the engine reports an error if it is not.
+    """
     if "guide" not in inputs or "guide_type" not in inputs:
         return None
     backend = "xgrammar" if core is None else parameter(core, "guided_decoding_backend")
@@ -379,9 +396,10 @@ def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
 
 
 def loses_lora(config: Any) -> bool:
-    """Whether this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong shape.
+    """Return True if this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong
+    shape.
 
-    All releases declare it with a reshape; those with the inputs of guided decoding, ours of v0.17
+    All releases declare it with a reshape. Those with the inputs of guided decoding, ours of v0.17
     among them, undo that.
     """
     if config.platform == "ensemble":
@@ -392,19 +410,19 @@ def loses_lora(config: Any) -> bool:
 
 
 def _passes_cancellation(config: Any) -> bool:
-    """Whether a model that takes no stop requests looks after its callers: then it says how often.
+    """Return True if a model that takes no stop requests polls the cancellation of its callers.
 
-    No BLS model of upstream does. Up to v0.17 it asks the engine without an id, since v0.19 with
-    one that it draws, so that nobody else can stop what it asked for either. And Triton (2.51)
-    passes no cancellation on to the steps of an ensemble.
+    Such a model declares the period. No BLS model of upstream does: up to v0.17 it asks the engine
+    without an id, since v0.19 with a random one, so that nothing else can stop its requests either.
+    And Triton (2.51) does not pass cancellation on to the steps of an ensemble.
     """
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 
 
 def _engine_config(engine_dir: Path) -> tuple[EngineConfig, str]:
-    """Facts that the engine states, and why its file cannot be read.
+    """Return the facts that the engine's file states, and the reason if it cannot be read.
 
-    It says nothing when its folder is on another host.
+    Both are empty if the folder is on another host.
     """
     if engine_dir == Path():
         return EngineConfig(), ""

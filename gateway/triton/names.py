@@ -1,6 +1,6 @@
-"""What the releases of the repository call one input, and what a served model takes of it.
+"""Names of one input in the releases of the repository, and the inputs that a served model takes.
 
-The gateway asks for logical inputs ("seed"); the tables say under which names a model may know
+The gateway asks for logical inputs ("seed"); the tables list the names by which a model may know
 them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
 TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them; its llmapi
 repository has names of its own.)
@@ -55,7 +55,7 @@ LogicalInput = Literal[
     "top_p",
 ]
 
-_BOTH: dict[LogicalInput, tuple[str, ...]] = {
+_SHARED: dict[LogicalInput, tuple[str, ...]] = {
     "beam_width": ("beam_width",),
     "cache_stats": ("return_kv_cache_reuse_stats", "return_perf_metrics"),
     "context_logits": ("return_context_logits",),
@@ -77,7 +77,7 @@ _BOTH: dict[LogicalInput, tuple[str, ...]] = {
     "sequences": ("num_return_sequences",),
     "temperature": ("temperature",),
 }
-CORE: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
+CORE: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "bad_words": ("bad_words_list",),
     "bias": ("embedding_bias",),
     "length_penalty": ("len_penalty",),
@@ -90,8 +90,8 @@ CORE: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "top_k": ("runtime_top_k",),
     "top_p": ("runtime_top_p",),
 }
-"""Of `tensorrt_llm`."""
-TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
+"""Names in `tensorrt_llm`."""
+TEXT: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "bad_words": ("bad_words",),
     "bias": ("embedding_bias_words",),
     "bias_weights": ("embedding_bias_weights",),
@@ -103,7 +103,7 @@ TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "top_k": ("top_k",),
     "top_p": ("top_p",),
 }
-"""Of `ensemble` and `tensorrt_llm_bls`."""
+"""Names in `ensemble` and `tensorrt_llm_bls`."""
 LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
     "cache_stats": ("sampling_param_return_perf_metrics",),
     "exclude_prompt": ("sampling_param_exclude_input_from_output",),
@@ -123,22 +123,23 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
     "top_k": ("sampling_param_top_k",),
     "top_p": ("sampling_param_top_p",),
 }
-"""Of `tensorrt_llm` in the llmapi repository."""
+"""Names in `tensorrt_llm` of the llmapi repository."""
 
 
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""The names of each input that `inflight_batcher_llm` renamed, that of the oldest release first."""
+"""Names of each input that `inflight_batcher_llm` has renamed, the name of the oldest release
+first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
-"""The wire's names of the types that `lora_weights` may have."""
+"""Wire names of the types that `lora_weights` may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input that a model declares; `datatype` as it is on the wire, such as INT32."""
+    """An input that a model declares, with its wire `datatype`, such as INT32."""
 
     name: str
     datatype: str
@@ -149,7 +150,7 @@ Inputs = Mapping[LogicalInput, Input]
 
 
 def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> Inputs:
-    """The inputs of an `inference.ModelConfig`, by what they mean; those of no use are left out."""
+    """Return the inputs of an `inference.ModelConfig` by meaning; unused ones are left out."""
     declared = {tensor.name: tensor for tensor in config.input}
     return {
         logical: Input(name, datatype(declared[name].data_type), declared[name].optional)
@@ -160,18 +161,18 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
 
 
 def names_outputs(config: Any) -> bool:
-    """Whether requests to a model should name the outputs that they want.
+    """Return True if requests to a model should name the outputs that they need.
 
-    Not to one in Python. Upstream's make more than is asked for: `batch_index` when Triton has put
-    requests together, all statistics with any. What is not wanted, Triton's Python backend (2.51)
-    frees without the interpreter's lock, which ends the model's process sooner or later. In C++
-    releases v0.10 to v0.13 send zeros for whatever is named.
+    False for a model in Python. Upstream's make more than is asked for: `batch_index` if Triton has
+    batched requests, all statistics with any. Triton's Python backend (2.51) frees unneeded outputs
+    without the interpreter's lock, which ends the model's process sooner or later. In C++, releases
+    v0.10 to v0.13 send zeros for every named output.
     """
     return bool(config.backend != "python")
 
 
 def lora_dtype(inputs: Inputs) -> Dtype | None:
-    """The type that `lora_weights` must have; None where the model takes no adapters."""
+    """Return the type that `lora_weights` must have; None if the model takes no adapters."""
     if not all(logical in inputs for logical in _LORA):
         return None
     declared = inputs["lora_weights"].datatype
@@ -179,6 +180,7 @@ def lora_dtype(inputs: Inputs) -> Dtype | None:
 
 
 def datatype(data_type: int) -> str:
-    """The wire's name of a ModelConfig data type: TYPE_STRING is BYTES, the others as they are."""
+    """Return the wire name of a ModelConfig data type: TYPE_STRING is BYTES, the others are
+    unchanged."""
     name: str = model_config_pb2.DataType.Name(data_type)
     return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")

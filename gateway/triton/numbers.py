@@ -1,4 +1,4 @@
-"""How Triton packs numbers, in numpy's words. (numpy itself is loaded where there are some.)"""
+"""Triton's number formats in numpy's notation. (numpy itself is loaded only when needed.)"""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NUMBERS: Mapping[str, str] = {
 
 
 def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
-    """Values that were read as `FLOATS` says; numpy knows no BF16, the upper half of FP32."""
+    """Return values that were read with `FLOATS` as float32; numpy lacks BF16, the upper half of
+    FP32."""
     if datatype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")
     return values.astype("<f4", copy=False)

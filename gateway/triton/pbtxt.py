@@ -1,4 +1,4 @@
-"""Reads config.pbtxt files, with Triton's own protobuf."""
+"""Reader of config.pbtxt files, with Triton's own protobuf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOLE = re.compile(r"(?:(\w+)\s*:\s*)?\$\{(\w+)\}")
 
 
 class PbtxtError(ValueError):
-    """The file is not a model configuration; the message has line and column where known."""
+    """Error for an invalid model configuration; the message has line and column if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DeclaredTensor:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble; both maps are tensor of that model -> tensor of the ensemble."""
+    """A model of an ensemble; both maps go from that model's tensor to the ensemble's."""
 
     model: str
     inputs: Mapping[str, str]
@@ -40,13 +40,14 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a config.pbtxt declares.
+    """The declarations of a config.pbtxt.
 
     `backend` is the platform for an ensemble. `parameters` has the strings of the file, unfilled
-    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any, and
-    `instance_kinds` where they run, such as KIND_CPU.
-    `holes` are names of `${name}` outside strings, which Triton cannot parse; fields that hold
-    one read as 0, and `decoupled` as true.
+    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any;
+    `instance_kinds` are their kinds, such as KIND_CPU.
+
+    `holes` are names of `${name}` outside strings, which Triton cannot parse. Fields that hold one
+    read as 0, and `decoupled` as true.
     """
 
     name: str
@@ -64,9 +65,12 @@ class ModelFile:
 
 
 def read_pbtxt(path: Path) -> ModelFile:
-    """Raises PbtxtError when the file cannot be read or is not a model configuration."""
+    """Return the contents of a file.
+
+    Raises PbtxtError if it cannot be read or is not a model configuration.
+    """
     try:
-        text, holes = _filled(path.read_text(encoding="utf-8"))
+        text, holes = _fill_holes(path.read_text(encoding="utf-8"))
         # A newer Triton may know fields that this protobuf does not.
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except OSError as error:
@@ -107,8 +111,8 @@ def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
     }
 
 
-def _filled(text: str) -> tuple[str, tuple[str, ...]]:
-    """The text with every `${name}` outside strings replaced, and their names."""
+def _fill_holes(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text with every `${name}` outside strings replaced, and their names."""
     holes: dict[str, None] = {}
 
     def value(found: re.Match[str]) -> str:

@@ -1,13 +1,13 @@
-"""What one engine likely has of a prompt in its KV cache: the beginnings of what it was given.
+"""Estimate of the prompt prefixes that one engine has in its KV cache.
 
-An engine keeps blocks of keys and values under all tokens up to their end, and drops those first
-that were used longest ago. Kept here are hashes of the beginnings of prompts, in that order. At
-every block's end they would cost more than they tell: from six blocks on the next one is a sixth
-further. An answer says how much of its prompt was there; where that is less than was
-expected, what is older is gone too.
+An engine caches blocks of keys and values for all tokens up to their end, and drops the least
+recently used ones first. This module stores hashes of prompt prefixes in the same order. A hash at
+the end of every block would cost more than it is worth: from six blocks on, each next one is a
+sixth longer. An answer reports how much of its prompt was cached. If that is less than expected,
+older prefixes are gone, too.
 
-The hashes are Python's own of bytes, which have a secret key for each process: nobody can make a
-prompt that has another's.
+The hashes are Python's own of bytes, which have a secret key for each process: a client cannot
+construct a prompt with another's hash.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from typing import NamedTuple
 from gateway.generation import Generation
 
 _BLOCK_BYTES = 4 * 32
-"""Of the smallest usual block, 32 ids of 4 bytes; of a text, about as many tokens of English."""
-_FURTHER = 6
-_LONGEST_BLOCKS = 2**16
-# Hashes, of all tenants: 2.5 MiB at the most. A conversation of 2,000 tokens has some 24.
-_MOST = 16_384
-_SENT = -1
+"""Bytes of the smallest usual block: 32 ids of 4 bytes. English text has about as many tokens per
+byte."""
+_STEP_DIVISOR = 6
+_MAX_BLOCKS = 2**16
+# Hashes of all tenants: at most 2.5 MiB. A conversation of 2,000 tokens has about 24.
+_MAX_HASHES = 16_384
+_UNCONFIRMED = -1
 
 
-def _ends() -> list[int]:
+def _build_hash_ends() -> list[int]:
     ends, blocks = [], 1
-    while blocks <= _LONGEST_BLOCKS:
+    while blocks <= _MAX_BLOCKS:
         ends.append(blocks * _BLOCK_BYTES)
-        blocks += max(1, blocks // _FURTHER)
+        blocks += max(1, blocks // _STEP_DIVISOR)
     return ends
 
 
-_ENDS = _ends()
+_HASH_ENDS = _build_hash_ends()
 
 
-class Expected(NamedTuple):
-    """What was known when a request was sent: so many tokens of its prompt were there.
+class ExpectedReuse(NamedTuple):
+    """Number of tokens that were expected to be cached when a request was sent.
 
-    `mark` is that of the last of them; 0 or less while no answer has shown that.
+    `mark` is that of the last of them; 0 or less if no answer has confirmed it yet.
     """
 
     tokens: float = 0.0
@@ -50,11 +51,11 @@ class Expected(NamedTuple):
 
 
 @dataclass(slots=True)
-class Prefixes:
-    """The beginnings of one prompt, of `tokens` tokens.
+class PromptPrefixes:
+    """The prefixes of one prompt of `tokens` tokens.
 
-    `tenant` is who alone may know of them; "" where all may. `start` is the first KiB of what was
-    hashed, the same in all processes.
+    `tenant` is the only one that may know of them; "" for all. `start` is the first KiB of the
+    hashed bytes, the same in all processes.
     """
 
     tenant: str
@@ -64,41 +65,47 @@ class Prefixes:
     start: bytes
 
 
-def prefixes_of(generation: Generation, tenant: str = "") -> Prefixes:
-    """Of its ids, or of its text where only text is sent. Keys and values are an adapter's own."""
+def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
+    """Return the prefixes of a generation's ids, or of its text if only text is sent.
+
+    Keys and values depend on the adapter, so the hashes do, too.
+    """
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
     tokens = len(generation.prompt_ids)
     lora = generation.params.lora
     found = 0 if lora is None else lora.task_id
     hashes, begin = [], 0
-    # The last token is computed in any case.
-    for end in _ENDS[: bisect_right(_ENDS, len(data) - 4)]:
+    # The last token is always computed.
+    for end in _HASH_ENDS[: bisect_right(_HASH_ENDS, len(data) - 4)]:
         found = hash((found, data[begin:end]))
         hashes.append(found)
         begin = end
-    return Prefixes(tenant, tokens, hashes, tokens / max(len(data), 1), data[:1024])
+    return PromptPrefixes(tenant, tokens, hashes, tokens / max(len(data), 1), data[:1024])
 
 
 @dataclass(slots=True)
-class _Known:
-    """One tenant's. `marks` has hashes, the one that was sent longest ago first; each with the
-    number of the answer that showed it last. What that shows to be not after `floor` is gone."""
+class _TenantHashes:
+    """The hashes of one tenant. `marks` holds them in the order in which they were last sent.
+
+    Each has the number of the answer that last confirmed it. Those with a number of at most `floor`
+    are gone from the engine.
+    """
 
     marks: dict[int, int]
     floor: int = 0
 
 
 class PrefixCache:
-    """Of one replica, as seen from this process. Belongs to one event loop.
+    """Prefixes cached on one replica, as seen from this process. Belongs to one event loop.
 
-    Each tenant's are apart, also what is learned of their end: nothing that one sends or is
-    answered changes what is known of another's, but that it takes its share of the room.
+    Tenants are separate, also in what is learned of evictions: one tenant's requests and answers
+    never change the estimates of another's, except that it takes its share of the stored hashes.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._tenants: dict[str, _Known] = {}
+    def __init__(self, max_hashes: int = _MAX_HASHES) -> None:
+        self._max_hashes = max_hashes
+        self._tenants: dict[str, _TenantHashes] = {}
         self._count = 0
         self._answers = 0
 
@@ -106,40 +113,43 @@ class PrefixCache:
         return self._count
 
     def forget(self) -> None:
-        """The engine is a new one, or may be."""
+        """Forget everything: the engine is a new one, or may be."""
         self._tenants = {}
         self._count = 0
 
-    def tokens(self, prefixes: Prefixes) -> float:
-        """How many of a prompt's tokens are likely there."""
-        count = self._count_of(prefixes)
-        return _ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
+    def cached_tokens(self, prefixes: PromptPrefixes) -> float:
+        """Return how many of a prompt's tokens are likely cached."""
+        count = self._count_cached(prefixes)
+        return _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
 
-    def sent(self, prefixes: Prefixes) -> Expected:
-        """The engine is given it now; what was known of it."""
-        hashes, count = prefixes.hashes, self._count_of(prefixes)
+    def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
+        """Record that the engine is given the prompt now; return what was expected to be cached."""
+        hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
-            return Expected()
+            return ExpectedReuse()
         known = self._tenants.get(prefixes.tenant)
         if known is None:
-            known = self._tenants[prefixes.tenant] = _Known({})
+            known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
-        mark = marks[hashes[count - 1]] if count else _SENT
-        # A beginning goes after what it is the beginning of.
+        mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
+        # A prefix is evicted after the longer ones that it begins.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
-            marks[key] = _SENT
+            marks[key] = _UNCONFIRMED
         self._count += len(marks) - before
-        while self._count > self._most:
-            self._make_room(prefixes.tenant)
-        tokens = _ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
-        return Expected(tokens, mark)
+        while self._count > self._max_hashes:
+            self._evict(prefixes.tenant)
+        tokens = _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
+        return ExpectedReuse(tokens, mark)
 
-    def answered(self, prefixes: Prefixes, expected: Expected, reused: int | None) -> None:
-        """The engine had it whole. `reused` are the tokens that were there before, None where it
-        did not tell.
+    def record_answer(
+        self, prefixes: PromptPrefixes, expected: ExpectedReuse, reused: int | None
+    ) -> None:
+        """Record that the engine has processed the complete prompt.
 
-        Blocks of another size, and texts, account for a quarter less than was expected.
+        `reused` are the tokens that were cached before, None if the engine did not report it. A
+        quarter less than expected is tolerated: blocks may have another size, and texts are
+        estimated.
         """
         known = self._tenants.get(prefixes.tenant)
         if known is None:
@@ -152,8 +162,8 @@ class PrefixCache:
             if marks.pop(key, 0):
                 marks[key] = number
 
-    def _count_of(self, prefixes: Prefixes) -> int:
-        """How many of its hashes are known: where one is, those before it are."""
+    def _count_cached(self, prefixes: PromptPrefixes) -> int:
+        """Return how many of the hashes are cached; if one is, those before it are, too."""
         known, hashes = self._tenants.get(prefixes.tenant), prefixes.hashes
         if known is None or not hashes or hashes[0] not in known.marks:
             return 0
@@ -162,17 +172,17 @@ class PrefixCache:
         while low < high:
             middle = (low + high) // 2
             mark = get(hashes[middle], 0)
-            if mark > floor or mark == _SENT:
+            if mark > floor or mark == _UNCONFIRMED:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _make_room(self, tenant: str) -> None:
-        """Takes an eighth of those of the tenant that has most, or of this one where it has more
-        than its share."""
+    def _evict(self, tenant: str) -> None:
+        """Evict the oldest 1/8 of this tenant's hashes if it exceeds its share, else of the largest
+        tenant's."""
         known = self._tenants.get(tenant)
-        if known is None or len(known.marks) <= max(self._most // len(self._tenants), 1):
+        if known is None or len(known.marks) <= max(self._max_hashes // len(self._tenants), 1):
             tenant = max(self._tenants, key=lambda name: len(self._tenants[name].marks))
         marks = self._tenants[tenant].marks
         oldest = list(islice(marks, max(len(marks) // 8, 1)))

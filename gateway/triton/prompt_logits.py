@@ -1,7 +1,7 @@
-"""The logits of a prompt, cut up as they come: half a megabyte for each token, in one message.
+"""Streamed reading of a prompt's logits: half a megabyte for each token, in one message.
 
-They are one tensor, `context_logits`, [1, tokens, vocabulary]. What is here of it at any time is
-what the stream's window lets the server send, and the rows that are worked on.
+They are one tensor, `context_logits`, [1, tokens, vocabulary]. At any time memory holds only what
+the stream's window lets the server send, and the rows that are processed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.generation import Generation
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.protobuf import pb
 from gateway.triton.request import varint
-from gateway.triton.token_stream import Aside, TokenStream
+from gateway.triton.token_stream import Offload, TokenStream
 from gateway.triton.transport import Message, ResponseStream
 
 _SLICE_BYTES = 2**20
@@ -28,89 +28,99 @@ _RESPONSE, _OUTPUTS, _CONTENTS = 2, 5, 6
 class PromptStream(TokenStream):
     """The log probabilities of a prompt's tokens, from one run over it."""
 
-    _cutter: LogitsCutter
+    _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Of the first token there is none. Raises GatewayError and TimeoutError."""
+        """Return the log probabilities; the first token has none. Raises GatewayError and
+        TimeoutError."""
         await self.response()
-        if self._cutter.entries is None:
+        if self._logits_reader.entries is None:
             raise EngineError("The engine gave no logits of the prompt.")
-        return self._cutter.entries
+        return self._logits_reader.entries
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
         stream = await self._engine.open_pieces(request, self._metadata, self._deadline)
-        self._cutter = LogitsCutter(stream, self._generation, self._any_aside)
+        self._logits_reader = PromptLogitsReader(stream, self._generation, self._offload)
         return stream
 
     async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
-        return await self._cutter.read()
+        return await self._logits_reader.read()
 
 
-class LogitsCutter:
-    """Reads responses from a stream of pieces; their logits become `entries`."""
+class PromptLogitsReader:
+    """Reader of responses from a stream of pieces; their logits become `entries`."""
 
-    def __init__(self, stream: ResponseStream[bytes], generation: Generation, aside: Aside) -> None:
+    def __init__(
+        self, stream: ResponseStream[bytes], generation: Generation, offload: Offload
+    ) -> None:
         self._stream = stream
         self._ids = generation.prompt_ids
         self._count = generation.prompt_logprobs or 0
-        self._aside = aside
-        # What has come and was not taken begins at `_at`; `_taken` counts all that was.
+        self._offload = offload
+        # Received bytes that were not taken begin at `_at`; `_taken_bytes` counts all that were
+        # taken.
         self._data = b""
         self._at = 0
-        self._taken = 0
+        self._taken_bytes = 0
         self.entries: list[TokenLogprob] | None = None
 
     async def read(self) -> bytes | None:
-        """The next response, serialized, without its logits; None at the end of the stream."""
-        if self._at == len(self._data) and not await self._more():
+        """Return the next response, serialized, without its logits; None at the end of the
+        stream."""
+        if self._at == len(self._data) and not await self._receive_more():
             return None
         compressed, length = PREFIX.unpack(await self._take(PREFIX.size))
         if compressed:
             raise EngineBroken("The inference server's answer is compressed.")
-        end = self._taken + length
-        kept = b""
-        while self._taken < end:
+        end = self._taken_bytes + length
+        stripped = b""
+        while self._taken_bytes < end:
             field, size = await self._field()
             if field == _RESPONSE:
-                inner = await self._response(self._taken + size)
-                kept += _written(field, inner)
+                inner = await self._response(self._taken_bytes + size)
+                stripped += _encode_field(field, inner)
             else:
-                kept += _written(field, await self._take(size))
-        return kept
+                stripped += _encode_field(field, await self._take(size))
+        return stripped
 
     async def _response(self, end: int) -> bytes:
-        kept = b""
+        stripped = b""
         tensors: list[Any] = []
         contents = 0
-        while self._taken < end:
+        while self._taken_bytes < end:
             field, size = await self._field()
             content = b""
             if field == _CONTENTS and tensors[contents].name == "context_logits":
                 await self._score(tensors[contents], size)
             else:
                 content = await self._take(size)
-            kept += _written(field, content)
+            stripped += _encode_field(field, content)
             contents += field == _CONTENTS
             if field == _OUTPUTS:
                 tensors.append(pb.ModelInferResponse.InferOutputTensor.FromString(content))
-        return kept
+        return stripped
 
     async def _score(self, tensor: Any, size: int) -> None:
-        """The logits at one token say how likely the next is; nothing says it of the first."""
+        """Compute the log probabilities.
+
+        The logits at one token show the probability of the next one, so the first token has no
+        value.
+        """
         vocabulary = tensor.shape[-1]
         row = vocabulary * _ITEM_BYTES[tensor.datatype]
         rows = max(_SLICE_BYTES // row, 1)
-        end = self._taken + size
+        end = self._taken_bytes + size
         entries = [TokenLogprob(self._ids[0], None)]
-        while self._taken < end:
-            raw = await self._take(min(rows * row, end - self._taken))
+        while self._taken_bytes < end:
+            raw = await self._take(min(rows * row, end - self._taken_bytes))
             ids = self._ids[len(entries) : len(entries) + len(raw) // row].tolist()
             work = partial(_logprobs, raw, tensor.datatype, vocabulary, ids, self._count)
-            entries += await self._aside(work)
+            entries += await self._offload(work)
         self.entries = entries
 
     async def _field(self) -> tuple[int, int]:
-        """The number and size of the next field; in these messages all of them have a size."""
+        """Return the number and size of the next field; in these messages all fields have a
+        size."""
         key = await self._varint()
         if key & 7 != _LENGTH_DELIMITED:
             raise EngineBroken("The inference server's answer cannot be read.")
@@ -127,15 +137,15 @@ class LogitsCutter:
 
     async def _take(self, size: int) -> bytes:
         while len(self._data) - self._at < size:
-            if not await self._more(size):
+            if not await self._receive_more(size):
                 raise EngineUnavailable("The inference server ended the stream early.")
         found = self._data[self._at : self._at + size]
         self._at += size
-        self._taken += size
+        self._taken_bytes += size
         return found
 
-    async def _more(self, size: int = 1) -> bool:
-        """Waits until `size` bytes are here; False at the end of the stream."""
+    async def _receive_more(self, size: int = 1) -> bool:
+        """Wait until `size` bytes are received; return False at the end of the stream."""
         pieces = [self._data[self._at :]]
         held = len(pieces[0])
 
@@ -150,14 +160,14 @@ class LogitsCutter:
         return more
 
 
-def _written(field: int, content: bytes) -> bytes:
+def _encode_field(field: int, content: bytes) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
 
 
 def _logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """In the thread that works on logits, so that numpy is loaded there, once it is needed."""
+    """Compute log probabilities in the thread for logits, where numpy is loaded on first use."""
     from gateway.triton.logits import token_logprobs  # noqa: PLC0415
 
     return token_logprobs(raw, datatype, vocabulary, ids, count)

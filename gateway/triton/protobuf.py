@@ -1,8 +1,9 @@
 """Triton's protobuf messages: tritonclient's two generated modules, without its client.
 
-To import the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
-needed to talk to Triton by `http2`. So it is not run. Whoever imports it later gets all of it, with
-these two modules in it: protobuf takes a message's description from one place only.
+Importing the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
+needed to talk to Triton by `http2`. So its `__init__` is not run. A later import of the package
+gets all of it, with these two modules in it: protobuf accepts only one
+description of a message.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import tritonclient
 _PACKAGE = "tritonclient.grpc"
 
 
-def _generated(name: str) -> ModuleType:
+def _import_generated(name: str) -> ModuleType:
     if _PACKAGE in sys.modules:
         return import_module(f"{_PACKAGE}.{name}")
-    # Only where to look: `service_pb2` imports the other one by the package's name.
+    # Only a search path: `service_pb2` imports the other module by the package's name.
     package = ModuleType(_PACKAGE)
     package.__path__ = [str(Path(folder, "grpc")) for folder in tritonclient.__path__]
     sys.modules[_PACKAGE] = package
@@ -35,6 +36,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2
     from tritonclient.grpc import service_pb2 as pb
 else:
-    model_config_pb2, pb = _generated("model_config_pb2"), _generated("service_pb2")
+    model_config_pb2, pb = _import_generated("model_config_pb2"), _import_generated("service_pb2")
 
 __all__ = ["model_config_pb2", "pb"]

@@ -1,8 +1,8 @@
-"""A ModelInferRequest in the making: inputs by meaning, packed as the model declares them.
+"""Builder of a ModelInferRequest: inputs by meaning, packed as the model declares them.
 
-Serialized messages concatenate field by field, so a request is put together from pieces that are
-serialized once for each model, and only its id and its contents are framed here: 9 us for a
-request where building the protobuf object and serializing it takes 13 (python -m bench.packing).
+Serialized messages concatenate field by field. So a request is joined from pieces that are
+serialized once for each model, and only its id and contents are framed here: 9 us for a request,
+against 13 for building the protobuf object and serializing it (python -m bench.packing).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ONE = {
     "UINT64": struct.Struct("<Q"),
     "FP32": struct.Struct("<f"),
 }
-# A frame's worth: what is shorter is copied into the frame in any case.
+# One frame: anything shorter is copied into the frame anyway.
 _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
-class Request(NamedTuple):
-    """A serialized ModelInferRequest, in the pieces that it is sent in, and the id in it."""
+class InferRequest(NamedTuple):
+    """A serialized ModelInferRequest, in the pieces that are sent, and its id."""
 
     id: str
     pieces: Message
@@ -47,10 +47,10 @@ class Request(NamedTuple):
         return b"".join(self.pieces)
 
 
-class Part(NamedTuple):
-    """Inputs and outputs of a request, serialized, for any request to the same model.
+class RequestPart(NamedTuple):
+    """Serialized inputs and outputs of a request, reusable for any request to the same model.
 
-    What is `long` of the contents is a piece of its own, of which no request has a copy.
+    With `long`, some contents are a piece of their own, which requests share and do not copy.
     """
 
     tensors: bytes
@@ -63,13 +63,13 @@ class Part(NamedTuple):
 
 
 class RequestBuilder:
-    """Each input has a leading batch dimension of 1, unless the model is not `batched`.
+    """Builder of one request; each input has a leading dimension of 1 if the model is `batched`.
 
-    Without `names_outputs` the request names none, and the model gives all that it makes for it
+    Without `names_outputs` the request names no outputs, and the model returns all that it makes
     (`names.names_outputs`).
 
-    To add what the model has no input for raises EngineError: `pipeline.capabilities` refuses it
-    before, by the client's name for it.
+    Adding an input that the model does not have raises EngineError: `pipeline.capabilities` refuses
+    it earlier, by the client's name.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class RequestBuilder:
         self._long = False
 
     @property
-    def request(self) -> Request:
-        """What has been put together so far."""
+    def request(self) -> InferRequest:
+        """Return the request built so far."""
         name = self._id.encode()
         parts = [_head(self._model), _ID, varint(len(name)), name, *self._tensors, *self._contents]
-        return Request(self._id, _joined(parts) if self._long else [b"".join(parts)])
+        return InferRequest(self._id, _join_short(parts) if self._long else [b"".join(parts)])
 
     @property
-    def part(self) -> Part:
-        """What has been put together so far, for `add`."""
-        contents = _joined(self._contents) if self._long else [b"".join(self._contents)]
-        return Part(b"".join(self._tensors), contents, self._long)
+    def part(self) -> RequestPart:
+        """Return the part built so far, for `add`."""
+        contents = _join_short(self._contents) if self._long else [b"".join(self._contents)]
+        return RequestPart(b"".join(self._tensors), contents, self._long)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RequestPart) -> None:
         self._tensors.append(part.tensors)
         self._contents += part.contents
         self._long = self._long or part.long
@@ -112,26 +112,26 @@ class RequestBuilder:
         return logical in self._inputs
 
     def needs(self, logical: LogicalInput) -> bool:
-        """Whether the model takes no request without it."""
+        """Return True if the model requires this input."""
         return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
-        """One number or truth value, [1, 1]."""
-        tensor, contents, pack, limit = _scalar(*self._declared(logical), (*self._lead, 1))
+        """Add one number or truth value, [1, 1]."""
+        tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))
 
     def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
-        """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""
-        _, datatype = self._declared(logical)
+        """Add [1, *dims] numbers, row-major; negative ones wrap in an unsigned type."""
+        _, datatype = self._get_input(logical)
         if limit := _UNSIGNED.get(datatype):
             values = [int(value) & limit for value in values]
         code = _ONE[datatype].format[1:]
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
     def int32s(self, logical: LogicalInput, values: array[int], *dims: int) -> None:
-        """[1, *dims] of int32, in whatever type is declared. Long arrays are not copied."""
-        _, datatype = self._declared(logical)
+        """Add [1, *dims] int32, in whatever type is declared. Long arrays are not copied."""
+        _, datatype = self._get_input(logical)
         if datatype != "INT32":
             self.numbers(logical, values, *dims)
         elif 4 * len(values) < _LONG_BYTES:
@@ -140,33 +140,33 @@ class RequestBuilder:
             self.raw(logical, memoryview(values).cast("B"), *dims)
 
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
-        """[1, n] of texts."""
+        """Add [1, n] texts."""
         self.raw(logical, bytes_tensor.pack(values), len(values))
 
     def raw(self, logical: LogicalInput, raw: bytes | memoryview, *dims: int) -> None:
-        """[1, *dims] of what is packed already, in the declared type: bytes, or a view of them.
+        """Add [1, *dims] of packed bytes, or a view of them, in the declared type.
 
-        Of what is long the request has no copy.
+        Long ones are not copied.
         """
-        self._tensors.append(_input(*self._declared(logical), (*self._lead, *dims)))
+        self._tensors.append(_input(*self._get_input(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
         self._long = self._long or len(raw) >= _LONG_BYTES
 
     def output(self, name: str) -> None:
-        """An output that is wanted."""
+        """Request an output."""
         if self._names_outputs:
             self._tensors.append(_output(name))
 
-    def _declared(self, logical: LogicalInput) -> tuple[str, str]:
-        """The name and the data type of an input."""
+    def _get_input(self, logical: LogicalInput) -> tuple[str, str]:
+        """Return the name and the data type of an input."""
         declared = self._inputs.get(logical)
         if declared is None:
             raise EngineError(f"{self._model} has no input for {logical}.")
         return declared.name, declared.datatype
 
 
-def _joined(parts: Sequence[bytes | memoryview]) -> Message:
-    """The parts, those that are short joined."""
+def _join_short(parts: Sequence[bytes | memoryview]) -> Message:
+    """Return the parts with neighbouring short ones joined."""
     pieces: list[bytes | memoryview] = []
     short: list[bytes | memoryview] = []
     for part in parts:
@@ -179,7 +179,7 @@ def _joined(parts: Sequence[bytes | memoryview]) -> Message:
 
 
 def varint(value: int) -> bytes:
-    """Protobuf's encoding of a length."""
+    """Return protobuf's encoding of a length."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -209,7 +209,8 @@ def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _scalar(
     name: str, datatype: str, shape: tuple[int, ...]
 ) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
-    """Its field, what comes before its value, the value's packer and the mask of unsigned types."""
+    """Return an input's field, the bytes before its value, its packer and the mask of unsigned
+    types."""
     one = _ONE[datatype]
     contents = _CONTENTS + varint(one.size)
     return _input(name, datatype, shape), contents, one.pack, _UNSIGNED.get(datatype)

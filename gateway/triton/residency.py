@@ -1,8 +1,8 @@
-"""Which LoRA adapters one engine holds, and which request brings in another.
+"""The LoRA adapters that one engine holds, and the uploads of others.
 
-TensorRT-LLM keeps adapters in a cache of its own: the first request of a `lora_task_id` carries
-the weights, later ones the id alone; an idle adapter may be evicted at any time. So first loads of
-one id are serialised, and an evicted adapter is sent again.
+TensorRT-LLM has an adapter cache of its own: the first request of a `lora_task_id` carries the
+weights, later ones the id alone, and an idle adapter may be evicted at any time. So first uploads
+of one id are serialised, and an evicted adapter is sent again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 
-from gateway.triton.adapter_room import AdapterRoom
-from gateway.triton.events import ColdCause
+from gateway.triton.adapter_budget import AdapterBudget
+from gateway.triton.events import UploadCause
 
 
 @dataclass(slots=True, eq=False)
-class _InLine:
-    """A request that is in line for its turn to bring an adapter."""
+class _QueuedUpload:
+    """A request that waits for a slot to upload an adapter."""
 
-    until_brought: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends its waiting when another one begins to bring it."""
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    until_loading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Timeout that ends the wait when another request begins the upload."""
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Residency:
@@ -31,102 +31,105 @@ class Residency:
 
     def __init__(self) -> None:
         self._resident: set[int] = set()
-        self._causes: dict[int, ColdCause] = {}
+        self._causes: dict[int, UploadCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
-        self._in_line: dict[int, dict[str, _InLine]] = {}
-        """By task id and tenant."""
+        self._queued: dict[int, dict[str, _QueuedUpload]] = {}
+        """Queued uploads by task id and tenant."""
         self.loads = 0
-        """How often an adapter was brought in."""
+        """Number of uploads."""
         self.evictions: Counter[int] = Counter()
-        """How often the engine said of an adapter that it holds it no more."""
-        self.room = AdapterRoom()
-        """Who may use one now."""
+        """Number of times that the engine reported an adapter as missing, by task id."""
+        self.budget = AdapterBudget()
+        """The limit on adapters in use."""
 
     @property
     def resident(self) -> Collection[int]:
-        """Task ids that the engine holds, as far as is known."""
+        """Return the task ids that the engine holds, as far as known."""
         return self._resident
 
     @property
     def loading(self) -> Collection[int]:
-        """Task ids that are being brought, or in line for it."""
-        return self._loading.keys() | self._in_line.keys()
+        """Return the task ids that are being uploaded or queued for upload."""
+        return self._loading.keys() | self._queued.keys()
 
-    def has(self, task_id: int) -> bool:
-        """Whether a request for it need not bring the weights, as far as is known; or another one
-        brings them now, or is in line for it."""
-        return task_id in self._resident or task_id in self._loading or task_id in self._in_line
+    def is_resident_or_loading(self, task_id: int) -> bool:
+        """Return True if the adapter is loaded, is being uploaded, or is queued for upload."""
+        return task_id in self._resident or task_id in self._loading or task_id in self._queued
 
-    async def must_carry(
+    async def acquire_upload(
         self,
         task_id: int,
         tenant: str = "",
-        turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
-        """The turn of a request that has to bring the weights, to be left when they are sent; None
-        where it need not bring them.
+        """Return the slot of a request that has to upload the weights; None if they are resident.
 
-        Waits while another one brings them. Whichever has its turn first does, and of each tenant
-        one is in line for it: nobody waits for a tenant that brings much else. After a turn exactly
-        one of `loaded` and `not_loaded` must follow.
+        Waits while another request uploads them. The first request to get its slot uploads, and one
+        request per tenant is queued: a tenant never waits for another one's other uploads. Leave
+        the slot when the weights are sent. After that, exactly one of `mark_loaded` and
+        `mark_not_loaded` must follow.
         """
         while task_id not in self._resident:
-            in_line = self._in_line.get(task_id, {})
+            by_tenant = self._queued.get(task_id, {})
             if task_id in self._loading:
                 await self._loading[task_id].wait()
-            elif tenant in in_line:
-                await in_line[tenant].left.wait()
+            elif tenant in by_tenant:
+                await by_tenant[tenant].finished.wait()
             else:
-                taken = AsyncExitStack()
-                if not await self._comes_first(task_id, tenant, taken.enter_async_context(turn())):
+                entered = AsyncExitStack()
+                if not await self._enter_before_others(
+                    task_id, tenant, entered.enter_async_context(upload_slot())
+                ):
                     continue
                 if task_id not in self._resident and task_id not in self._loading:
                     self._loading[task_id] = asyncio.Event()
-                    for other in self._in_line.pop(task_id, {}).values():
-                        other.until_brought.reschedule(0)
-                    return taken
-                await taken.aclose()  # another one had its turn in the same moment
+                    for other in self._queued.pop(task_id, {}).values():
+                        other.until_loading.reschedule(0)
+                    return entered
+                await entered.aclose()  # another request got its slot in the same moment
         return None
 
-    async def _comes_first(self, task_id: int, tenant: str, turn: Awaitable[object]) -> bool:
-        """Whether the turn came before another request began to bring the weights."""
-        place = _InLine()
-        self._in_line.setdefault(task_id, {})[tenant] = place
+    async def _enter_before_others(
+        self, task_id: int, tenant: str, upload_slot: Awaitable[object]
+    ) -> bool:
+        """Return True if the slot was entered before another request began the upload."""
+        queued = _QueuedUpload()
+        self._queued.setdefault(task_id, {})[tenant] = queued
         try:
-            async with place.until_brought:
-                await turn
+            async with queued.until_loading:
+                await upload_slot
         except TimeoutError:
-            if not place.until_brought.expired():
+            if not queued.until_loading.expired():
                 raise
             return False
         finally:
-            place.left.set()
-            in_line = self._in_line.get(task_id, {})
-            if in_line.get(tenant) is place:
-                del in_line[tenant]
-                if not in_line:
-                    del self._in_line[task_id]
+            queued.finished.set()
+            by_tenant = self._queued.get(task_id, {})
+            if by_tenant.get(tenant) is queued:
+                del by_tenant[tenant]
+                if not by_tenant:
+                    del self._queued[task_id]
         return True
 
-    def cause(self, task_id: int) -> ColdCause:
-        """Why the weights of an adapter that is not resident have to be sent."""
+    def upload_cause(self, task_id: int) -> UploadCause:
+        """Return why the weights of an adapter that is not resident have to be sent."""
         return self._causes.get(task_id, "first_use")
 
-    def loaded(self, task_id: int) -> None:
+    def mark_loaded(self, task_id: int) -> None:
         self._resident.add(task_id)
         self.loads += 1
         self._loading.pop(task_id).set()
 
-    def not_loaded(self, task_id: int) -> None:
-        """The request that brought the weights failed or was given up; the next one brings them."""
+    def mark_not_loaded(self, task_id: int) -> None:
+        """Record that an upload failed or was aborted; the next request uploads again."""
         self._loading.pop(task_id).set()
 
-    def evicted(self, task_id: int) -> None:
+    def mark_evicted(self, task_id: int) -> None:
         self._resident.discard(task_id)
         self.evictions[task_id] += 1
         self._causes[task_id] = "evicted"
 
-    def restarted(self) -> None:
-        """The engine process is a new one and holds nothing."""
+    def mark_restarted(self) -> None:
+        """Record that the engine process is a new one and holds nothing."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()

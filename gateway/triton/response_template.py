@@ -1,9 +1,9 @@
-"""The one id of a response, read from where it was in an earlier one.
+"""Fast reading of the one id in a response, at its position in an earlier response.
 
-The responses to a streaming request have the same names, the same shapes and the same lengths. They
-differ in the token, and in statistics where those were asked for, of which the first are enough. So
-once one has been parsed, the others are compared with its bytes and the id is taken from its place:
-half a microsecond, where parsing and walking the tensors takes 4.
+The responses to a streaming request have the same names, shapes and lengths. They differ in the
+token, and in statistics if those were requested, of which the first are enough. So once one has
+been parsed, the others are compared with its bytes and the id is read from its position: half a
+microsecond, against 4 for parsing and walking the tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ID = struct.Struct("<i")
 
 
 class ResponseTemplate:
-    """What a response with one id begins with, and where the id is and the 1 for its length."""
+    """The bytes around the id of a one-token response, with the positions of the id and its
+    length."""
 
     def __init__(self, data: bytes, id_at: int, length_at: int, length_end: int) -> None:
         self._before = data[:id_at]
@@ -32,9 +33,10 @@ class ResponseTemplate:
 
     @classmethod
     def of(cls, data: bytes, response: pb.ModelInferResponse) -> ResponseTemplate | None:
-        """That of the serialized ModelStreamInferResponse `data`, parsed as `response`.
+        """Return the template of the serialized ModelStreamInferResponse `data`, parsed as
+        `response`.
 
-        None unless it holds one id of one beam and is laid out as Triton does it.
+        None unless it holds one id of one beam in Triton's usual layout.
         """
         contents = list(response.raw_output_contents)
         tensors = {output.name: at for at, output in enumerate(response.outputs)}
@@ -50,9 +52,9 @@ class ResponseTemplate:
         return cls(data, ends[0] - _ID.size, ends[1] - len(fields[length]), ends[1])
 
     def token(self, data: bytes) -> int | None:
-        """The id in another response of this stream, None if that must be parsed after all.
+        """Return the id in another response of this stream, or None if that must be parsed.
 
-        Where names and shapes are the same, all contents are where they were.
+        With equal names and shapes, all contents are at the same positions.
         """
         if (
             len(data) == self._size

@@ -1,4 +1,4 @@
-"""Which model of the found repository to drive: the core model, or a text model above it."""
+"""Selection of the model to use: the core model, or a text model above it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from gateway.triton.model_capabilities import (
     ModelCapabilities,
     TextModel,
     flag,
+    is_speculative,
     loses_lora,
     parameter,
     read_capabilities,
     read_text_capabilities,
-    speculative,
     stop_model,
 )
 from gateway.triton.names import TEXT, read_inputs
 
-WantedMode = Literal["auto", "token", "text", "llmapi"]
+ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
-# An input by which each step of an ensemble is known, whatever its model is called.
+# An input that identifies each step of an ensemble, independent of its model's name.
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 
-class Models(Protocol):
-    """What has to be asked of a server."""
+class ModelServer(Protocol):
+    """The calls to a server that the selection needs."""
 
     async def model_ready(self, model: str) -> bool: ...
 
@@ -37,33 +37,34 @@ class Models(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the operator asks for; `text_model` None takes the ensemble, else the BLS model.
+class ModelPreferences:
+    """The operator's settings for the selection.
 
-    `tokens_per_block` is told of a model of llmapi, which does not tell it.
+    `text_model` None selects the ensemble, else the BLS model. `tokens_per_block` is for an llmapi
+    model, which does not report it.
     """
 
     core: str
     max_seq_len: int | None
     vocab_size: int
-    mode: WantedMode = "auto"
+    mode: ModeSetting = "auto"
     text_model: str | None = None
     tokens_per_block: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """The model to drive and why; `makeshift` when the core model may yet come up."""
+    """The selected model and why; `is_provisional` if the core model may still become ready."""
 
     capabilities: ModelCapabilities
     why: str
-    makeshift: bool = False
+    is_provisional: bool = False
     tokenizer_warning: str | None = field(default=None, compare=False)
-    """A warning of the tokenizer, for operators."""
+    """Warning about the tokenizer, for operators."""
 
     @property
     def warning(self) -> str | None:
-        """What is amiss with the model that is driven, for operators; None where nothing is."""
+        """Return what is wrong with the selected model, for operators; None if nothing is."""
         return "; ".join(filter(None, (self._model_warning, self.tokenizer_warning))) or None
 
     @property
@@ -84,21 +85,23 @@ class ModelSelection:
         return None
 
 
-async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
-    """Reads what is there.
+async def select_model(server: ModelServer, preferences: ModelPreferences) -> ModelSelection:
+    """Select a model by what the server reports.
 
     Raises EngineUnreachable without a connection, TimeoutError, or EngineUnavailable with a reason
     for each model considered.
     """
-    if wanted.mode == "token":
-        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
-    if wanted.mode == "text":
-        return ModelSelection(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
-    if wanted.mode == "llmapi":
-        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is llmapi")
-    served = await server.model_ready(wanted.core)
+    if preferences.mode == "token":
+        return ModelSelection(await _read_core(server, preferences), "GATEWAY_TRITON_MODE is token")
+    if preferences.mode == "text":
+        return ModelSelection(await _read_text(server, preferences), "GATEWAY_TRITON_MODE is text")
+    if preferences.mode == "llmapi":
+        return ModelSelection(
+            await _read_core(server, preferences), "GATEWAY_TRITON_MODE is llmapi"
+        )
+    served = await server.model_ready(preferences.core)
     try:
-        core = await _core(server, wanted)
+        core = await _read_core(server, preferences)
         takes = "token ids" if core.llmapi is None else "text, as llmapi's do"
         return ModelSelection(core, f"the core model takes {takes}")
     except EngineUnreachable:
@@ -106,35 +109,40 @@ async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
     except EngineUnavailable as error:
         why = error.message
     try:
-        return ModelSelection(await _text(server, wanted), why, makeshift=not served)
+        return ModelSelection(await _read_text(server, preferences), why, is_provisional=not served)
     except EngineUnavailable as error:
         raise EngineUnavailable(f"{why} {error.message}") from error
 
 
-async def _core(server: Models, wanted: Wanted) -> ModelCapabilities:
-    if not await server.model_ready(wanted.core):
-        raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
-    config = await server.model_config(wanted.core)
-    if wanted.mode != "token" and is_llmapi(config):
+async def _read_core(server: ModelServer, preferences: ModelPreferences) -> ModelCapabilities:
+    if not await server.model_ready(preferences.core):
+        raise EngineUnavailable(f"Triton does not serve {preferences.core!r}.")
+    config = await server.model_config(preferences.core)
+    if preferences.mode != "token" and is_llmapi(config):
         return read_llmapi_capabilities(
-            wanted.core,
+            preferences.core,
             config,
-            max_seq_len=wanted.max_seq_len,
-            vocab_size=wanted.vocab_size,
-            tokens_per_block=wanted.tokens_per_block,
+            max_seq_len=preferences.max_seq_len,
+            vocab_size=preferences.vocab_size,
+            tokens_per_block=preferences.tokens_per_block,
         )
-    if wanted.mode == "llmapi":
-        raise EngineUnavailable(f"Triton model {wanted.core!r} is not of the llmapi repository.")
+    if preferences.mode == "llmapi":
+        raise EngineUnavailable(
+            f"Triton model {preferences.core!r} is not of the llmapi repository."
+        )
     return read_capabilities(
-        wanted.core, config, max_seq_len=wanted.max_seq_len, vocab_size=wanted.vocab_size
+        preferences.core,
+        config,
+        max_seq_len=preferences.max_seq_len,
+        vocab_size=preferences.vocab_size,
     )
 
 
-async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
+async def _read_text(server: ModelServer, preferences: ModelPreferences) -> ModelCapabilities:
     reasons = []
-    for model in (wanted.text_model,) if wanted.text_model else _TEXT_MODELS:
+    for model in (preferences.text_model,) if preferences.text_model else _TEXT_MODELS:
         try:
-            return await _text_model(server, model, wanted)
+            return await _read_text_model(server, model, preferences)
         except EngineUnreachable:
             raise
         except EngineUnavailable as error:
@@ -142,20 +150,22 @@ async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
     raise EngineUnavailable(" ".join(reasons))
 
 
-async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabilities:
+async def _read_text_model(
+    server: ModelServer, model: str, preferences: ModelPreferences
+) -> ModelCapabilities:
     if not await server.model_ready(model):
         raise EngineUnavailable(f"Triton does not serve {model!r}.")
     config = await server.model_config(model)
     is_ensemble = config.platform == "ensemble"
     names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
-    parts = {part: await _readable(server, name) for part, name in names.items()}
+    parts = {part: await _read_if_served(server, name) for part, name in names.items()}
     core = parts.get("core")
-    # Triton serves an ensemble only with all its steps, and a BLS model without asking.
-    if wanted.mode == "auto" and core is None:
+    # Triton serves an ensemble only with all its steps, but a BLS model without checking.
+    if preferences.mode == "auto" and core is None:
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
-        # Its steps bear the id of its request; inside a BLS model ids are its own.
+        # An ensemble's steps have the id of its request; a BLS model makes ids of its own.
         stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
@@ -163,28 +173,29 @@ async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabi
         core,
         _text_facts(config, parts),
         stop=stop,
-        max_seq_len=wanted.max_seq_len,
-        vocab_size=wanted.vocab_size,
+        max_seq_len=preferences.max_seq_len,
+        vocab_size=preferences.vocab_size,
     )
 
 
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # Else nobody knows whether it would begin with the prompt.
-    whole_is_known = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
+    # Otherwise it is unknown whether a single response begins with the prompt.
+    is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
         skips_special_tokens=after is None or flag(after, "skip_special_tokens", default=True),
         accumulates=accumulates,
-        better_whole=whole_is_known and not accumulates,
-        token_by_token=core is None or not speculative(core),
+        prefers_single_response=is_single_usable and not accumulates,
+        token_by_token=core is None or not is_speculative(core),
         loses_lora=loses_lora(config),
     )
 
 
 def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
-    """As told, else by default: since v0.10, which is known by an input that it brought."""
+    """Return the configured value, or the release's default: True since v0.10, known by a new
+    input."""
     if preprocessing is None:
         return True
     newer = {"DECODER_QUERY"} & {tensor.name for tensor in preprocessing.input}
@@ -194,7 +205,7 @@ def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
 
 
 def _steps(config: Any) -> dict[str, str]:
-    """The models of an ensemble's steps, by the part they play."""
+    """Return the models of an ensemble's steps, by their role."""
     found = {}
     for step in config.ensemble_scheduling.step:
         for part, name in _STEPS.items():
@@ -207,8 +218,8 @@ def _bls_core(config: Any) -> str:
     return parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
 
 
-async def _readable(server: Models, model: str) -> Any | None:
-    """The model's config, None where it is not served or may not be read."""
+async def _read_if_served(server: ModelServer, model: str) -> Any | None:
+    """Return the model's config, or None if it is not served or may not be read."""
     try:
         return await server.model_config(model) if await server.model_ready(model) else None
     except GatewayError:

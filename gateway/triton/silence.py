@@ -1,9 +1,9 @@
-"""Whether a server that leaves a look unanswered is lost, or just busy.
+"""Decision whether a server that misses a poll is lost, or just busy.
 
-One that loads a model or is short of CPU answers late, so one such look says little. It says more
-where tokens came all the time and have stopped with it: a server that is busy for one of both goes
-on with the other. That is found in 4 seconds in place of 9, and believed only where another replica
-answers: else this machine, or the network, may be what stands still, and nobody could go on.
+A server that loads a model or lacks CPU answers late, so one missed poll means little. It means
+more if tokens came all the time and stopped with it: a busy server continues at least one of both.
+That is detected in 4 seconds instead of 9. It counts only if another replica answers: otherwise
+this machine or the network may be stalled, and no replica could take over.
 """
 
 from __future__ import annotations
@@ -11,48 +11,50 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SILENCE_S = 10.0
-"""A request that timed out counts against an engine only if that has told nobody anything for so
-long: a client may set a deadline that no engine could meet."""
+"""A request that timed out counts against an engine only if the engine has sent nothing at all for
+this long: a client may set a deadline that no engine could meet."""
 
-_LOOKS = 3
+_MAX_UNANSWERED_POLLS = 3
 
 
 class Silence:
-    """Of one server. A look is `begun`, and then `broken` or `lasts`."""
+    """The missed polls of one server. Each `begin_poll` is followed by `record_answer` or
+    `record_timeout`."""
 
     def __init__(self) -> None:
         self.replaceable: Callable[[], bool] = lambda: False
-        """Whether another replica answers, that could go on with what this one has begun."""
+        """Callback: returns True if another replica answers and could resume the requests."""
         self._unanswered = 0
-        self._heard = False
-        self._flowed = False
+        self._received = False
+        self._was_receiving = False
 
     @property
     def suspect(self) -> bool:
-        """Whether the last look was not answered."""
+        """Return True if the last poll was not answered."""
         return self._unanswered > 0
 
-    def begun(self, *, heard: bool) -> None:
-        """`heard` says whether anything has come of its requests since the last look began."""
-        # Between two tokens there may be a look.
-        self._flowed = heard or self._heard
-        self._heard = heard
+    def begin_poll(self, *, received: bool) -> None:
+        """Begin a poll. `received` is True if any request received something since the last poll
+        began."""
+        # A poll may fall between two tokens.
+        self._was_receiving = received or self._received
+        self._received = received
 
-    def broken(self) -> None:
-        """It has answered, whatever that was."""
+    def record_answer(self) -> None:
+        """Record that the server has answered, with whatever result."""
         self._unanswered = 0
 
-    def lasts(self, *, heard: bool) -> None:
-        """Nothing was answered in time; `heard` is of the time of this look."""
-        self._unanswered = 1 if self._heard or heard else self._unanswered + 1
-        self._flowed = self._flowed and not heard
+    def record_timeout(self, *, received: bool) -> None:
+        """Record that the poll timed out; `received` covers the time of this poll."""
+        self._unanswered = 1 if self._received or received else self._unanswered + 1
+        self._was_receiving = self._was_receiving and not received
 
     @property
-    def sudden(self) -> bool:
-        """Whether all that came has stopped with the look that was not answered."""
-        return self._flowed and self.suspect and self.replaceable()
+    def is_sudden(self) -> bool:
+        """Return True if all tokens stopped together with the missed poll."""
+        return self._was_receiving and self.suspect and self.replaceable()
 
     @property
-    def lost(self) -> bool:
-        """Whether it was silent for too many looks."""
-        return self._unanswered >= _LOOKS
+    def is_lost(self) -> bool:
+        """Return True if too many polls were missed."""
+        return self._unanswered >= _MAX_UNANSWERED_POLLS

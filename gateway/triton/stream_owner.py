@@ -1,4 +1,4 @@
-"""What the stream of one generation needs of the engine that it runs on."""
+"""The interface of an engine to the streams of its generations."""
 
 from __future__ import annotations
 
@@ -6,53 +6,58 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.stops import Stopping
-from gateway.triton.events import ColdSend
+from gateway.triton.events import AdapterUpload
 from gateway.triton.model_capabilities import ModelCapabilities
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
 
 class OpenStream(Protocol):
-    """One whose tokens come as they are made."""
+    """A stream whose tokens come as they are made."""
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the stream had begun by `then` and nothing waits to be read."""
+        """Return True if the stream had started by `then` and nothing waits to be read."""
 
 
 class StreamOwner(Protocol):
-    """The engine, as its streams see it."""
+    """The interface of an engine to its streams."""
 
     residency: Residency
-    on_cold_send: Callable[[ColdSend], None]
-    heard: bool
-    """Set by a stream that has received anything: the server is there, if slow to be asked."""
-    heard_at: float
-    """When that was last found set, and cleared, in the event loop's time."""
-    whole_answers: int
-    """How many requests are under way whose first response is the last."""
+    on_upload: Callable[[AdapterUpload], None]
+    has_received: bool
+    """Set by a stream that has received anything: the server is alive, even if it misses polls."""
+    received_at: float
+    """Time at which `has_received` was last found set and cleared, in the event loop's time."""
+    single_responses: int
+    """Number of running requests whose first response is the last."""
     streams: set[OpenStream]
-    """The other requests under way."""
+    """The other running requests."""
     draining: bool
-    """Whether the gateway is ending, so that what is left early is left for that."""
+    """True while the gateway shuts down: requests abandoned then are reported so."""
 
-    def works(self) -> None:
-        """A request has been given a token."""
+    def record_token(self) -> None:
+        """Record that a request has received a token."""
 
     def doubt(self) -> None:
-        """A request failed, or was not begun, as those of an engine that is dead would."""
+        """Report a failed or unstarted request, which may show that the engine is dead."""
 
     async def open(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Sends a request. Raises GatewayError when there is no connection, TimeoutError when none
-        is made `by` then, a time of the event loop."""
+        """Send a request.
+
+        Raises GatewayError if there is no connection, TimeoutError if none is made by `by`, a time
+        of the event loop.
+        """
 
     async def open_pieces(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """As `open`, with the bytes of the responses in the pieces that they come in."""
+        """Send a request like `open`; the responses are bytes in the pieces received."""
 
-    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
-        """Sends a stop request for what `model` was given, out of reach of the caller's
-        cancellation; and again if that does not end."""
+    def stop(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
+        """Send a stop request to `model` and repeat it until the request ends.
+
+        The caller's cancellation does not affect it.
+        """

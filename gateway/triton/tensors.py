@@ -17,37 +17,37 @@ from gateway.generation import Generation
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Part, Request, RequestBuilder, varint
+from gateway.triton.request import InferRequest, RequestBuilder, RequestPart, varint
 from gateway.triton.transport import Message
 
 _TINY = 1e-6
-_MOST_PARTS, _LONGEST_PART = 64, 2048
+_MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Goes into `EngineStats`: one INT32, in blocks.
+# Read into `EngineStats`: one INT32, in blocks.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
-# What a request must have to be let through to the model, whatever it is.
-_STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
+# Inputs without which Triton does not pass a request to the model.
+_NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
-def generation_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
-    """The request for one generation, streaming where it can."""
+def generation_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
+    """Return the request for one generation, streaming if possible."""
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
     build.scalar("seed", generation.seed)
-    build.add(_how(capabilities, generation))
+    build.add(_build_options(capabilities, generation))
     return build.request
 
 
-def _how(capabilities: ModelCapabilities, generation: Generation) -> Part:
-    """How to generate: all but the prompt, the length and the seed.
+def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
+    """Return all inputs besides the prompt, the length and the seed.
 
-    Most requests ask for the same, so what was made for one is kept for the next.
+    Most requests ask for the same, so the part made for one is stored for the next.
     """
     params, sampling = generation.params, generation.params.sampling
     if params.guide is not None or sampling.logit_bias:
-        return _how_anew(capabilities, generation)
+        return _build_new_options(capabilities, generation)
     key = (
         *(generation.end_id, generation.stop_ids, generation.bad_ids, generation.beams),
         *(
@@ -62,16 +62,16 @@ def _how(capabilities: ModelCapabilities, generation: Generation) -> Part:
     known = capabilities.parts
     part = known.get(key)
     if part is None:
-        part = _how_anew(capabilities, generation)
-        # Clients choose what they ask for: neither many nor long ones are kept.
-        if part.nbytes <= _LONGEST_PART:
-            if len(known) >= _MOST_PARTS:
+        part = _build_new_options(capabilities, generation)
+        # Clients choose these values: store neither many nor long parts.
+        if part.nbytes <= _MAX_PART_BYTES:
+            if len(known) >= _MAX_PARTS:
                 known.clear()
             known[key] = part
     return part
 
 
-def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
+def _build_new_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
     params = generation.params
     build = _builder(capabilities, "")
     end_id = generation.end_id
@@ -85,7 +85,7 @@ def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
         ("bad_words", generation.bad_ids),
     )
     for logical, sequences in words:
-        # To stop by itself is a help that the engine of the GPT repository does not give.
+        # Stopping by itself is optional; the engine of the GPT repository does not do it.
         if sequences and build.has(logical):
             ids = word_list(sequences)
             build.int32s(logical, ids, 2, len(ids) // 2)
@@ -109,7 +109,7 @@ def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
 # Half a megabyte for a usual vocabulary, and a request may have 128 choices.
 @lru_cache(maxsize=4)
 def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
-    """FP32 of each token."""
+    """Return the FP32 bias of each token."""
     bias = array("f", bytes(4 * vocab_size))
     for token_id, value in pairs:
         bias[token_id] = value
@@ -119,15 +119,16 @@ def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
 def add_common(
     build: RequestBuilder, capabilities: ModelCapabilities, generation: Generation
 ) -> None:
-    """What core and text models take alike: how to answer, the beams, the guide, the adapter."""
+    """Add inputs common to core and text models: response mode, beams, guide, adapter,
+    statistics."""
     params = generation.params
     if generation.beams:
         build.scalar("beam_width", generation.beams)
-        if build.has("sequences"):  # by default as many as beams
+        if build.has("sequences"):  # the default is as many as beams
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", params.length_penalty)
-    whole = generation.beams or (generation.text is not None and generation.text.whole)
-    if capabilities.decoupled and not whole:
+    single = generation.beams or (generation.text is not None and generation.text.single_response)
+    if capabilities.decoupled and not single:
         build.scalar("streaming", True)
     elif build.has("exclude_prompt"):
         build.scalar("exclude_prompt", True)
@@ -145,7 +146,7 @@ def add_common(
 def engine_stats(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities
 ) -> EngineStats | None:
-    """None where it is 0, which is also what stands there before the engine has begun."""
+    """Return the statistics; None if they are 0, which is also the value before the start."""
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
             return EngineStats(reused_tokens=blocks * capabilities.tokens_per_block)
@@ -155,7 +156,7 @@ def engine_stats(
 def beam_deltas(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> list[TokenDelta]:
-    """The ids of each beam, best first, from the one response of a beam search."""
+    """Return the ids of each beam, best first, from the one response of a beam search."""
     ids, lengths = array("i"), array("i")
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "output_ids":
@@ -163,15 +164,16 @@ def beam_deltas(
         elif tensor.name == "sequence_length":
             lengths.frombytes(raw)
     width = len(ids) // max(len(lengths), 1)
-    prompt = _restated(capabilities, generation)
+    prompt = _count_restated(capabilities, generation)
     return [
         TokenDelta(ids[beam * width + prompt : beam * width + length].tolist(), True)
         for beam, length in enumerate(lengths)
     ]
 
 
-def context_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
-    """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
+def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
+    """Return a request for the prompt's logits in one response: streaming would repeat them each
+    time."""
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
     if generation.params.lora is not None:
@@ -182,11 +184,13 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
 
 
 def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:
-    """The engine is greedy when neither top-k nor top-p is given, so one of them always is.
+    """Add the sampling inputs.
 
-    Top_p 1 samples over the whole distribution; greedy is top_k 1, since a temperature of 0 alone
-    samples at temperature 1 in some releases. Log probabilities are normalised within the top k
-    (so 0 for every greedy token) but not within top p: greedy is then a top p of almost nothing.
+    The engine is greedy if neither top-k nor top-p is given, so one of them always is. Top_p 1
+    samples over the complete distribution. Greedy is top_k 1, since a temperature of 0 alone
+    samples at temperature 1 in some releases. Log probabilities are normalised within the top k (so
+    0 for every greedy token) but not within top p: greedy with log probabilities is then a top p of
+    almost 0.
     """
     sampling = generation.params.sampling
     if sampling.greedy and logprobs:
@@ -204,11 +208,11 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
         build.scalar(name, value)
 
 
-def with_weights(request: Request, lora: Converted) -> Message:
-    """The serialized request with `lora_config` and `lora_weights` appended, in pieces.
+def append_weights(request: InferRequest, lora: Converted) -> Message:
+    """Return the serialized request with `lora_config` and `lora_weights` appended, in pieces.
 
-    Serialized messages concatenate field by field, so the weights go behind a header of a few
-    bytes as they are stored, without ever being a protobuf object or copied here.
+    Serialized messages concatenate field by field. So the weights follow a header of a few bytes as
+    they are stored, without becoming a protobuf object or being copied here.
     """
     tail = pb.ModelInferRequest()
     tail.inputs.add(name="lora_config", datatype="INT32", shape=(1, lora.rows, 3))
@@ -219,10 +223,10 @@ def with_weights(request: Request, lora: Converted) -> Message:
     return [*request.pieces, tail.SerializeToString() + header, memoryview(lora.weights)]
 
 
-def stop_request(model: StopModel, request_id: str) -> Request:
-    """Asks the engine to stop the request with this id; answered with success if it is gone."""
+def stop_request(model: StopModel, request_id: str) -> InferRequest:
+    """Return a request to stop the one with this id; it succeeds even if that has ended."""
     build = RequestBuilder(model.name, model.inputs, request_id)
-    for logical in _STOPPED:
+    for logical in _NEEDED_TO_STOP:
         build.scalar(logical, 0)
     build.scalar("stop", True)
     return build.request
@@ -231,9 +235,10 @@ def stop_request(model: StopModel, request_id: str) -> Request:
 # Half a megabyte for the longest stop strings, and a request may have 128 choices.
 @lru_cache(maxsize=2)
 def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
-    """Stop words as the flattened [2, N] matrix: ids, then inclusive end offsets padded with -1.
+    """Return stop words as the flattened [2, N] matrix: ids, then inclusive end offsets, padded
+    with -1.
 
-    Not to be changed: others are given the same.
+    Do not change the result: it is cached.
     """
     ids = array("i", chain.from_iterable(words))
     offsets = array("i", accumulate(map(len, words)))
@@ -241,16 +246,16 @@ def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
 
 
 def is_final(response: pb.ModelInferResponse) -> bool:
-    """Whether nothing more comes for this request."""
+    """Return True if nothing more comes for this request."""
     return response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
 
 
 def token_delta(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> TokenDelta:
-    """New ids of one response with one beam; none in a flags-only final.
+    """Return the new ids of one response with one beam; none in a final response without outputs.
 
-    Releases v0.10 to v0.13 also send tensors of zeros for what was not asked for.
+    Releases v0.10 to v0.13 also send tensors of zeros for outputs that were not requested.
     """
     final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
@@ -269,28 +274,28 @@ def token_delta(
     if length is not None:
         ids = ids[:length]
     if not capabilities.decoupled:
-        ids = ids[_restated(capabilities, generation) :]
+        ids = ids[_count_restated(capabilities, generation) :]
         if length is None:
-            ids = _until_end(ids, generation)
+            ids = _cut_at_end(ids, generation)
     stats = engine_stats(response, capabilities) if generation.params.usage else None
     if generation.params.logprobs is None:
         return TokenDelta(ids, final, stats)
     if logits is not None:
-        return TokenDelta(ids, final, stats, _of_logits(*logits, ids, generation))
+        return TokenDelta(ids, final, stats, _logprobs_from_logits(*logits, ids, generation))
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
     new = values[len(values) - len(ids) :]
     entries = [TokenLogprob(token_id, value) for token_id, value in zip(ids, new, strict=False)]
     return TokenDelta(ids, final, stats, entries)
 
 
-def _of_logits(
+def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
-    # In a thread, so that numpy (20 MiB) is loaded there, and where it is needed alone.
+    # In a thread, so that numpy (20 MiB) is loaded there, and only if needed.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     sampling = generation.params.sampling
-    temperature = 1.0 if sampling.greedy else sampling.temperature  # of greedy none was sent
+    temperature = 1.0 if sampling.greedy else sampling.temperature  # not sent with greedy requests
     count = generation.params.logprobs or 0
     return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 
@@ -312,10 +317,11 @@ def _prompt_request(
     return build
 
 
-def _until_end(ids: list[int], generation: Generation) -> list[int]:
-    """An answer without what pads it, or was generated past a stop word that the engine ignores.
+def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
+    """Return an answer without padding, and without what follows a stop word that the engine
+    ignored.
 
-    The GPT repository gives no length and takes no stop words. As engines do, this keeps a stop
+    The GPT repository gives no length and takes no stop words. As engines do, this includes a stop
     word and leaves out the end id.
     """
     for count, token_id in enumerate(ids):
@@ -330,6 +336,6 @@ def _until_end(ids: list[int], generation: Generation) -> list[int]:
     return ids
 
 
-def _restated(capabilities: ModelCapabilities, generation: Generation) -> int:
-    """How many ids a response that does not stream begins with before those that are new."""
+def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
+    """Return how many ids of the prompt a response that does not stream begins with."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

@@ -1,10 +1,10 @@
 """Requests and responses of the text models, `ensemble` and `tensorrt_llm_bls`.
 
-Their `text_output` is BYTES of one dimension, one text per beam and without a batch dimension
-(v0.5 declares two; flat either way). Streamed, the ensemble decodes each step of the engine alone:
-sentencepiece tokenizers lose the space before a word, and a character split over two tokens is two
-U+FFFD. That is lost before it gets here. A BLS that accumulates tokens sends the whole text each
-time, in which only the end may be incomplete.
+Their `text_output` is BYTES of one dimension, one text per beam and without a batch dimension (v0.5
+declares two; flat either way). Streamed, the ensemble decodes each step of the engine alone:
+sentencepiece tokenizers lose the space before a word, and a character of two tokens becomes two
+U+FFFD. That is lost before it gets here. A BLS model that accumulates tokens sends the complete
+text each time, in which only the end may be incomplete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.generation import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import add_common, add_sampling, engine_stats, is_final
 
 _REPLACEMENT = "\ufffd"
@@ -24,8 +24,8 @@ _NEVER = -1
 
 def text_request(
     capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
-) -> Request:
-    """The request for one generation, streaming where it can and nothing is lost by it."""
+) -> InferRequest:
+    """Return the request for one generation, streaming if possible without losing characters."""
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
         names_outputs=capabilities.names_outputs,
@@ -33,7 +33,7 @@ def text_request(
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
-        # Left out, preprocessing fills in the tokenizer's own.
+        # Without it, preprocessing fills in the tokenizer's own.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
     if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
@@ -50,7 +50,7 @@ def text_request(
 
 
 class TextReader:
-    """Reads the responses to one request."""
+    """Reader of the responses to one request."""
 
     def __init__(self, capabilities: ModelCapabilities, model: TextModel, text: TextPrompt) -> None:
         self._capabilities = capabilities
@@ -60,44 +60,46 @@ class TextReader:
         self._silent = 0
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """New text; the number of its tokens is None where it cannot be known from here."""
+        """Return the new text; `tokens` is None if the number cannot be known from the response."""
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
         text = found[0] if found else ""
         stats = engine_stats(response, self._capabilities)
-        if not self._capabilities.decoupled or (self._text.whole and found):
-            return TokenDelta([], final, stats, text=self._whole(text))
+        if not self._capabilities.decoupled or (self._text.single_response and found):
+            return TokenDelta([], final, stats, text=self._strip_prompt(text))
         if self._model.accumulates:
-            text = self._added(text)
+            text = self._take_new(text)
         tokens = None
         if self._model.token_by_token:
             tokens = self._count(text) if found else 0
         return TokenDelta([], final, stats, text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
-        """The text of each beam, best first, from the one response of a beam search."""
-        return [TokenDelta([], True, text=self._whole(text)) for text in _texts(response)]
+        """Return the text of each beam, best first, from the one response of a beam search."""
+        return [TokenDelta([], True, text=self._strip_prompt(text)) for text in _texts(response)]
 
     def _count(self, text: str) -> int:
-        """How many tokens this response shows to have come.
+        """Return how many tokens this response shows.
 
-        One without text is a token that has none (yet), unless it is the last: that is the end.
+        A response without text is a token that has none (yet), unless it is the last: that is the
+        end.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
 
-    def _whole(self, text: str) -> str:
-        """Without the prompt, and without a character that the last token left incomplete."""
+    def _strip_prompt(self, text: str) -> str:
+        """Return the text without the prompt and without an incomplete character at its end."""
         if self._capabilities.restates_prompt:
             if not text.startswith(self._text.restated):
                 raise EngineError("The engine's answer does not begin with the prompt.")
             text = text[len(self._text.restated) :]
         return text.rstrip(_REPLACEMENT)
 
-    def _added(self, text: str) -> str:
-        """What the whole text has more than before, but for an incomplete character at its end.
+    def _take_new(self, text: str) -> str:
+        """Return what a complete text adds to the one before, without an incomplete character at
+        its end.
 
-        Past a stop word a BLS sends empty texts.
+        After a stop word a BLS model sends empty texts.
         """
         text = text.rstrip(_REPLACEMENT)
         added = text[len(self._seen) :]

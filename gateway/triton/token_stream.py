@@ -1,4 +1,4 @@
-"""The answer to one generation: token deltas out."""
+"""The answer to one generation, as token deltas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.triton.failures import from_text
 from gateway.triton.llmapi.reader import LlmapiReader
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request
+from gateway.triton.request import InferRequest
 from gateway.triton.response_template import ResponseTemplate
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Metadata, ResponseStream
@@ -26,11 +26,11 @@ from gateway.triton.transport import Metadata, ResponseStream
 T = TypeVar("T")
 
 
-class Aside(Protocol):
-    """Where work is done that would take too long in the event loop."""
+class Offload(Protocol):
+    """Runs work outside the event loop that would block it for too long."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises what it raises."""
+        """Return the result of `work`. Raises its errors."""
 
 
 class TokenStream(EngineCall):
@@ -41,17 +41,20 @@ class TokenStream(EngineCall):
         *,
         engine: StreamOwner,
         capabilities: ModelCapabilities,
-        request: Request,
+        request: InferRequest,
         generation: Generation,
         deadline: float,
         metadata: Metadata,
-        aside: Aside,
+        offload: Offload,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
-        """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
-        hundred times what a token takes."""
+        """Make the call; see `EngineCall` for the other arguments.
+
+        `offload` is for logits: finding the likeliest of a vocabulary costs a hundred times a
+        token.
+        """
         super().__init__(
             engine=engine,
             capabilities=capabilities,
@@ -61,7 +64,7 @@ class TokenStream(EngineCall):
             metadata=metadata,
             begin_by=begin_by,
             on_sent=on_sent,
-            on_left=on_left,
+            on_abandon=on_abandon,
         )
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:
@@ -70,72 +73,74 @@ class TokenStream(EngineCall):
             )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
-        # Of plain tokens only the first response is read tensor by tensor.
+        # Plain tokens: only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # What the template is made of, once there is another response to read with it.
+        # The source of the template, parsed when another response can use it.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
-        # What is given the deltas behind the first.
+        # Receives the deltas after the first.
         self._take: Callable[[TokenDelta], bool]
-        self._any_aside = aside
-        self._aside = aside if generation.params.logprobs else None
+        self._offload = offload
+        self._offload_logprobs = offload if generation.params.logprobs else None
 
     @property
-    def tells_reuse(self) -> bool:
-        """Whether the answer says how much of the prompt was in the cache; none is not told."""
+    def reports_reuse(self) -> bool:
+        """Return True if the answer reports how much of the prompt was cached; 0 is not
+        reported."""
         return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
 
     async def first(self) -> TokenDelta:
-        """The first delta. Raises GatewayError."""
+        """Return the first delta. Raises GatewayError."""
         response = await self.response()
-        if self._aside is None:
+        if self._offload_logprobs is None:
             return self._delta(response)
-        return await self._aside(partial(self._delta, response))
+        return await self._offload_logprobs(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
-        """Gives `take` the deltas behind the first, up to the final one or until it returns False.
+        """Give `take` the deltas after the first, up to the final one or until it returns False.
 
-        It is called where the bytes are received, and must not wait. What has arrived with the
-        last one is given all the same; tokens that have arrived together go on together.
+        It is called where the bytes are received, and must not wait. Deltas that arrived with the
+        last one are given all the same. Tokens that arrived together are given together.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
-        if self._aside is not None:
-            await self._feed_from_logits(self._stream, self._aside, take)
+        if self._offload_logprobs is not None:
+            await self._feed_from_logits(self._stream, self._offload_logprobs, take)
             return
         self._take = take
         read = self._read_tokens
         if isinstance(self._reader, LlmapiReader):
             read = partial(self._read_texts, self._reader)
         try:
-            goes_on = await self._stream.feed(read)
+            more_follows = await self._stream.feed(read)
         except (asyncio.CancelledError, EngineUnavailable) as error:
-            raise self._ended_by(error) from None
-        if not goes_on:
-            raise self._ended_early()
+            raise self._to_end_error(error) from None
+        if not more_follows:
+            raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
-        # Each has all of the text so far, so of those that have arrived together the last will do.
-        self._engine.heard = True
+        # Each message has the complete text so far, so the last of those that arrived together is
+        # enough.
+        self._engine.has_received = True
         take = self._take
         more, found = True, None
         for data in messages:
-            if (text := reader.find(data)) is not None:
+            if (text := reader.find_text(data)) is not None:
                 found = data, text
                 continue
             if found is not None:
-                more = take(reader.more(*found)) and more
+                more = take(reader.text_delta(*found)) and more
                 found = None
-            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            more = take(self._delta(self._check(self._parse(data)))) and more
             if self._finished:
                 return False
         if found is not None:
-            more = take(reader.more(*found)) and more
-            self._engine.works()
+            more = take(reader.text_delta(*found)) and more
+            self._engine.record_token()
         return more
 
     def _read_tokens(self, messages: Sequence[bytes]) -> bool:
-        self._engine.heard = True
+        self._engine.has_received = True
         take = self._take
         if self._earlier is not None:
             self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
@@ -149,7 +154,7 @@ class TokenStream(EngineCall):
             if ids:
                 more = take(TokenDelta(ids, False)) and more
                 ids = []
-            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            more = take(self._delta(self._check(self._parse(data)))) and more
             if self._finished:
                 return False
         if ids:
@@ -157,10 +162,13 @@ class TokenStream(EngineCall):
         return more
 
     async def _feed_from_logits(
-        self, stream: ResponseStream[bytes], aside: Aside, take: Callable[[TokenDelta], bool]
+        self, stream: ResponseStream[bytes], offload: Offload, take: Callable[[TokenDelta], bool]
     ) -> None:
-        """As `feed_deltas`. What has arrived together is worked on together; what arrives meanwhile
-        waits in the stream, and behind its window in Triton."""
+        """Feed deltas like `feed_deltas`, for answers with logits.
+
+        Messages that arrived together are processed together. Messages that arrive in the meantime
+        wait in the stream, and beyond its window in Triton.
+        """
         messages: list[bytes] = []
 
         def enough(came: Sequence[bytes]) -> bool:
@@ -171,13 +179,13 @@ class TokenStream(EngineCall):
         while more:
             messages.clear()
             try:
-                goes_on = await stream.feed(enough)
+                more_follows = await stream.feed(enough)
             except (asyncio.CancelledError, EngineUnavailable) as error:
-                raise self._ended_by(error) from None
-            if not goes_on:
-                raise self._ended_early()
-            self._engine.heard = True
-            for found in await aside(partial(self._deltas, messages)):
+                raise self._to_end_error(error) from None
+            if not more_follows:
+                raise self._ended_early_error()
+            self._engine.has_received = True
+            for found in await offload(partial(self._deltas, messages)):
                 if isinstance(found, str):
                     self._finished = True
                     raise from_text(found)
@@ -185,7 +193,7 @@ class TokenStream(EngineCall):
                 more = take(found) and more and not self._finished
 
     def _deltas(self, messages: Sequence[bytes]) -> list[TokenDelta | str]:
-        """Of each response its delta, or the error that it is."""
+        """Return the delta of each response, or the error text that it is."""
         responses = [parse_response(data) for data in messages]
         return [each.error_message or self._delta(each.infer_response) for each in responses]
 
@@ -193,12 +201,12 @@ class TokenStream(EngineCall):
         if self._reader is not None:
             delta = self._reader.delta(response)
             if delta.text or delta.finish:
-                self._engine.works()
+                self._engine.record_token()
             return delta
         return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
-        """All beams of a beam search, best first. Raises GatewayError."""
+        """Return all beams of a beam search, best first. Raises GatewayError."""
         deltas: list[TokenDelta] = []
         while not self._finished:
             response = await self.response()
@@ -208,7 +216,7 @@ class TokenStream(EngineCall):
                 deltas += tensors.beam_deltas(response, self._capabilities, self._generation)
         return deltas
 
-    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
+    def _parse(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
         if self._plain and self._template is None and not response.error_message:
             self._earlier = data, response.infer_response

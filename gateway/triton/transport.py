@@ -1,6 +1,6 @@
-"""The seam between what Triton is asked and the wire that carries it.
+"""The interface between calls to Triton and the transport that carries them.
 
-Two transports stand behind it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
+Two transports implement it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
 that the first is tested against). Both raise GatewayErrors and TimeoutError, nothing of gRPC.
 """
 
@@ -17,26 +17,27 @@ from weakref import WeakValueDictionary
 from certificates.contexts import ClientFiles
 from certificates.reloading import ReloadedValue
 
-# One request message, in the pieces that it consists of; sent in order, never joined.
+# One request message, in its pieces; sent in order, never joined.
 Message = Sequence[bytes | memoryview]
 Metadata = Mapping[str, str]
 TransportName = Literal["http2", "grpcio"]
 
-# Triton's own limit both ways. gRPC's length prefix could say twice that.
+# Triton's own limit both ways. gRPC's length prefix could express twice that.
 MAX_MESSAGE_BYTES = 2**31 - 1
 NO_METADATA: Metadata = {}
 _TLS_SCHEME = "grpcs://"
 
 CONNECT_TIMEOUT_S = 5.0
-"""For one attempt: TCP, TLS and the server's settings."""
+"""Timeout of one connection attempt: TCP, TLS and the server's settings."""
 
-LEFT_GRACE_S = 2.0
-MAX_LEFT = 1000
-"""Streams of one connection that were left and have not ended; one more is reset at once."""
+ABANDON_GRACE_S = 2.0
+MAX_ABANDONED = 1000
+"""Maximum number of abandoned streams of one connection that have not ended; a further one is reset
+at once."""
 
-Ended = Callable[[bool], None]
-"""Told that a stream which was left is over, and whether the server has ended it: else it was
-reset, or the connection was lost."""
+OnEnded = Callable[[bool], None]
+"""Called when an abandoned stream is over. True if the server has ended it; False if it was reset
+or the connection was lost."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -45,41 +46,44 @@ T_co = TypeVar("T_co", covariant=True)
 class ResponseStream(Protocol[T_co]):
     """Responses to the one request of a stream, in order. One reader at a time."""
 
-    async def sent(self) -> None:
-        """Returns when nothing here holds the request any more: it is written, or was given up."""
+    async def wait_sent(self) -> None:
+        """Return when the transport no longer holds the request: it is written, or was aborted."""
 
     async def read(self) -> T_co | None:
-        """The next response, None at the end.
+        """Return the next response, or None at the end.
 
-        Raises GatewayError when the RPC fails, and CancelledError after `cancel`.
+        Raises GatewayError if the RPC fails, and CancelledError after `cancel`.
         """
 
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
-        """Gives `take` the responses, serialized, while it returns True.
+        """Give `take` the serialized responses while it returns True.
 
-        Those that came together are given together. `take` may be called from wherever the bytes
-        are received, so that a response costs no task switch; what it raises is raised here.
-        Returns False at the end of the stream, True when `take` wants no more. Raises as `read`
-        does.
+        Responses that arrived together are given together. `take` may be called where the bytes are
+        received, so that a response costs no task switch; its errors are raised here.
+
+        Returns False at the end of the stream, True when `take` has returned False. Raises like
+        `read`.
         """
 
     @property
     def unread(self) -> int:
-        """How many responses have come without being read, also of a stream that was left since.
+        """Return how many responses have arrived unread, also after the stream was abandoned.
 
-        0 where the transport does not know.
+        0 if the transport does not know.
         """
 
     def cancel(self) -> None:
-        """Ends the stream at once; idempotent."""
+        """End the stream at once; idempotent."""
 
-    def leave(self, ended: Ended | None = None) -> None:
-        """As `cancel` to whoever reads; the server has `LEFT_GRACE_S` to end the stream itself.
+    def abandon(self, ended: OnEnded | None = None) -> None:
+        """Stop reading, and let the server end the stream itself within `ABANDON_GRACE_S`.
 
-        `ended` is told once, at the latest then; of several calls that of the first one.
+        A reader sees it like `cancel`. `ended` is called once, at the end of the grace at the
+        latest; of several calls that of the first one.
 
-        For a stream that it is about to end: behind its final response, or once it is told to stop.
-        Triton (2.51) keeps some KiB for ever of each stream that is reset before its trailers.
+        Use it for a stream that the server is about to end: after its final response, or once it
+        was sent a stop request. Triton (2.51) leaks some KiB for each stream that is reset before
+        its trailers.
         """
 
 
@@ -94,16 +98,16 @@ class Transport(Protocol):
         metadata: Metadata,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Starts a call of its own with one request: cancelling it hits nothing else.
+        """Start a call of its own with one request, so that cancelling it affects no other.
 
-        Raises GatewayError when there is no connection, TimeoutError when none is made `by` then, a
-        time of the event loop.
+        Raises GatewayError if there is no connection, TimeoutError if none is made by `by`, a time
+        of the event loop.
         """
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
     ) -> ResponseStream[bytes]:
-        """As `stream`; what is fed are the bytes of responses, in the pieces that they come in.
+        """Start a call like `stream`; the responses are fed as bytes in the pieces received.
 
         Each response begins with gRPC's prefix.
         """
@@ -111,18 +115,19 @@ class Transport(Protocol):
     async def unary(
         self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
     ) -> bytes:
-        """Raises TimeoutError when there is no answer in time, GatewayError when it fails."""
+        """Return the reply. Raises TimeoutError if there is none in time, GatewayError if the call
+        fails."""
 
     def disconnect(self) -> None:
-        """Fails what still runs and drops the connections; the next call makes a new one."""
+        """Fail all running calls and drop the connections; the next call makes a new one."""
 
     async def close(self) -> None:
-        """Fails what still runs and closes the connections."""
+        """Fail all running calls and close the connections."""
 
 
 class ClientTls(NamedTuple):
-    """Certificates of connections: a context for HTTP/2 as gRPC wants it, and for grpc.aio the
-    content of its files. Both are of the same files."""
+    """Certificates of connections: a context for HTTP/2, and the content of the same files for
+    grpc.aio."""
 
     context: ssl.SSLContext
     ca: bytes | None
@@ -133,8 +138,8 @@ class ClientTls(NamedTuple):
 _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueDictionary()
 
 
-def _client_tls(files: ClientFiles) -> ClientTls:
-    """Raises OSError, also where the files change meanwhile."""
+def _load_client_tls(files: ClientFiles) -> ClientTls:
+    """Load the files. Raises OSError, also if they change while they are read."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
     return ClientTls(context, *content)
@@ -142,11 +147,11 @@ def _client_tls(files: ClientFiles) -> ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How replicas are reached.
+    """Options of the connections to replicas.
 
-    `tls_*` are PEM files for ``grpcs://`` endpoints: the authorities to trust (the system's when
-    None), and the client's own certificate with its key where the server asks for one.
-    `metadata` goes with every call, such as the key of a restricted protocol.
+    `tls_*` are PEM files for ``grpcs://`` endpoints: the authorities to trust (the system's if
+    None), and the client's own certificate with its key if the server asks for one. `metadata` is
+    sent with every call, such as the key of a restricted protocol.
     """
 
     transport: TransportName = "http2"
@@ -156,31 +161,31 @@ class ConnectionOptions:
     metadata: Metadata = field(default_factory=dict)
 
     def load_tls(self) -> ReloadedValue[ClientTls]:
-        """Return what all transports with these files share. Raises OSError."""
+        """Return the certificates that all transports with these files share. Raises OSError."""
         files = ClientFiles(self.tls_ca, self.tls_cert, self.tls_key)
         found = _SHARED.get(files)
         if found is None:
             name = "certificates of the connections to Triton"
-            found = ReloadedValue(name, files.paths, partial(_client_tls, files))
+            found = ReloadedValue(name, files.paths, partial(_load_client_tls, files))
             _SHARED[files] = found
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one Triton listens."""
+    """Address of one Triton."""
 
     host: str
     port: int
     tls: bool
     name: str
-    """What the certificate must be for."""
+    """The name that the server's certificate must be for."""
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """From ``host:port`` or ``grpcs://host:port``; IPv6 in brackets. Raises ValueError.
+        """Parse ``host:port`` or ``grpcs://host:port``; IPv6 in brackets. Raises ValueError.
 
-        Behind ``#`` there may be the name that the server's certificate is for.
+        After ``#`` there may be the name that the server's certificate is for.
         """
         address, _, name = text.removeprefix(_TLS_SCHEME).partition("#")
         host, colon, port = address.rpartition(":")
@@ -191,12 +196,12 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """``host:port``, as HTTP/2 and grpcio take it."""
+        """Return ``host:port``, as HTTP/2 and grpcio take it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def message_bytes(request: Message) -> int:
-    """Size of one request. Raises ValueError when it is too long for Triton."""
+    """Return the size of one request. Raises ValueError if it is too long for Triton."""
     size = sum(memoryview(piece).nbytes for piece in request)
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes is longer than Triton accepts")

@@ -13,8 +13,8 @@ from adapters.errors import AdapterError
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.direct import DirectModel
 from gateway.triton.names import LogicalInput
-from gateway.triton.request import Request, RequestBuilder
-from gateway.triton.tensors import with_weights, word_list
+from gateway.triton.request import InferRequest, RequestBuilder
+from gateway.triton.tensors import append_weights, word_list
 from gateway.triton.transport import Message
 from ops.client.question import Question
 from ops.errors import OptionError
@@ -89,7 +89,7 @@ def compose(
     prompts: Prompts | None,
     ids: list[int],
     request_id: str,
-) -> Request | Message:
+) -> InferRequest | Message:
     """Build the request. Raises OptionError for an option that the model has no input for."""
     composer = _Composer(model, question, prompts, request_id)
     composer.add_prompt(ids)
@@ -165,7 +165,7 @@ class _Composer:
             weights = question.bias_weights
             self.build.numbers("bias_weights", weights, len(weights))
 
-    def build_with_lora(self) -> Request | Message:
+    def build_with_lora(self) -> InferRequest | Message:
         """Return the request, with the adapter of --lora-path if given."""
         question = self._question
         if question.lora_name:
@@ -180,7 +180,7 @@ class _Composer:
         self._require_input("lora_weights", "--lora-path")
         lora = _read_lora(question.lora_path, question.tokenizer_dir, self._model)
         self.build.scalar("lora_task_id", question.lora_task_id or lora.task_id)
-        return with_weights(self.build.request, lora)
+        return append_weights(self.build.request, lora)
 
     def _add_lora_folder(self, path: Path) -> None:
         """Add the adapter by the llmapi repository's three inputs, which belong together."""

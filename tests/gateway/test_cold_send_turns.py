@@ -235,7 +235,9 @@ async def test_who_found_no_room_at_the_engine_and_waits_says_nothing_of_the_rep
         await becomes(lambda: triton.reached == 1)
         triton.fault, triton.error = "error", FULL
         waits = _ask(client, "any", "b", **{"x-request-timeout": "11"})
-        await becomes(lambda: replica.engine.residency.room.waiting and not replica.engine.heard)
+        await becomes(
+            lambda: replica.engine.residency.budget.waiting and not replica.engine.has_received
+        )
         clock.leap(11.5)
         assert (await waits).status_code == 504
         assert replica.last_failure is None

@@ -45,7 +45,7 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
         await becomes(lambda: len(service.adapters.records) == len(names))
         ids = [service.adapters.resolve(name)[0].task_id for name in names]
         [replica] = service.replicas
-        room = replica.engine.residency.room
+        room = replica.engine.residency.budget
 
         def ask(key: str, model: str) -> asyncio.Task[object]:
             headers = {"authorization": f"Bearer {key}"}

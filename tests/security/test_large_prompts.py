@@ -136,7 +136,7 @@ def _watch(service: Any) -> tuple[list[tuple[str, str]], threading.Event]:
     work that has begun waits for, so that no thread is done with all before others are asked."""
     seen: list[tuple[str, str]] = []
     free = threading.Event()
-    run = service.prompts.turns.run
+    run = service.prompts.threads.run
 
     async def watched(tenant: str, chars: int, work: Callable[[], Any]) -> Any:
         def begun() -> Any:
@@ -147,7 +147,7 @@ def _watch(service: Any) -> tuple[list[tuple[str, str]], threading.Event]:
         seen.append(("asked", tenant))
         return await run(tenant, chars, begun)
 
-    service.prompts.turns.run = watched
+    service.prompts.threads.run = watched
     return seen, free
 
 
@@ -191,14 +191,14 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
         # All have been seen to leave, while one is worked for.
-        bodies, turns = service.bodies, service.prompts.turns.long
-        await _until(lambda: not (turns.waiting or bodies.waiting or bodies.in_flight))
+        bodies, turns = service.bodies, service.prompts.threads.long
+        await _until(lambda: not (turns.waiting_chars or bodies.waiting or bodies.in_flight))
         free.set()
         answer = await client.post("/tokenize", **request | {"headers": SMALL})
         assert answer.status_code == 200
         await _until(lambda: not bodies.in_flight)
         assert seen.count(("begun", "flood")) == 1
-        assert turns.waiting == bodies.waiting == 0
+        assert turns.waiting_chars == bodies.waiting == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

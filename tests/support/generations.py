@@ -6,7 +6,7 @@ from array import array
 from dataclasses import fields
 from typing import Any
 
-from gateway.generation import ANYBODY, Batch, Generation, GenerationParams
+from gateway.generation import DEFAULT_CALLER, Batch, Generation, GenerationParams
 
 _PARAMS = {field.name for field in fields(GenerationParams)}
 
@@ -30,7 +30,7 @@ def batch(**given: Any) -> Batch:
         "choices": 1,
         "prompt_tokens": 1,
         "fingerprint": "fp_0",
-        "caller": ANYBODY,
+        "caller": DEFAULT_CALLER,
         "timeout_s": 9,
         "deadline": 9,
     }

@@ -20,8 +20,8 @@ MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
     "named": ForcedCall("f").parser,
-    "either": Either(named=False).parser,
-    "either, named": Either(named=True).parser,
+    "either": Either(may_have_name=False).parser,
+    "either, named": Either(may_have_name=True).parser,
 }
 
 

@@ -51,7 +51,7 @@ class MessageAnswer:
         """`max_tokens` is what was asked for; the engine's limits may have left less."""
         self._prompt_tokens = batch.prompt_tokens
         # Who is kept apart is not told what others' prompts have left in the cache.
-        self._reports_cached = not batch.caller.apart
+        self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
         self._head = {

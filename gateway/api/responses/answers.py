@@ -128,7 +128,7 @@ class ResponseAnswer:
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
         # Who is kept apart is not told what others' prompts have left in the cache.
-        if not self._batch.caller.apart:
+        if not self._batch.caller.isolated_cache:
             cached = cached_tokens([last], prompt_tokens)
         return {
             "input_tokens": prompt_tokens,

@@ -155,7 +155,7 @@ class Background:
                     run.events.write(answer.queued())
                     await self._put(run, answer.response("queued"), "queued")
                     kept.set_result(None)
-                    await generate(self._service, context, ready.batch, sink, on_place=run.begin)
+                    await generate(self._service, context, ready.batch, sink, on_slot=run.begin)
                     response, last = answer.held
                     run.events.write(last)
                     await self._put(run, response, orjson.loads(response)["status"], FINISHED)

@@ -87,7 +87,7 @@ class Keeping:
         if size <= LARGE_BODY_BYTES:
             records = make()
         else:
-            records = await self.service.prompts.turns.run(self.tenant, size, make)
+            records = await self.service.prompts.threads.run(self.tenant, size, make)
         await self.service.conversations.put(self.tenant, [*records, *more])
 
     def _records(self, response: bytes, version: int, conversation: str | None) -> list[Record]:

@@ -11,7 +11,7 @@ from gateway.api.system_messages import render_prompt
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turn_record import Known
+from gateway.tokenization.turn_record import StoredTurns
 
 # To keep fewer bytes costs more than it saves; they are kept with those that follow.
 _LEAST = 2048
@@ -24,7 +24,7 @@ class KnownTurns:
         new: as `turn_record` has them, for whoever goes on from there.
     """
 
-    def __init__(self, prompts: Prompts, known: Known) -> None:
+    def __init__(self, prompts: Prompts, known: StoredTurns) -> None:
         self.new = b""
         self._prompts = prompts
         self._known = known
@@ -36,12 +36,12 @@ class KnownTurns:
         assert not isinstance(prompt, list)  # a template writes text
         self._prompt = prompt
         if self._known:
-            self._prompts.learn(self._prompts.known_of(prompt, self._known))
+            self._prompts.learn(self._prompts.find_turns(prompt, self._known))
         return [prompt], message
 
     def tokenized(self, *, keep: bool) -> None:
         """The prompt that was written last is ids now; of it there is nothing left but `new`."""
         if keep:
-            new = self._prompts.turns_of(self._prompt, besides=self._known)
+            new = self._prompts.pack_turns(self._prompt, stored=self._known)
             self.new = new if len(new) >= _LEAST else b""
         self._prompt, self._known = "", {}

@@ -33,7 +33,7 @@ from gateway.errors import (
     UnsupportedParameter,
 )
 from gateway.tokenization import turn_record
-from gateway.tokenization.turn_record import Known
+from gateway.tokenization.turn_record import StoredTurns
 
 Item = dict[str, Any]
 """One of input or output, as JSON."""
@@ -97,7 +97,7 @@ class Earlier(NamedTuple):
     items: list[Item]
     chain: list[str]
     nbytes: int
-    turns: Known
+    turns: StoredTurns
 
 
 NOTHING = Earlier([], [], 0, {})
@@ -255,7 +255,7 @@ async def earlier(kept: Conversations, tenant: str, response_id: str, intake: In
 
 async def known_turns(
     kept: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
-) -> Known:
+) -> StoredTurns:
     """Those of the prompts of these, beside `nbytes` of what else is here for the request.
 
     To go without them costs time and nothing else.

@@ -80,7 +80,7 @@ class Unfinished:
     async def _end(
         self, tenant: str, record: Record, how: Callable[[Record], Sequence[Record]]
     ) -> None:
-        turns = self._service.prompts.turns
+        turns = self._service.prompts.threads
         await self._kept.put(
             tenant, await turns.run(tenant, len(record.data), partial(how, record))
         )

@@ -1,4 +1,4 @@
-"""A call's arguments: their state once they have ended, and their repair while they come.
+"""Arguments of a call: their state after the end, and their repair while they are streamed.
 
 One rule serves chat, Responses and Messages: a call is complete if its arguments are a JSON object.
 A custom tool's call is also complete if its text is the input itself and the model ended it.
@@ -18,21 +18,22 @@ _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
 _LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-# A pair and any other escape match first, so that `\\ud83d` stays a backslash and five letters.
+# A complete pair and any other escape match first, so that `\\ud83d` stays a backslash and five
+# letters.
 _LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
 
 
 def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = False) -> CallEnd:
-    """Return the event of a call whose arguments nothing follows.
+    """Return the end event of a call without further arguments.
 
     Args:
         index: the number of the call.
         arguments: the text of the call, as it was reported.
         custom: the call is of a custom tool.
-        cut: a limit or a stop string ended the answer. Plain text does not show whether it is all
-            there, so such an input is `open`.
+        cut: a limit or a stop string ended the answer. Plain text does not show whether it is
+            complete, so such an input is `open`.
     """
     value = _read_object(arguments)
     state: State = "complete"
@@ -47,7 +48,7 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 def _read_object(arguments: str) -> str | None:
     """Return the JSON of the object that the arguments are, or None if they are anything else.
 
-    NaN and Infinity, which are no JSON, become null. Other text is returned unchanged.
+    NaN and Infinity, which are not JSON, become null. Other text is returned unchanged.
     """
     try:
         return arguments if isinstance(orjson.loads(arguments), dict) else None
@@ -74,10 +75,10 @@ def _is_unclosed(arguments: str) -> bool:
 
 
 class SurrogateRepair:
-    """Replaces half a surrogate pair, which no JSON reader takes, by U+FFFD in a streamed object.
+    """Replaces half a surrogate pair, which no JSON reader accepts, by U+FFFD in a streamed object.
 
     Escapes that are cut by the end of a piece are held back: 11 characters at most. Arguments that
-    are no object, such as the text of a custom tool, stay as they are.
+    are not an object, such as the text of a custom tool, are unchanged.
     """
 
     def __init__(self) -> None:
@@ -91,18 +92,18 @@ class SurrogateRepair:
         if not self._is_object or ("\\" not in piece and not self._held):
             return piece
         text = self._held + piece
-        end = self._decided(text)
+        end = self._find_undecided(text)
         self._held = text[end:]
-        return _LONE_SURROGATE.sub(_replaced, text[:end])
+        return _LONE_SURROGATE.sub(_replace_escape, text[:end])
 
     def flush(self) -> str:
-        """Return what was held back of arguments that end within an escape."""
+        """Return the held text of arguments that end within an escape."""
         held, self._held = self._held, ""
-        return _LONE_SURROGATE.sub(_replaced, held)
+        return _LONE_SURROGATE.sub(_replace_escape, held)
 
     @staticmethod
-    def _decided(text: str) -> int:
-        """Return where the escape begins that the next piece may continue."""
+    def _find_undecided(text: str) -> int:
+        """Return the index of the escape that the next piece may continue."""
         end = len(text)
         start = text.find("\\", max(end - _MAX_UNDECIDED_CHARS, 0))
         while start >= 0:
@@ -113,5 +114,5 @@ class SurrogateRepair:
         return end
 
 
-def _replaced(escape: re.Match[str]) -> str:
+def _replace_escape(escape: re.Match[str]) -> str:
     return "\\ufffd" if escape[1] else escape[0]

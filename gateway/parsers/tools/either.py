@@ -1,13 +1,14 @@
-"""Calls, or an answer in a format: what tools beside a `response_format` ask for.
+"""Calls, or an answer in a format, for requests with both tools and a `response_format`.
 
-At OpenAI a model decides between the two. A guide holds from the answer's first token on, so it has
-to allow either, told apart by how they begin: the answer, an object; a list of calls, as a forced
-choice has it; and one call without a list, `{"name": ..., "arguments": {...}}`, as most models were
-taught to write within their tags, which the guide does not let them begin with. So this is for
-formats whose object has known properties, and neither `arguments` nor `parameters` among them.
+At OpenAI a model decides between the two. A guide applies from the answer's first token on, so it
+has to allow both, distinguished by their beginning: the answer, which is an object; a list of
+calls, as in a forced choice; or one call without a list, `{"name": ..., "arguments": {...}}`, as
+most models were taught to write within tags, which the guide does not let them write. So this works
+for formats whose object has known properties, without `arguments` and `parameters` among them.
 
-Arguments are held to the functions' schemas, or to those of `strict` ones alone where an engine
-cannot enforce one of the others: that is no reason to refuse what nobody was promised.
+Arguments must match the functions' schemas. If an engine cannot enforce one of them, only those of
+`strict` functions must match: no client was promised the others, so they are no reason for a
+refusal.
 """
 
 from __future__ import annotations
@@ -19,34 +20,42 @@ from typing import Any
 import orjson
 
 from gateway.parsers.tools.events import Event
-from gateway.parsers.tools.forced import Schema, call, calls_list, moved, moved_arguments
+from gateway.parsers.tools.forced import (
+    Schema,
+    call_schema,
+    calls_schema,
+    move_arguments,
+    move_references,
+)
 from gateway.parsers.tools.json_calls import JsonToolParser
 from gateway.parsers.tools.parser import NotACall, Step, ToolParser
 
 _ANY_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 _KEYS = ("arguments", "parameters")
-"""Models were taught one or the other."""
+"""Keys of arguments; models were taught one or the other."""
 _MORE = frozenset(
     {
         *("patternProperties", "dependentRequired", "dependentSchemas", "dependencies"),
         *("$ref", "allOf", "anyOf", "oneOf", "if"),
     }
 )
-"""What may say more of an object's properties."""
+"""Keywords that may add properties of an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """How to read an answer that may be calls; `named` says that answers may have a `name`, too."""
+    """The form of an answer that may be calls. `may_have_name` says that answers may have a `name`,
+    too."""
 
-    named: bool
+    may_have_name: bool
 
     @classmethod
     def beside(cls, schema: Any) -> Either | None:
-        """Beside answers of this schema; None where calls could not be told from them."""
+        """Return the form for answers of this schema; None if calls could not be distinguished from
+        them."""
         if not isinstance(schema, dict) or schema.get("type") != "object":
             return None
-        # An object that names properties and says nothing of others has no others (`guides`).
+        # An object with properties and without `additionalProperties` has no others (`guides`).
         named, needed = schema.get("properties"), schema.get("required", [])
         closed = schema.get("additionalProperties", False) is False and _MORE.isdisjoint(schema)
         if not closed or not named or not isinstance(named, dict) or not isinstance(needed, list):
@@ -56,44 +65,44 @@ class Either:
 
     @property
     def name(self) -> None:
-        """That of the one function which may be called: any may."""
+        """Always None: any function may be called."""
 
     def parser(self) -> ToolParser:
-        return EitherToolParser(self.named)
+        return EitherToolParser(self.may_have_name)
 
 
 def either_schema(
     answer: Schema,
     functions: Mapping[str, Schema | None],
-    held: Collection[str],
+    enforced: Collection[str],
     *,
     parallel: bool,
 ) -> str:
-    """The JSON schema of an answer of the schema `answer`, or of calls of the functions.
+    """Return the JSON schema of an answer of the schema `answer`, or of calls of the functions.
 
-    `functions` maps names to `parameters`; of those in `held` they hold. Raises InvalidRequest if a
-    schema refers to another document.
+    `functions` maps names to parameter schemas. Schemas of names in `enforced` are enforced. Raises
+    InvalidRequest if a schema is nested too deep.
     """
     what = "response_format: objects of the schema"
-    defs = {"answer": moved(answer, "#/$defs/answer", what, param="response_format")}
+    defs = {"answer": move_references(answer, "#/$defs/answer", what, param="response_format")}
     calls: list[tuple[list[str], Schema]] = []
-    if others := [name for name in functions if name not in held]:
+    if others := [name for name in functions if name not in enforced]:
         calls.append((others, _ANY_OBJECT))
-    for index, name in enumerate(held):
+    for index, name in enumerate(enforced):
         place = f"#/$defs/arguments{index}"
-        defs[f"arguments{index}"] = moved_arguments(name, functions[name], place)
+        defs[f"arguments{index}"] = move_arguments(name, functions[name], place)
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
-        defs[f"call_with_{key}"] = {"anyOf": [call(*each, key) for each in calls]}
-    # By reference: what is counted is written out by engines as often.
+        defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
+    # By reference: engines expand a counted schema as often as it may occur.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
-    several = calls_list([one], parallel=parallel)
+    several = calls_schema([one], parallel=parallel)
     either = [{"$ref": "#/$defs/answer"}, several, one, other]
     return orjson.dumps({"anyOf": either, "$defs": defs}).decode()
 
 
 class EitherToolParser(JsonToolParser):
-    """Parses what `either_schema` allows."""
+    """Parser of what `either_schema` allows."""
 
     tagged = False
 
@@ -114,7 +123,7 @@ class EitherToolParser(JsonToolParser):
             char = yield from self._text(char, ())
 
     def _member(self, key: str, char: str) -> Step:
-        # A call has its name before all else, and its arguments behind that.
+        # A call has its name first, and its arguments after that.
         if self._undecided:
             if key not in (_KEYS if self._name is not None else ("name",)):
                 raise NotACall(char)
@@ -122,7 +131,7 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Drops a call whose arguments have not begun, unless it may be an answer."""
+        """Drop a call whose arguments have not begun, unless it may be an answer."""
         if self._undecided and self._is_call:
             self._drop()
         return super().finish(cut=cut)

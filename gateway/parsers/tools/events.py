@@ -1,4 +1,4 @@
-"""What a choice's text consists of, in the order in which it was generated."""
+"""Parts of a choice's text, in the order in which it was generated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "malformed", "open"]
-"""The state of a call's arguments. `open` ones end within a string or before a closing bracket."""
+"""State of a call's arguments. `open` ones end within a string or before a closing bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,10 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins; `index` counts the calls of the choice from 0, `name` is whole.
+    """The beginning of a tool call. `index` counts the calls of the choice from 0; `name` is
+    complete.
 
-    Parsers know no ids; `call_id` is given by whoever makes a message of the events.
+    Parsers do not set `call_id`; the reader of the message does.
     """
 
     index: int
@@ -37,10 +38,10 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of call `index`'s arguments, a JSON object as text; never empty.
+    """The next piece of the arguments of call `index`, a JSON object as text; never empty.
 
-    The pieces of a call that ended are the object as the model wrote it; those of a call that was
-    cut are its beginning.
+    The pieces of a complete call are the object as the model wrote it; those of a cut call are its
+    beginning.
     """
 
     index: int
@@ -49,7 +50,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The end of call `index`; only a `complete` call is to be executed.
+    """The end of call `index`; only a `complete` call may be executed.
 
     Parsers do not report ends. The reader of the message adds them.
 
@@ -57,7 +58,7 @@ class CallEnd:
         index: the number of the call.
         state: the state of its arguments.
         arguments: all of its arguments, as they were reported.
-        value: the JSON of the object that the arguments are, None if they are no object.
+        value: the JSON of the object that the arguments are; None if they are not an object.
     """
 
     index: int
@@ -69,12 +70,13 @@ class CallEnd:
 Event = Content | CallStart | CallArguments
 
 
-class Events:
-    """Collects events, merging neighbours of a kind, so that pieces do not depend on the caller."""
+class EventCollector:
+    """Collector that merges neighbouring events of a kind, so that pieces do not depend on the
+    caller."""
 
     def __init__(self) -> None:
         self.calls = 0
-        # Whether a call was the last thing that was generated.
+        # True if the last generated part was a call.
         self.in_call = False
         self._done: list[Event] = []
         self._pieces: list[str] = []
@@ -92,14 +94,14 @@ class Events:
         self.in_call = True
 
     def arguments(self, text: str) -> None:
-        """Goes to the call that was started last."""
+        """Add arguments to the last started call."""
         if not self.in_call:
             self._close_piece()
             self.in_call = True
         self._pieces.append(text)
 
     def take(self) -> list[Event]:
-        """Everything since the last time."""
+        """Return everything since the last call of this function."""
         self._close_piece()
         done, self._done = self._done, []
         return done

@@ -1,14 +1,15 @@
-"""A forced choice, `tool_choice` required or named: the guide, and the parser that goes with it.
+"""Forced calls, `tool_choice` required or named: their guide, and its parser.
 
-Under guided decoding the whole output is bare JSON, whatever form the model was trained on: a list
-of `{"name": ..., "arguments": {...}}`, of one call where the function is named. Models have learned
-to write arguments behind a name: of the arguments alone a model makes nothing (0 of 20 were right,
-where a list of one was 20 times). A JSON schema says all of it, so every engine that can guide at
-all can do this; the tags of the forms would need a grammar for each.
+With guided decoding the complete output is bare JSON, whatever form the model was trained on: a
+list of `{"name": ..., "arguments": {...}}`, with one call if the function is named. Models have
+learned to write arguments after a name: from the arguments alone, 0 of 20 were right; from a list
+of one, 20. A JSON schema expresses all of it, so every engine with guides supports this; the tags
+of the forms would need a grammar for each.
 
-A call that the output's limit cuts is reported once its arguments have begun; the guide's JSON is
-never content.
-`either` has the same where an answer may come in the calls' place.
+A call that is cut by the output's limit is reported once its arguments have begun; the guide's JSON
+is never content.
+
+`either` does the same for outputs that may be an answer instead of calls.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from gateway.parsers.tools.parser import ToolParser
 Schema = dict[str, Any]
 
 _MAX_DEPTH = 100
-# A model that does not know when to end a list of calls would go on to the context's end.
+# A model that does not know when to end a list of calls would continue to the end of its context.
 MAX_CALLS = 8
-"""Calls of one answer where the guide is a list of calls."""
+"""Maximum number of calls in one answer if the guide is a list of calls."""
 _ROOT = "#/$defs/arguments"
 # Keywords whose value maps names to schemas, and those whose value is data.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"const", "default", "enum", "examples"})
-# Where a schema has one of these, it says elsewhere what the arguments are.
+# A schema with one of these may define the arguments elsewhere.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
-    """A call that must happen: of the function `name`, or of any where that is None."""
+    """A call that must be made: of the function `name`, or of any function if that is None."""
 
     name: str | None = None
 
     def parser(self) -> ToolParser:
-        """Reads what the guide of such a call allows."""
+        """Return a parser of what the guide of such a call allows."""
         return ForcedToolParser()
 
 
 class ForcedToolParser(JsonToolParser):
-    """Parses what `calls_guide` allows."""
+    """Parser of what `calls_guide` allows."""
 
     def _run(self) -> Generator[None, str, None]:
         char = yield from self._gap((yield))
@@ -68,24 +69,26 @@ class ForcedToolParser(JsonToolParser):
 
 
 def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
-    """The JSON schema of one call, or one to eight if `parallel`, to any of the functions.
+    """Return the JSON schema of one call, or one to eight if `parallel`, to any of the functions.
 
-    `functions` maps names to `parameters`, as requests have them. Raises InvalidRequest if one
-    refers to another document.
+    `functions` maps names to `parameters`, as in requests. Raises InvalidRequest if a schema is
+    nested too deep.
     """
-    calls = [call([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)]
-    schema = calls_list(calls, parallel=parallel)
-    # Each function's schema stands here whole, so its references only gain a prefix and the names
-    # in its own `$defs` cannot clash with another's.
+    calls = [
+        call_schema([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)
+    ]
+    schema = calls_schema(calls, parallel=parallel)
+    # Each function's schema is copied completely, so its references only get a prefix, and the
+    # names in its own `$defs` cannot clash with another's.
     schema["$defs"] = {
-        f"arguments{index}": moved_arguments(name, parameters, f"{_ROOT}{index}")
+        f"arguments{index}": move_arguments(name, parameters, f"{_ROOT}{index}")
         for index, (name, parameters) in enumerate(functions.items())
     }
     return orjson.dumps(schema).decode()
 
 
-def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
-    """One call of any of these functions, with arguments of this schema."""
+def call_schema(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
+    """Return the schema of a call to any of these functions, with arguments of this schema."""
     return {
         "type": "object",
         "properties": {"name": {"type": "string", "enum": [*names]}, key: arguments},
@@ -94,39 +97,42 @@ def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Sch
     }
 
 
-def calls_list(calls: Sequence[Schema], *, parallel: bool) -> Schema:
+def calls_schema(calls: Sequence[Schema], *, parallel: bool) -> Schema:
     most = MAX_CALLS if parallel else 1
     return {"type": "array", "minItems": 1, "items": {"anyOf": [*calls]}, "maxItems": most}
 
 
 def arguments_guide(parameters: Schema | None) -> str:
-    """The JSON schema of the arguments of a function with these `parameters`."""
+    """Return the JSON schema of the arguments of a function with these `parameters`."""
     return orjson.dumps(_arguments(parameters)).decode()
 
 
-def moved_arguments(function: str, parameters: Schema | None, root: str) -> Any:
-    """The same as a part of another document, at `root`. Raises InvalidRequest."""
+def move_arguments(function: str, parameters: Schema | None, root: str) -> Any:
+    """Return the schema of the arguments, to be embedded in a document at `root`.
+
+    Raises InvalidRequest if it is nested too deep.
+    """
     what = f"tools: the parameters of {function}"
-    return moved(_arguments(parameters), root, what, param="tools")
+    return move_references(_arguments(parameters), root, what, param="tools")
 
 
 def _arguments(parameters: Schema | None) -> Schema:
-    """OpenAI: a function without `parameters` has none."""
+    """Return the schema of the arguments. At OpenAI a function without `parameters` has none."""
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if parameters.keys() & _COMPOSED:
         return parameters
     if "properties" in parameters:
         return {"type": "object"} | parameters
-    # Any object; xgrammar takes it for an empty one if that is not said.
+    # Any object; xgrammar takes it for an empty one without this keyword.
     return {"type": "object", "additionalProperties": True} | parameters
 
 
-def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
+def move_references(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
     """Return a copy of a schema in which references to its root lead to `root`.
 
-    References to other documents are left as they are, for the compiler to refuse. Raises
-    InvalidRequest, which names `param` and begins with `what`, if the schema is nested too deep.
+    References to other documents are unchanged, for the compiler to refuse. Raises InvalidRequest,
+    which names `param` and begins with `what`, if the schema is nested too deep.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)
@@ -135,7 +141,7 @@ def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> A
         return schema
 
     def within(part: Any) -> Any:
-        return moved(part, root, what, param=param, depth=depth + 1)
+        return move_references(part, root, what, param=param, depth=depth + 1)
 
     if isinstance(schema, list):
         return [within(item) for item in schema]

@@ -1,7 +1,7 @@
-"""The forms of tool calls by name, and which one a chat template teaches its model.
+"""Forms of tool calls by name, and detection of the form that a chat template teaches.
 
 The names are those of vLLM's parsers. A form is a parser's class, or the description of one.
-`openai`, harmony, is more than calls: `parsers/harmony` reads it.
+`openai`, harmony, is more than calls: `parsers/harmony` parses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.parsers.tools.llama import LlamaToolParser
 from gateway.parsers.tools.mistral import MistralToolParser
 from gateway.parsers.tools.parser import ToolParser
 from gateway.parsers.tools.pythonic import PythonicToolParser
-from gateway.parsers.tools.tagged import Name, Parameters, TaggedForm
+from gateway.parsers.tools.tagged import Name, ParameterTags, TaggedForm
 
 Form = Literal[
     "deepseek_v3",
@@ -103,7 +103,7 @@ _QWEN3_CODER = TaggedForm(
     ("<tool_call>", "<function="),
     ("</function>", "</tool_call>"),
     Name("<function=", after=">"),
-    Parameters(("<parameter=", ">"), ("", "</parameter>"), lines=True),
+    ParameterTags(("<parameter=", ">"), ("", "</parameter>"), lines=True),
 )
 
 # <tool_call>get_weather
@@ -115,7 +115,7 @@ _GLM45 = TaggedForm(
     ("<tool_call>",),
     ("</tool_call>",),
     Name("<tool_call>"),
-    Parameters(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
+    ParameterTags(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
 )
 
 # <minimax:tool_call>
@@ -128,7 +128,7 @@ _MINIMAX_M2 = TaggedForm(
     ("<minimax:tool_call>", '<invoke name="'),
     ("</invoke>", "</minimax:tool_call>"),
     Name('<invoke name="', after='">'),
-    Parameters(('<parameter name="', '">'), ("", "</parameter>")),
+    ParameterTags(('<parameter name="', '">'), ("", "</parameter>")),
 )
 
 PARSERS: Mapping[Form, type[ToolParser] | TaggedForm] = MappingProxyType(
@@ -154,10 +154,11 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
     for form, parser in PARSERS.items()
     if isinstance(parser, TaggedForm) and parser.parameters is not None
 )
-"""Forms with an element for each argument: their templates go through a call's arguments."""
+"""Forms with an element for each argument: their templates iterate over a call's arguments."""
 
-# What a template that teaches a form says, all of it; the first form that fits is the one. Other
-# forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as JSON.
+# Words of which a template that teaches the form contains all; the first form that fits is used.
+# Other forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as
+# JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -178,7 +179,7 @@ _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
 
 
 def guess(chat_template: str) -> Form | None:
-    """The form that a chat template asks its model for, or None if it is none of ours."""
+    """Return the form that a chat template asks its model for; None if it is not supported."""
     return next(
         (form for form, words in _WORDS if all(word in chat_template for word in words)), None
     )

@@ -1,4 +1,4 @@
-"""Ids of tool calls: new ones, and those that clients send back as a chat template wants them."""
+"""Ids of tool calls: new ones, and conversion of clients' ids to those of a chat template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _MISTRAL_LENGTH = 9
 
 
 def new_id(form: Form) -> str:
-    """A random id: `call_` and 24 alphanumerics as at OpenAI, but 9 alphanumerics for Mistral.
+    """Return a random id: `call_` and 24 alphanumerics as at OpenAI, but 9 alphanumerics for
+    Mistral.
 
     Mistral's templates refuse, or cut, any other (mistral-common, `InvalidFunctionCallException`).
     """
@@ -23,12 +24,12 @@ def new_id(form: Form) -> str:
 
 
 class TemplateIds:
-    """The ids of one conversation's calls as the form's template takes them.
+    """The ids of one conversation's calls in the form that the template accepts.
 
-    Ids that are equal stay so, so calls and answers match. Kimi's model was taught that a call's id
-    holds its function and how many calls came before it in the conversation (the model card of
-    Kimi-K2, on tool calls), and its template gives it no other name of either: ids are made anew
-    from that, wherever clients have theirs from.
+    Equal ids stay equal, so calls and answers match. Kimi's model was taught that a call's id
+    contains its function and the number of calls before it in the conversation (the model card of
+    Kimi-K2, on tool calls), and its template gives it no other name of either. So these ids are
+    always made anew.
     """
 
     def __init__(self, form: Form | None) -> None:
@@ -37,14 +38,14 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """The id of the conversation's next call."""
+        """Return the id of the conversation's next call."""
         if self.form == "kimi_k2":
             self._numbered[call_id] = f"functions.{function}:{self._calls}"
             self._calls += 1
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """The id of the call that is answered."""
+        """Return the id of the call that is answered."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

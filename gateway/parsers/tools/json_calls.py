@@ -1,9 +1,9 @@
-"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, in the forms that have them.
+"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, in the forms that use them.
 
-The arguments are passed on as the model wrote them, character by character. Repaired are
-control characters within strings, which small models write raw where JSON wants them escaped, and
-closing brackets that are missing before the closing tag. Brackets are matched, not validated:
-`arguments` says what becomes of arguments that are no JSON object.
+Arguments are passed on as the model wrote them, character by character. Two mistakes are repaired:
+control characters within strings, which small models do not escape, and closing brackets that are
+missing before the closing tag. Brackets are matched, not validated: `arguments` decides about
+arguments that are not a JSON object.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from collections.abc import Callable, Generator
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-# What models write into a call besides its arguments.
+# Other keys that models write into a call.
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
 _CLOSING = {"{": "}", "[": "]"}
-# Half a surrogate pair is no valid Unicode.
+# Half a surrogate pair is not valid Unicode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
 
 class JsonToolParser(ToolParser):
-    """Reads call objects: keys in any order, any whitespace.
+    """Parser of call objects: keys in any order, any whitespace.
 
     Without tags around it, an object is a call only if it has a name and arguments and no key that
     calls do not have: a JSON answer must not be taken for a call. Within tags, other keys are
-    skipped and arguments that are missing are `{}`.
+    skipped and missing arguments are `{}`.
     """
 
     def __init__(self, functions: Functions | None = None) -> None:
         super().__init__(functions)
         self._early: str | None = None
-        # The brackets that a tag has found missing in the arguments before it.
+        # Brackets found missing, when a tag came, in the arguments before it.
         self._missing = ""
 
     def _object(self, char: str) -> Step:
-        """Reads a call's object, whose brace has been read."""
+        """Parse a call's object after its opening brace."""
         self._early = None
         char = yield from self._space(char)
         while char != "}":
@@ -64,7 +64,7 @@ class JsonToolParser(ToolParser):
         return (yield)
 
     def _list(self, char: str) -> Step:
-        """Reads the objects of a list of calls, whose bracket has been read."""
+        """Parse the objects of a list of calls after its opening bracket."""
         before = self.calls
         while True:
             char = yield from self._space(char)
@@ -84,7 +84,7 @@ class JsonToolParser(ToolParser):
             char = yield
 
     def _member(self, key: str, char: str) -> Step:
-        """Reads the value of one member of a call's object."""
+        """Parse the value of one member of a call's object."""
         if not self._undecided:
             return (yield from self._value(char))
         if key == "name":
@@ -115,7 +115,8 @@ class JsonToolParser(ToolParser):
         self._events.arguments(arguments)
 
     def _early_arguments(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Arguments that must be read whole: before the name, as JSON within a string, or null."""
+        """Return arguments that must be complete first: before the name, as JSON in a string, or
+        null."""
         if char == '"':
             text, char = yield from self._string(char)
         else:
@@ -129,7 +130,7 @@ class JsonToolParser(ToolParser):
         return text, char
 
     def _string(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Reads a JSON string; returns it decoded, and the next character."""
+        """Parse a JSON string; return it decoded, and the next character."""
         pieces: list[str] = []
         char = yield from self._value(char, pieces.append)
         try:
@@ -139,9 +140,9 @@ class JsonToolParser(ToolParser):
         return _SURROGATE.sub(_REPLACEMENT, text), char
 
     def _value(self, char: str, sink: Callable[[str], object] | None = None) -> Step:
-        """Reads a JSON value and passes its text to `sink`."""
+        """Parse a JSON value and pass its text to `sink`."""
         if char == '"' or char in _CLOSING:
-            return (yield from self._delimited(char, sink))
+            return (yield from self._read_delimited(char, sink))
         empty = True
         while char.isalnum() or char in "+-.":
             empty = False
@@ -153,13 +154,14 @@ class JsonToolParser(ToolParser):
             raise NotACall(char)
         return char
 
-    def _delimited(self, char: str, sink: Callable[[str], object] | None) -> Step:
+    def _read_delimited(self, char: str, sink: Callable[[str], object] | None) -> Step:
         opening, closing = char, _CLOSING.get(char)
         depth = 0
         quoted = escaped = False
         missing: list[str] = []
         while True:
-            # `<` stands nowhere in JSON but in strings: the tag after a call that misses braces.
+            # In JSON, `<` occurs only in strings. So this is the tag after a call that lacks
+            # braces.
             if char == "<" and not quoted:
                 if sink == self._events.arguments:
                     self._missing = "".join(reversed(missing))

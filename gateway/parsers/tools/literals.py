@@ -1,8 +1,8 @@
-"""Python literals to JSON, character by character; nothing is evaluated but single numbers.
+"""Conversion of Python literals to JSON, character by character; only single numbers are evaluated.
 
-What is no literal becomes a string of its source. Each function reads from the first character it
-is given, passes JSON text to `sink`, and returns the next character; NotACall is raised where no
-value can be.
+Anything that is not a literal becomes a string of its source. Each function starts with the first
+character it is given, passes JSON text to `sink`, and returns the next character. NotACall is
+raised if there can be no value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.parsers.tools.parser import NotACall, Step
 
 Sink = Callable[[str], object]
 _Reading: TypeAlias = "Generator[_Reading | None, str, str]"
-"""Reads a value: yields None for the next character, and the reading of a value within."""
+"""Parser of a value: yields None for the next character, or the parser of a nested value."""
 
 _MAX_DEPTH = 32
 _CONSTANTS = {
@@ -31,7 +31,8 @@ _CONSTANTS = {
     "null": "null",
 }
 _NUMBER = re.compile(r"[+-]?(0[xob][\da-f_]+|[\d_.]+(e[+-]?\d+)?)", re.IGNORECASE | re.ASCII)
-# Integers, and as a group decimals, that JSON has as well: `ast.literal_eval` takes 9 us for each.
+# Integers and, as a group, decimals that are also valid JSON: `ast.literal_eval` takes 9 us for
+# each.
 _JSON_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}|(-?(?:0|[1-9]\d{0,17})\.\d{1,17})", re.ASCII)
 _STRING_PREFIXES = frozenset("rbufRBUF")
 _ESCAPES = {
@@ -47,15 +48,15 @@ _ESCAPES = {
     "'": "'",
     '"': '"',
 }
-# Escapes by character code: how many digits they have, and their base.
+# Escapes by character code: their number of digits, and base.
 _CODES = {"x": (2, 16), "u": (4, 16), "U": (8, 16)} | dict.fromkeys("01234567", (3, 8))
 
 
 def read_value(char: str, ends: str, sink: Sink) -> Step:
-    """Reads a value and the whitespace after it; `ends` are the characters that may follow.
+    """Parse a value and the whitespace after it; `ends` are the characters that may follow.
 
-    Values within values are on a stack here. With one generator for each level around it, a
-    character of a deep value would take as many steps: 25 ms for 16,000 characters.
+    Nested values are on a stack here. With one generator per level, a character of a deep value
+    would take as many steps: 25 ms for 16,000 characters.
     """
     stack: list[_Reading] = [_value(char, ends, sink, 0)]
     given: Any = None
@@ -107,7 +108,7 @@ def _list(sink: Sink, depth: int) -> _Reading:
 
 
 def _parenthesis(sink: Sink, depth: int) -> _Reading:
-    """A tuple, or one value in parentheses: known only at the end."""
+    """Parse a tuple, or one value in parentheses: the end shows which."""
     pieces: list[str] = []
     values = commas = 0
     char = yield from _space((yield None))
@@ -136,7 +137,7 @@ def _dict(sink: Sink, depth: int) -> _Reading:
         if char != ":":
             raise NotACall(char)
         text = "".join(key)
-        # JSON knows only strings as keys.
+        # JSON allows only strings as keys.
         quoted = text if text.startswith('"') else json.dumps(text)
         sink(f"{separator}{quoted}: ")
         separator = ", "
@@ -151,8 +152,8 @@ def _dict(sink: Sink, depth: int) -> _Reading:
 
 
 def _atom(char: str, ends: str, sink: Sink) -> Step:
-    """A number, a constant, or anything else up to one of `ends`."""
-    # A string that grows by a character is copied each time, where it is held across a `yield`.
+    """Parse a number, a constant, or anything else up to one of `ends`."""
+    # A string that grows by a character is copied each time if it is held across a `yield`.
     source: list[str] = []
     quote = ""
     depth = 0
@@ -179,16 +180,16 @@ def _atom(char: str, ends: str, sink: Sink) -> Step:
 
 
 def _string(char: str, sink: Sink, *, raw: bool = False) -> Step:
-    """A string, with those that directly follow it, as one JSON string."""
+    """Parse a string, with strings that directly follow it, to one JSON string."""
     sink('"')
     while char in "'\"":
-        char = yield from _quoted(char, sink, raw)
+        char = yield from _read_quoted(char, sink, raw)
         char = yield from _space(char)
     sink('"')
     return char
 
 
-def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
+def _read_quoted(quote: str, sink: Sink, raw: bool) -> Step:
     end = quote
     char = yield
     if char == quote:
@@ -206,22 +207,22 @@ def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
             char = yield
             continue
         if closing:
-            sink(escaped(closing))
+            sink(escape_json(closing))
             closing = ""
         if char == "\\" and not raw:
             char = yield from _escape(sink)
             continue
-        sink(escaped(char))
+        sink(escape_json(char))
         if char == "\\":
-            sink(escaped((yield)))
+            sink(escape_json((yield)))
         char = yield
 
 
 def _escape(sink: Sink) -> Step:
-    """What follows a backslash. An escape that Python does not know stays as it is."""
+    """Parse the text after a backslash. An escape that Python does not know is unchanged."""
     kind = yield
     if kind not in _CODES:
-        sink(escaped(_ESCAPES.get(kind, "\\" + kind)))
+        sink(escape_json(_ESCAPES.get(kind, "\\" + kind)))
         return (yield)
     most, base = _CODES[kind]
     digits = kind if base == 8 else ""
@@ -230,7 +231,7 @@ def _escape(sink: Sink) -> Step:
         digits += char
         char = yield
     code = int(digits, base) if base == 8 or len(digits) == most else sys.maxunicode + 1
-    sink(escaped(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
+    sink(escape_json(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
     return char
 
 
@@ -240,8 +241,8 @@ def _space(char: str) -> Step:
     return char
 
 
-def escaped(text: str) -> str:
-    """Text as it stands within a JSON string; half a surrogate pair stays an escape."""
+def escape_json(text: str) -> str:
+    """Return the text as within a JSON string; half a surrogate pair stays an escape."""
     if text.isalnum():
         return text
     ascii_only = any("\ud800" <= char <= "\udfff" for char in text)
@@ -249,7 +250,7 @@ def escaped(text: str) -> str:
 
 
 def _literal(source: str) -> str:
-    """A number or constant as JSON; anything else as a string."""
+    """Return a number or constant as JSON; anything else as a string."""
     if source in _CONSTANTS:
         return _CONSTANTS[source]
     if number := _JSON_NUMBER.fullmatch(source):
@@ -257,6 +258,6 @@ def _literal(source: str) -> str:
     if _NUMBER.fullmatch(source):
         try:
             return json.dumps(ast.literal_eval(source), allow_nan=False)
-        except (ValueError, SyntaxError, TypeError):  # `...` is a value of no type of JSON
+        except (ValueError, SyntaxError, TypeError):  # `...` is a value of a type that JSON lacks
             pass
-    return f'"{escaped(source)}"'
+    return f'"{escape_json(source)}"'

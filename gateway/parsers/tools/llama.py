@@ -3,8 +3,8 @@
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}
 
-Source: Llama 3.1 and 3.2 prompt formats. As in vLLM's `llama3_json`, text may come before a call,
-`arguments` does for `parameters`, and calls may also be separated by whitespace alone.
+Source: Llama 3.1 and 3.2 prompt formats. As in vLLM's `llama3_json`, text may precede a call,
+`arguments` is accepted for `parameters`, and calls may also be separated by whitespace alone.
 """
 
 from __future__ import annotations

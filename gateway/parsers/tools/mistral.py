@@ -1,4 +1,4 @@
-"""Mistral's forms: after the token, a JSON list, or since tokenizer v11 name and arguments.
+"""The forms of Mistral: after the token, a JSON list, or since tokenizer v11 name and arguments.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
     [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
@@ -47,7 +47,7 @@ class MistralToolParser(JsonToolParser):
         return (yield from self._value(char, self._events.arguments))
 
     def _separators(self, char: str) -> Step:
-        """Reads `[ARGS]`, perhaps after `[CALL_ID]` and an id that the model made up."""
+        """Parse `[ARGS]`, perhaps after `[CALL_ID]` and an id that the model made up."""
         char = yield from self._space(char)
         while char == "[":
             marker = char

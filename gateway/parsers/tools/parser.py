@@ -1,8 +1,8 @@
-"""What all forms share: a machine that reads characters, and text held back until it is decided.
+"""Base of the forms' parsers: a character-by-character machine that holds back undecided text.
 
-A parser is a generator that is sent one character at a time. How the text was cut can therefore
-never matter, and a form reads like its grammar. Reading functions take the first character they
-have not consumed and return the next one (`Step`).
+A parser is a generator that is sent one character at a time. So the result cannot depend on how the
+text was cut, and a form reads like its grammar. Parsing functions take the first character that is
+not consumed and return the next one (`Step`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar
 
-from gateway.parsers.tools.events import Event, Events
+from gateway.parsers.tools.events import Event, EventCollector
 
 Step = Generator[None, str, str]
 # The functions that a request offers: `parameters`, a JSON schema or None, by name.
@@ -19,7 +19,7 @@ Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
-    """What was read is no call (or no more of one); `char` has not been consumed."""
+    """The text is not a call (or no longer one); `char` has not been consumed."""
 
     def __init__(self, char: str) -> None:
         super().__init__(char)
@@ -29,21 +29,21 @@ class NotACall(Exception):
 class ToolParser(ABC):
     """Splits one choice's text into content and tool calls.
 
-    Content goes out as soon as it can begin no call. Whitespace between content and a call, and
-    between calls, is dropped; text that looked like a call and is none comes out unchanged.
+    Content is emitted as soon as it cannot begin a call. Whitespace between content and a call, and
+    between calls, is dropped; text that looked like a call and is not is emitted unchanged.
 
-    `markers` are the tokens that the form is recognized by and that tokenizers may list as
-    special: detokenizing must not skip them. `functions` are for the forms in which a value's type
-    is known from its schema alone.
+    `markers` are the tokens that the form is recognized by and that tokenizers may list as special:
+    detokenizing must not skip them. `functions` are for the forms in which a value's type is known
+    from its schema alone.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    # Tags around a call leave no doubt that it is one as soon as its name is known.
+    # A call within tags is certain as soon as its name is known.
     tagged: ClassVar[bool] = True
 
     def __init__(self, functions: Functions | None = None) -> None:
-        self._events = Events()
-        # While undecided, everything read is kept: it is content if no call comes of it.
+        self._events = EventCollector()
+        # While undecided, all text is held: it is content if it turns out not to be a call.
         self._undecided = False
         self._held: list[str] = []
         # The name of the undecided call, once it has been read.
@@ -53,21 +53,22 @@ class ToolParser(ABC):
 
     @property
     def calls(self) -> int:
-        """How many calls have begun."""
+        """Return how many calls have begun."""
         return self._events.calls
 
     def parse(self, text: str) -> list[Event]:
-        """Consumes generated text, cut anywhere; returns the events that became certain."""
+        """Parse generated text, cut anywhere; return the events that became certain."""
         send = self._machine.send
         for char in text:
             send(char)
         return self._events.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Ends the text: returns what was held back. A call that was cut stays cut.
+        """End the text and return what was held back. A call that was cut stays cut.
 
-        `cut` says that a limit or a stop string ended the text. The markup of a call whose
-        arguments have not begun is then dropped. If the model ended the text, it is content.
+        `cut` is True if a limit or a stop string ended the text. The markup of a call whose
+        arguments have not begun is then dropped. If the model ended the text, the markup is
+        content.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -76,31 +77,32 @@ class ToolParser(ABC):
         return self._events.take()
 
     def _begins_call(self, held: str) -> bool:
-        """Return True if the text that is held back can only be the beginning of a call."""
+        """Return True if the held text can only be the beginning of a call."""
         if not self._undecided:
             return False
         named = self.tagged and self._name is not None
         return named or held.lstrip().startswith(self._opening_tags())
 
     def _opening_tags(self) -> tuple[str, ...]:
-        """Return the tags that no content begins with."""
+        """Return the tags that content never begins with."""
         return self.markers
 
     @abstractmethod
     def _run(self) -> Generator[None, str, None]:
-        """The form: reads characters for ever."""
+        """Parse the form: receive characters for ever."""
 
     def _hold(self, char: str) -> None:
         if self._undecided:
             self._held.append(char)
 
     def _commit(self, name: str) -> None:
-        """It is a call: what was held is markup."""
+        """Decide for a call: the held text is markup."""
         self._drop()
         self._events.start(name)
 
     def _release(self) -> None:
-        """It is no call: what was held is content, up to whitespace that a call may follow."""
+        """Decide against a call: the held text is content, up to whitespace that a call may
+        follow."""
         held = "".join(self._held)
         content = held.rstrip()
         self._drop()
@@ -115,7 +117,7 @@ class ToolParser(ABC):
         self._name = None
 
     def _attempt(self, reading: Step) -> Step:
-        """Reads what may be a call; if it is none, releases what was held."""
+        """Parse a possible call; if it is none, release the held text."""
         try:
             return (yield from reading)
         except NotACall as no:
@@ -123,7 +125,7 @@ class ToolParser(ABC):
             return no.char
 
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
-        """Passes content on until one of the tags has been read, which is returned.
+        """Pass content on until one of the tags is complete; return that tag.
 
         The tag and the whitespace before it are then held, undecided. The first character of a tag
         must not occur again in any of them.
@@ -151,14 +153,14 @@ class ToolParser(ABC):
             char = yield
 
     def _gap(self, char: str) -> Step:
-        """Whitespace that is content only if more content follows."""
+        """Skip whitespace that is content only if more content follows."""
         while char.isspace():
             self._held.append(char)
             char = yield
         return char
 
     def _space(self, char: str) -> Step:
-        """Whitespace within a call's markup."""
+        """Skip whitespace within a call's markup."""
         while char in " \t\n\r":
             self._hold(char)
             char = yield

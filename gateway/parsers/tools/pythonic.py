@@ -2,9 +2,9 @@
 
     [get_weather(city="Paris", days=3), get_time()]
 
-The list begins the output, or follows a token. Values become JSON while they are read; nothing is
-evaluated. A value that is no Python literal becomes a string of its source, since the templates of
-these models show them unquoted values: `[get_weather(city=Paris)]`.
+The list begins the output, or follows a token. Values become JSON while they are parsed; nothing is
+evaluated. A value that is not a Python literal becomes a string of its source, since the templates
+of these models show them unquoted values: `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """
@@ -22,7 +22,8 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 
 
 class PythonicToolParser(ToolParser):
-    """A call begins with its first keyword or its closing parenthesis, and streams from there."""
+    """Parser in which a call begins with its first keyword or its closing parenthesis, and then
+    streams."""
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
     tagged = False
@@ -47,7 +48,7 @@ class PythonicToolParser(ToolParser):
                 self._release()
 
     def _list(self, char: str) -> Step:
-        """Reads the calls of a list, whose bracket has been read."""
+        """Parse the calls of a list after its opening bracket."""
         while True:
             char = yield from self._space(char)
             char = yield from self._call(char)
@@ -91,7 +92,7 @@ class PythonicToolParser(ToolParser):
         return (yield)
 
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
-        """A name of letters, digits and `others`: more than Python allows, as requests do."""
+        """Parse a name of letters, digits and `others`: requests allow more than Python does."""
         letters: list[str] = []
         while char.isalnum() or char in others:
             letters.append(char)

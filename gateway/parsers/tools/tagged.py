@@ -1,7 +1,7 @@
-"""Calls between tags, as data: what the tags are, how the name is written, how the arguments are.
+"""Calls between tags, described as data: the tags, the form of the name and of the arguments.
 
-`TaggedForm` describes a form, and `TaggedToolParser` reads any of them. As small models leave out
-closing tags and write a brace too few or too many, that does no harm.
+`TaggedForm` describes a form, and `TaggedToolParser` parses any of them. Missing closing tags, and
+missing or additional braces, are accepted: small models write so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 from gateway.parsers.tools.events import Event
 from gateway.parsers.tools.json_calls import JsonToolParser
-from gateway.parsers.tools.literals import Sink, escaped
+from gateway.parsers.tools.literals import Sink, escape_json
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 from gateway.parsers.tools.typed_values import STRING, as_json, types_of
 from gateway.parsers.tools.value_ends import ValueEnds
@@ -24,10 +24,10 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True)
 class Name:
-    """A function's name that stands before its arguments.
+    """The form of a function's name that comes before its arguments.
 
-    It follows `opening` and `before`, and ends at `after`, or, where that is empty, at the first
-    character that names do not have. `pattern` finds it as its first group in what stands there.
+    It follows `opening` and `before`, and ends at `after`, or, if that is empty, at the first
+    character that names do not have. `pattern` finds the name as its first group in that text.
     """
 
     opening: str
@@ -37,11 +37,11 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """Arguments as one element for each: tags around the key, and around the value.
+class ParameterTags:
+    """The form of arguments with one element for each: tags around the key, and around the value.
 
-    `lines` says that a value has lines of its own, whose breaks are not part of it. `value_ends`
-    says which tags end a value.
+    With `lines` a value has lines of its own, whose breaks are not part of it. `value_ends` decides
+    which tags end a value.
     """
 
     key: tuple[str, str]
@@ -53,7 +53,7 @@ class Parameters:
 class TaggedForm:
     """A form of calls, which makes its parsers.
 
-    Each of the `openings` may begin a call. The `closings` may follow it in this order; those are
+    Each of the `openings` may begin a call. The `closings` may follow it in this order; they are
     then markup, too. Without `name`, a call is a JSON object with its name and arguments, or a list
     of those. With it, the arguments follow as a JSON object, or as `parameters`.
     """
@@ -61,11 +61,11 @@ class TaggedForm:
     openings: tuple[str, ...]
     closings: tuple[str, ...] = ()
     name: Name | None = None
-    parameters: Parameters | None = None
+    parameters: ParameterTags | None = None
 
     @cached_property
     def markers(self) -> tuple[str, ...]:
-        """The tags that tokenizers may list as special tokens."""
+        """Return the tags that tokenizers may list as special tokens."""
         tags = [*self.openings, *self.closings]
         if self.name is not None:
             tags += [self.name.before, self.name.after]
@@ -75,7 +75,7 @@ class TaggedForm:
 
     @cached_property
     def value_ends(self) -> ValueEnds:
-        """The endings of values of `parameters`."""
+        """Return the endings of values of `parameters`."""
         assert self.parameters is not None
         opening, closing = self.parameters.key[0], self.parameters.value[1]
         lines = self.parameters.lines
@@ -86,16 +86,16 @@ class TaggedForm:
 
 
 class TaggedToolParser(JsonToolParser):
-    """Parses one form; `functions` are looked at for the types of parameters alone."""
+    """Parser of one form; `functions` are used only for the types of parameters."""
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The value that is being read, if any, and its text that may be an ending.
+        # The current value, if any, and its text that may be an ending.
         self._open_value: _Value | None = None
         self._tail = ""
-        # The tag of the next call, where it was read to find the end of a value.
+        # The tag of the next call, if it was read to find the end of a value.
         self._next_call = ""
         super().__init__()
 
@@ -130,10 +130,10 @@ class TaggedToolParser(JsonToolParser):
                     char = yield from self._rest(char)
 
     def _call(self, tag: str, char: str) -> Step:
-        """Reads what follows an opening tag."""
+        """Parse the text after an opening tag."""
         form = self._form
         if form.name is not None:
-            name, char = yield from self._named(form.name, tag, char)
+            name, char = yield from self._read_name(form.name, tag, char)
             if form.parameters is not None:
                 return (yield from self._parameters(form.parameters, name, char))
             char = yield from self._space(char)
@@ -149,7 +149,7 @@ class TaggedToolParser(JsonToolParser):
         return (yield from read((yield)))
 
     def _rest(self, char: str) -> Step:
-        """Braces too many after a call, and further calls before the closing tag."""
+        """Skip extra braces after a call, and parse further calls before the closing tag."""
         char = yield from self._gap(char)
         while char in "{}":
             if char == "}":
@@ -165,8 +165,8 @@ class TaggedToolParser(JsonToolParser):
             char = yield from self._gap(char)
         return char
 
-    def _named(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Reads the name, and what is around it; returns it and the next character."""
+    def _read_name(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
+        """Parse the name with the text around it; return it and the next character."""
         if tag != form.opening:
             char = yield from self._space(char)
             yield from self._tag(char, (form.opening,))
@@ -193,7 +193,7 @@ class TaggedToolParser(JsonToolParser):
             self._name = name
         return name, char
 
-    def _parameters(self, form: Parameters, function: str, char: str) -> Step:
+    def _parameters(self, form: ParameterTags, function: str, char: str) -> Step:
         opening = form.key[0]
         char = yield from self._space(char)
         tag = yield from self._tag(char, (opening, *self._form.closings))
@@ -207,14 +207,15 @@ class TaggedToolParser(JsonToolParser):
             char = yield
             if form.lines and char == "\n":
                 char = yield
-            ending = yield from self._typed(char, self._types_of(function, key))
+            ending = yield from self._read_typed(char, self._types_of(function, key))
             self._next_call = self._form.value_ends.next_call(ending)
             tag = opening if ending.endswith(opening) else ""
         self._events.arguments("}")
         return "" if self._next_call else (yield)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Ends the text, and the call where its last value has ended and the model ended the text.
+        """End the text. End the call, too, if its last value has ended and the model ended the
+        text.
 
         If the text was cut, another parameter may have followed.
         """
@@ -228,8 +229,8 @@ class TaggedToolParser(JsonToolParser):
                 value.add(self._tail)
         return super().finish(cut=cut)
 
-    def _key(self, form: Parameters) -> Generator[None, str, str]:
-        """Reads up to the beginning of the value; returns the key."""
+    def _key(self, form: ParameterTags) -> Generator[None, str, str]:
+        """Parse up to the beginning of the value; return the key."""
         key: list[str] = []
         end = form.key[1]
         while not (len(key) >= len(end) and "".join(key[-len(end) :]) == end):
@@ -239,8 +240,8 @@ class TaggedToolParser(JsonToolParser):
             yield from self._tag(char, (form.value[0],))
         return "".join(key[: -len(end)]).strip()
 
-    def _typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
-        """Reads a value and passes its JSON on, a string as it comes; returns what ended it."""
+    def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
+        """Parse a value and pass its JSON on, strings piece by piece; return the ending."""
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
         self._tail = ""
@@ -267,7 +268,8 @@ class TaggedToolParser(JsonToolParser):
         return types
 
     def _tag(self, char: str, tags: tuple[str, ...]) -> Generator[None, str, str]:
-        """Reads one of the tags, of which none begins another; the next character is not read."""
+        """Parse one of the tags, of which none begins another; the next character is not
+        consumed."""
         tag = char
         while any(each.startswith(tag) for each in tags):
             self._hold(char)
@@ -279,7 +281,7 @@ class TaggedToolParser(JsonToolParser):
 
 
 class _Value:
-    """The value of one parameter as it comes; a string is passed on at once."""
+    """The value of one parameter while it is generated; a string is passed on at once."""
 
     def __init__(self, types: frozenset[str], sink: Sink) -> None:
         self._types = types
@@ -290,7 +292,7 @@ class _Value:
 
     def add(self, text: str) -> None:
         if self._types == STRING:
-            self._sink(escaped(text))
+            self._sink(escape_json(text))
         else:
             self._pieces.append(text)
 

@@ -1,9 +1,9 @@
-"""Values that stand as text between tags, where only the function's schema knows their types.
+"""Values written as text between tags, whose types only the function's schema states.
 
-The rules are those of vLLM's parsers of such forms: a string is the text as it stands; anything
-else is JSON where it can be read as that, and a string where it cannot. `True`, `False` and `None`
-are read, too, and so are Python lists and dictionaries where the schema asks for an array or an
-object: templates write them into the prompt for the arguments of earlier calls.
+The rules are those of vLLM's parsers of such forms: a string is the unchanged text; anything else
+is JSON if it is valid, and otherwise a string. `True`, `False` and `None` are accepted, too, and so
+are Python lists and dictionaries if the schema asks for an array or an object: templates write them
+into the prompt for the arguments of earlier calls.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 
 import orjson
 
-from gateway.parsers.tools.literals import escaped, read_value
+from gateway.parsers.tools.literals import escape_json, read_value
 from gateway.parsers.tools.parser import NotACall
 
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Parts of a schema that are looked at, and again values and types: this is between two tokens.
-_MOST = 1000
-# Steps of a reference: no body is nested deeper.
-_DEEPEST = 100
+# Maximum number of schema parts, and again of values and types: this runs between two tokens.
+_MAX_ITEMS = 1000
+# Maximum steps of a reference: no body is nested deeper.
+_MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-# Read as Python, text of that length takes up to 12 ms of the event loop; longer text is a string.
+# Parsed as Python, text of that length takes up to 12 ms of the event loop; longer text is a
+# string.
 _MAX_LITERAL_CHARS = 16 * 1024
-# Strings, and all else that a list or dictionary has; other words make it an expression. Nothing is
-# matched twice, so the time is linear.
+# Strings, and everything else in a list or dictionary; other words make it an expression. Nothing
+# is matched twice, so the time is linear.
 _LITERAL = re.compile(
     r"(?:'(?:[^'\\]|\\.)*+'"
     r'|"(?:[^"\\]|\\.)*+"'
@@ -36,7 +37,7 @@ _LITERAL = re.compile(
     r"|(?<![\w.])(?:True|False|None|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))*+",
     re.DOTALL,
 )
-# What JSON calls the values that orjson makes.
+# JSON's names of the types that orjson makes.
 _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
     int: frozenset({"integer", "number"}),
@@ -49,13 +50,13 @@ _TYPES: Mapping[type, frozenset[str]] = {
 
 
 def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
-    """The JSON types that a function's schema allows for one parameter; none if it says nothing."""
+    """Return the JSON types that a function's schema allows for one parameter; empty if unknown."""
     properties = (parameters or {}).get("properties")
     todo: list[Any] = [properties.get(name)] if isinstance(properties, Mapping) else []
-    parts, values = _Some(), _Some()
+    parts, values = _BoundedItems(), _BoundedItems()
     seen: set[int] = set()
     types: set[str] = set()
-    while todo and len(seen) < _MOST:
+    while todo and len(seen) < _MAX_ITEMS:
         schema = todo.pop()
         if not isinstance(schema, Mapping) or id(schema) in seen:
             continue
@@ -69,12 +70,12 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
         types.update(*(_TYPES.get(type(value), frozenset()) for value in known))
         for keyword in ("anyOf", "oneOf", "allOf"):
             todo += parts.of(schema.get(keyword, []))
-        todo.append(_referred(parameters, schema.get("$ref")))
+        todo.append(_resolve_reference(parameters, schema.get("$ref")))
     return frozenset(types)
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value's text; without `types` it may be of any."""
+    """Return the JSON of a value's text; without `types` it may have any."""
     source = text.strip()
     source = _PYTHON.get(source, source)
     try:
@@ -84,15 +85,15 @@ def as_json(text: str, types: frozenset[str]) -> str:
         if source:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
-            return f'"{escaped(text)}"'
+            return f'"{escape_json(text)}"'
     # Templates write strings without quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
-        return f'"{escaped(text)}"'
+        return f'"{escape_json(text)}"'
     return source
 
 
 def _container(source: str) -> str:
-    """Return the JSON of a Python list, tuple or dictionary, "" if the text is none of them."""
+    """Return the JSON of a Python list, tuple or dictionary; "" if the text is none of them."""
     if source[:1] not in ("[", "{", "(") or len(source) > _MAX_LITERAL_CHARS:
         return ""
     if not _LITERAL.fullmatch(source):
@@ -111,23 +112,23 @@ def _container(source: str) -> str:
     return ""
 
 
-class _Some:
-    """The first of what lists hold, of all of them together `_MOST`."""
+class _BoundedItems:
+    """The first items of lists, up to `_MAX_ITEMS` of all lists together."""
 
     def __init__(self) -> None:
-        self._left = _MOST
+        self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
-        """What is listed; anything else is a list of one."""
+        """Return the items; anything but a list is one item."""
         found = (value if isinstance(value, list) else [value])[: self._left]
         self._left -= len(found)
         return found
 
 
-def _referred(root: Any, reference: Any) -> Any:
-    """What a reference within the schema leads to, None if nothing."""
+def _resolve_reference(root: Any, reference: Any) -> Any:
+    """Return the target of a reference within the schema; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
-    for part in reference[2:].split("/", _DEEPEST):
+    for part in reference[2:].split("/", _MAX_REFERENCE_STEPS):
         root = root.get(part) if isinstance(root, Mapping) else None
     return root

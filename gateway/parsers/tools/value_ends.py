@@ -1,10 +1,11 @@
 """The end of a value between tags, whose text may contain the same tags.
 
-A closing tag closes a value only if the next parameter or the end of the call follows, white space
-aside. Until then the tag is held back. Models also leave closing tags out, so a value ends, too:
+A closing tag closes a value only if the next parameter or the end of the call follows, apart from
+white space. Until then the tag is held back. Models also leave closing tags out, so a value ends,
+too:
 
 - where the next parameter's tag begins a line, in forms whose values have lines of their own;
-- where the tags that end a call begin a line, all of them or with the next call behind them;
+- where the tags that end a call begin a line, all of them or with the next call after them;
 - where such tags are the last text of the answer.
 """
 
@@ -19,7 +20,7 @@ _SPACE = rf"[ \t\n\r]{{0,{_MAX_SPACE_CHARS}}}"
 
 
 class _Part(NamedTuple):
-    """One part of an ending: the pattern of all of it, and that of any beginning of it."""
+    """A part of an ending: the pattern of all of it, and that of any beginning of it."""
 
     full: str
     begun: str
@@ -71,11 +72,12 @@ class ValueEnds:
         return self._at_end.fullmatch(text) is not None
 
     def next_call(self, ending: str) -> str:
-        """Return the tag at the end of an ending that opens the next call, "" if there is none."""
+        """Return the tag at the end of an ending that opens the next call; "" if there is none."""
         return next((tag for tag in self._calls if ending.endswith(tag)), "")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Split text that is no ending into what belongs to the value and what may be an ending."""
+        """Split text that is not an ending into the part of the value and the part that may be an
+        ending."""
         for start in range(1, len(text)):
             if text[start] in self.first and self.may_begin(text[start:]):
                 return text[:start], text[start:]

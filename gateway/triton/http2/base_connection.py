@@ -1,4 +1,4 @@
-"""The life of one HTTP/2 connection: how bytes come and go, and how it ends."""
+"""Reading, writing and closing of one HTTP/2 connection."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# After a read of more than this, the next one waits until its messages are delivered. From a server
-# that sends faster than tokens can be passed on, uvloop would else read 32 times in one turn, and
-# undelivered messages would pile up in memory.
-_SMALL_BYTES = 2**16
-# A small read this soon behind the one before has the next one wait so long.
-_OFTEN_S = 0.003
+# After a larger read, the next one waits until its messages are delivered. If a server sends faster
+# than tokens can be passed on, uvloop would otherwise read 32 times in one iteration of the loop,
+# and undelivered messages would pile up in memory.
+_SMALL_READ_BYTES = 2**16
+# A small read this soon after the one before delays the next one by `_GATHER_S`.
+_FREQUENT_READ_S = 0.003
 _GATHER_S = 0.002
-# One turn of the loop writes so much of the uploads: well below a millisecond.
+# Maximum bytes of uploads written in one iteration of the loop: well below a millisecond.
 _WRITE_BYTES = 2**17
 _WRITE_BUFFER_BYTES = 2**18
-# Answers to SETTINGS and PING that may wait for a server that sends and does not read.
+# Answers to SETTINGS and PING that may be queued for a server that sends and does not read.
 _MAX_UNSENT_ANSWERS = 1000
 _CLOSE_WITHIN_S = 1.0
 
 
 class BaseConnection(asyncio.Protocol):
-    """Reads, writes and closes; what the frames mean is for `Connection`, which adds that.
+    """Reading, writing and closing; `Http2Connection` adds the meaning of the frames.
 
-    `on_change` is given the connection when it is closed and when it is gone.
+    `on_change` is called with the connection when it is closed and when it is gone.
     """
 
     def __init__(self, on_change: Callable[[Any], None]) -> None:
@@ -41,52 +41,52 @@ class BaseConnection(asyncio.Protocol):
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
         self._uploads = Uploads()
-        # Bytes after the last whole frame.
+        # Bytes after the last complete frame.
         self._rest = b""
         self._paused = False
         self._unsent_answers = 0
         self._read_at = 0.0
-        self._gathers = False
+        self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
-        # Tasks that wait for a message, such as their stream's first.
+        # Number of tasks that wait for a message, such as their stream's first.
         self._waits = 0
         self._deliveries = delivery_queue()
         self._pump_scheduled = False
         self.closed = False
-        """Whether it is of no use any more, though what is written may still go out."""
+        """True if the connection takes no more calls, though written bytes may still go out."""
         self.why_closed = ""
         self.gone = asyncio.Event()
 
     @abstractmethod
     def _greeting(self) -> bytes:
-        """What a client sends first."""
+        """Return the first bytes that a client sends."""
 
     @abstractmethod
     def _consume(self, data: bytes) -> int:
-        """Handles the whole frames in `data`; returns where the first unfinished one begins.
+        """Process the complete frames in `data`; return the index of the first incomplete one.
 
         Raises ConnectionFault.
         """
 
     @abstractmethod
     def _end_calls(self, why: str) -> None:
-        """Fails what still runs."""
+        """Fail all running calls."""
 
     def close(self, why: str, code: Code = Code.NO_ERROR) -> None:
-        """Says goodbye and fails what still runs."""
+        """Send GOAWAY, close, and fail all running calls."""
         if not self.closed:
             self._transport.write(frames.goaway(code))
             self._transport.close()
-            # Not for ever, should the server not read what is still to be written.
+            # The server may never read what is still to be written.
             self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
-            self._lost(why)
+            self._mark_lost(why)
 
     def abort(self) -> None:
-        """Gives up a connection that never came to be of use."""
+        """Drop a connection that was never usable."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _lost(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         self.closed = True
         self.why_closed = why
         self._uploads.clear()
@@ -96,8 +96,8 @@ class BaseConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        # uvloop reads what is below TLS all the same, and at its end throws away what was paused.
-        self._gathers = transport.get_extra_info("ssl_object") is None
+        # Below TLS, uvloop reads although reading is paused, and drops the paused data at the end.
+        self._can_gather = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,7 +105,7 @@ class BaseConnection(asyncio.Protocol):
         if self.closed:
             self._on_change(self)
         else:
-            self._lost(f"connection lost: {exc or 'closed by the server'}")
+            self._mark_lost(f"connection lost: {exc or 'closed by the server'}")
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -118,7 +118,7 @@ class BaseConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
-        large = len(data) > _SMALL_BYTES
+        large = len(data) > _SMALL_READ_BYTES
         if large:
             self._transport.pause_reading()
         if self._rest:
@@ -126,33 +126,33 @@ class BaseConnection(asyncio.Protocol):
         try:
             self._rest = data[self._consume(data) :]
             if large:
-                self._deliveries.call_after(self._read_on)
+                self._deliveries.call_after(self._resume_reading)
         except ConnectionFault as fault:
             log.warning("the server broke the HTTP/2 protocol: %s", fault)
             self.close(str(fault), fault.code)
-        except Exception:  # a mistake of ours must not leave calls hanging
+        except Exception:  # a bug here must not leave calls hanging
             log.exception("an HTTP/2 connection failed")
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
         """Put off the next read if this one of `size` bytes was small and followed another soon.
 
-        Called while many streams run. Else each token would be a poll, a read and a sleep of the
-        process, two fifths of its cost (bench/README.md). A task that waits for a message, such as
-        the first of its stream, must not wait longer for this; nor must uploads, which need the
+        Called while many streams run. Otherwise each token would be a poll, a read and a sleep of
+        the process, two fifths of its cost (bench/README.md). A task that waits for a message, such
+        as the first of its stream, must not wait longer for this; nor must uploads, which need the
         server's windows.
         """
         now = self._loop.time()
-        often = now - self._read_at < _OFTEN_S
+        often = now - self._read_at < _FREQUENT_READ_S
         self._read_at = now
-        if self._waits or self._uploads.open or not often or size > _SMALL_BYTES:
+        if self._waits or self._uploads.open or not often or size > _SMALL_READ_BYTES:
             return
-        if self._gathers and not self.closed:
+        if self._can_gather and not self.closed:
             self._transport.pause_reading()
-            self._gathering = self._loop.call_later(_GATHER_S, self._read_on)
+            self._gathering = self._loop.call_later(_GATHER_S, self._resume_reading)
 
     def begin_wait(self) -> None:
-        """See `StreamControl`. A read that was put off is due now."""
+        """Count a waiting task, and make up for a read that was put off; see `StreamControl`."""
         self._waits += 1
         self._deliveries.waits += 1
         self._stop_gathering()
@@ -164,19 +164,19 @@ class BaseConnection(asyncio.Protocol):
     def _stop_gathering(self) -> None:
         if self._gathering is not None:
             self._gathering.cancel()
-            self._read_on()
+            self._resume_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         self._gathering = None
         if not self.closed:
             self._transport.resume_reading()
 
     def _pump(self) -> None:
-        """Writes a piece of the uploads, and comes back for more after everybody else."""
-        if self._paused or self._pump_scheduled or self.closed or not self._uploads.ready():
+        """Write a part of the uploads; schedule the next part after other callbacks of the loop."""
+        if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))
-        if not self._paused and self._uploads.ready():
+        if not self._paused and self._uploads.has_ready():
             self._pump_scheduled = True
             self._loop.call_soon(self._pump_again)
 

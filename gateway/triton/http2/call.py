@@ -1,4 +1,4 @@
-"""One RPC: what has come back on its stream, until somebody reads it."""
+"""An RPC: the responses received on its stream, until they are read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
-from gateway.triton.transport import MAX_MESSAGE_BYTES, Ended
+from gateway.triton.transport import MAX_MESSAGE_BYTES, OnEnded
 
-# What a server may send before it is read. Tokens need a few KB; logits a megabyte and more.
+# Bytes that a server may send before they are read. Tokens need a few KB; logits a megabyte and
+# more.
 WINDOW = 2**20
-_LOW = WINDOW // 2
+_LOW_WINDOW_BYTES = WINDOW // 2
 
 # gRPC's prefix of each message: compressed or not, length.
 PREFIX = struct.Struct(">BI")
@@ -23,19 +24,19 @@ T = TypeVar("T")
 
 
 class StreamControl(Protocol):
-    """What a call needs of its connection."""
+    """The interface of a connection to its calls."""
 
-    arrived: list[Call[Any]]
-    """The calls to hand messages on, once all that was received has been looked at."""
+    arrived: list[RpcCall[Any]]
+    """Calls with new messages, to be delivered once everything received has been processed."""
 
     def reset(self, stream_id: int, code: Code) -> None:
-        """Ends the stream from our side; nothing of it is handed on any more."""
+        """End the stream from our side; nothing of it is delivered any more."""
 
-    def leave(self, stream_id: int, ended: Ended | None) -> None:
-        """As `reset`, unless the server ends the stream within a grace; `ended` is told which."""
+    def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
+        """Let the server end the stream within a grace, then reset it; `ended` is told which."""
 
-    async def sent(self, stream_id: int) -> None:
-        """Returns when the stream's request is written, or given up."""
+    async def wait_sent(self, stream_id: int) -> None:
+        """Return when the stream's request is written or aborted."""
 
     def begin_wait(self) -> None:
         """Read at once until `end_wait`: a task waits for its next message."""
@@ -44,24 +45,24 @@ class StreamControl(Protocol):
         """End what one `begin_wait` began."""
 
     def credit(self, stream_id: int, increment: int) -> None:
-        """Lets the server send so many bytes more on the stream."""
+        """Allow the server to send `increment` more bytes on the stream."""
 
 
-class Call(Generic[T]):
-    """A `ResponseStream`. What is fed costs no task switch, what is read one at most."""
+class RpcCall(Generic[T]):
+    """A `ResponseStream`. Fed messages cost no task switch, read ones at most one."""
 
     __slots__ = (
         "_arrived",
         "_cancelled",
         "_chunks",
         "_control",
-        "_held",
+        "_discarded",
+        "_held_bytes",
         "_loop",
         "_messages",
         "_needed",
         "_parse",
         "_take",
-        "_thrown_away",
         "_waiter",
         "_window",
         "status",
@@ -72,30 +73,31 @@ class Call(Generic[T]):
     def __init__(self, control: StreamControl, parse: Callable[[bytes], T]) -> None:
         self.stream_id = 0
         self.status: int | None = None
-        """How the RPC ended (`failures.Status` and others), None while it runs."""
+        """Status of the ended RPC (`failures.Status` and others); None while it runs."""
         self.text = ""
         self._control = control
         self._arrived = control.arrived
         self._loop = asyncio.get_running_loop()
         self._parse = parse
         self._messages: list[bytes] = []
-        self._thrown_away = 0
-        # Who waits, and what is given the messages meanwhile; the result is whether it has enough.
+        self._discarded = 0
+        # The reader that waits, and the function that is given messages meanwhile. The result is
+        # True if that function has returned False.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
         self._window = WINDOW
-        # Payloads that are not a whole message yet; looked at again once `_needed` bytes are held.
+        # Payloads without a complete message yet; examined again once `_needed` bytes are held.
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._held_bytes = 0
         self._needed = _PREFIX_BYTES
 
-    async def sent(self) -> None:
-        await self._control.sent(self.stream_id)
+    async def wait_sent(self) -> None:
+        await self._control.wait_sent(self.stream_id)
 
     async def read(self) -> T | None:
         while not self._messages:
-            if self._ended():
+            if self._has_ended():
                 return None
             self._control.begin_wait()
             try:
@@ -110,11 +112,11 @@ class Call(Generic[T]):
 
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
         while True:
-            if self._messages and not take(self._all()):
-                return True  # what was taken is given back when more is wanted
-            if self._ended():
+            if self._messages and not take(self._take_all()):
+                return True  # the window is refilled when more is requested
+            if self._has_ended():
                 return False
-            # Not in a coroutine of its own, which would be held by every stream that waits.
+            # Not in a coroutine of its own, which every waiting stream would hold.
             try:
                 if await self._wait(take):
                     return True
@@ -128,35 +130,36 @@ class Call(Generic[T]):
 
     @property
     def window(self) -> int:
-        """Bytes that the server may still send before more are read."""
+        """Return the number of bytes that the server may still send before more are read."""
         return self._window
 
     @property
     def unread(self) -> int:
-        return self._thrown_away + len(self._messages)
+        return self._discarded + len(self._messages)
 
     def cancel(self) -> None:
-        if self._given_up():
+        if self._give_up():
             self._control.reset(self.stream_id, Code.CANCEL)
 
-    def leave(self, ended: Ended | None = None) -> None:
-        if self._given_up():
-            self._control.leave(self.stream_id, ended)
+    def abandon(self, ended: OnEnded | None = None) -> None:
+        if self._give_up():
+            self._control.abandon(self.stream_id, ended)
         elif ended is not None and not self._cancelled:
             ended(self.status == Status.OK)
 
-    def _given_up(self) -> bool:
-        """Whoever reads is told so. False when the RPC has ended before."""
+    def _give_up(self) -> bool:
+        """Mark the call as cancelled, for its reader, too. Return False if the RPC has ended
+        before."""
         if self.status is not None:
             return False
         self._cancelled = True
         self.end(Status.CANCELLED, "cancelled here")
-        self._thrown_away = len(self._messages)
+        self._discarded = len(self._messages)
         self._messages.clear()
         return True
 
-    def _ended(self) -> bool:
-        """Whether the stream has ended well. Raises for another end."""
+    def _has_ended(self) -> bool:
+        """Return True if the stream has ended well. Raises for any other end."""
         if self._cancelled:
             raise asyncio.CancelledError
         if self.status is None or self.status == Status.OK:
@@ -164,20 +167,20 @@ class Call(Generic[T]):
         raise from_status(self.status, self.text)
 
     def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> asyncio.Future[bool]:
-        """To be awaited; whoever did then forgets it."""
+        """Return a future to await; the caller must then clear `_waiter` and `_take`."""
         assert self._waiter is None, "one reader at a time"
         self._refill()
         self._waiter, self._take = self._loop.create_future(), take
         return self._waiter
 
-    def _all(self) -> Sequence[bytes]:
+    def _take_all(self) -> Sequence[bytes]:
         messages, self._messages = self._messages, []
         return messages
 
     def deliver(self) -> None:
         """Hand unread messages to the reader, after all that came with them has been received.
 
-        A reader may have taken them meanwhile: there is nothing to do then.
+        Do nothing if a reader has taken them in the meantime.
         """
         waiter = self._waiter
         if waiter is None or waiter.done() or not self._messages:
@@ -187,27 +190,27 @@ class Call(Generic[T]):
             messages, self._messages = self._messages, []
             try:
                 enough = not self._take(messages)
-            except BaseException as error:  # a panic in Rust is no Exception
+            except BaseException as error:  # a panic in Rust is not an Exception
                 waiter.set_exception(error)
                 return
             if not enough:
-                if self._window < _LOW:
+                if self._window < _LOW_WINDOW_BYTES:
                     self._refill()
                 return
         waiter.set_result(enough)
 
     def receive(
-        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+        self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
-        """The payload of a DATA frame, ``data[start:stop]``; called once a token.
+        """Process the payload of a DATA frame, ``data[start:stop]``; called once per token.
 
-        It is `whole` where it could be one message with its prefix, if nothing of another is held.
-        `padding` counts against the window too.
+        `is_complete` says that the payload is exactly one message with its prefix, if no part of
+        another is held. `padding` counts against the window, too.
         """
         self._window -= stop - start + padding
         if self._window < 0:
             self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
-        elif whole and not self._held:
+        elif is_complete and not self._held_bytes:
             if not self._messages:
                 self._arrived.append(self)
             self._messages.append(data[start + _PREFIX_BYTES : stop])
@@ -215,10 +218,10 @@ class Call(Generic[T]):
             self._assemble(data[start:stop])
 
     def end(self, status: int, text: str) -> None:
-        """The RPC is over; messages that are here already can still be read."""
+        """End the RPC; messages that were received already can still be read."""
         if self.status is not None:
             return
-        if status == Status.OK and self._held:
+        if status == Status.OK and self._held_bytes:
             status, text = Status.INTERNAL, "the stream ended within a message"
         self.status, self.text = status, text
         self._chunks.clear()
@@ -232,17 +235,17 @@ class Call(Generic[T]):
         self._messages.append(message)
 
     def _assemble(self, payload: bytes) -> None:
-        """Takes a frame that holds a part of a message, or several of them."""
+        """Process a frame that holds a part of a message, or several messages."""
         self._chunks.append(payload)
-        self._held += len(payload)
-        if self._held >= self._needed and not self._split():
+        self._held_bytes += len(payload)
+        if self._held_bytes >= self._needed and not self._split():
             return
-        if not self._messages and self._needed - self._held > self._window:
-            # The rest of a message longer than the window: nobody can read it until it is whole.
+        if not self._messages and self._needed - self._held_bytes > self._window:
+            # A message longer than the window cannot be read until it is complete, so refill now.
             self._refill()
 
     def _split(self) -> bool:
-        """Moves whole messages to where they are read; False when the call was refused."""
+        """Move complete messages to the unread ones. Return False if the call was refused."""
         data = b"".join(self._chunks)
         start = 0
         while True:
@@ -262,7 +265,7 @@ class Call(Generic[T]):
             self._add(data[start + _PREFIX_BYTES : start + self._needed])
             start += self._needed
         self._chunks = [data[start:]]
-        self._held = len(data) - start
+        self._held_bytes = len(data) - start
         return True
 
     def _refuse(self, code: Code, text: str) -> None:
@@ -270,19 +273,19 @@ class Call(Generic[T]):
         self._control.reset(self.stream_id, code)
 
     def _refill(self) -> None:
-        """Gives bytes back when they are read: whoever reads slowly slows the server down."""
-        if self._window < _LOW and self.status is None:
+        """Give the server credit for bytes that were read, so that a slow reader slows it down."""
+        if self._window < _LOW_WINDOW_BYTES and self.status is None:
             self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW
 
 
-class PieceCall(Call[bytes]):
-    """Feeds the bytes of its messages in the pieces that they come in, with gRPC's prefixes."""
+class PieceCall(RpcCall[bytes]):
+    """A call that feeds the bytes of its messages in the pieces received, with gRPC's prefixes."""
 
     __slots__ = ()
 
     def receive(
-        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+        self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
         self._window -= stop - start + padding
         if self._window < 0:

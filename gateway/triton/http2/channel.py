@@ -1,4 +1,4 @@
-"""The connections to one Triton: as many as its limit of streams asks for, renewed when lost."""
+"""The connections to one Triton: as many as its stream limit requires, renewed when lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TypeVar
 from gateway.errors import EngineError, EngineUnavailable
 from gateway.triton.failures import Status, no_connection
 from gateway.triton.http2 import headers
-from gateway.triton.http2.call import PREFIX, Call, PieceCall
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.call import PREFIX, PieceCall, RpcCall
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.transport import (
     CONNECT_TIMEOUT_S,
     NO_METADATA,
@@ -31,24 +31,25 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
-# A host that vanished answers nothing, not even that it is gone. Triton ends connections that ping
-# an idle line, so the kernel watches instead: unacknowledged data for so long breaks the line.
+# A vanished host does not even report that it is gone. Triton ends connections that ping while
+# idle, so the kernel watches instead: data unacknowledged for this long breaks the connection.
 _UNACKNOWLEDGED_MS = 20_000
 
 T = TypeVar("T")
 
 
 class Http2Transport:
-    """Implements `transport.Transport`. Nothing is connected before the first call."""
+    """`transport.Transport` by the package `http2`. Connects on the first call."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
+        """Prepare the transport. Raises OSError if a certificate cannot be read, ValueError for bad
+        metadata."""
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
         self._blocks: dict[str, bytes] = {}
-        self._connections: list[Connection] = []
-        self._dialling: asyncio.Task[bool] | None = None
+        self._connections: list[Http2Connection] = []
+        self._dial_task: asyncio.Task[bool] | None = None
         self._failures = 0
         self._why = "closed"
         self._retry_at = 0.0
@@ -61,13 +62,13 @@ class Http2Transport:
         parse: Callable[[bytes], T],
         metadata: Metadata,
         by: float | None = None,
-    ) -> Call[T]:
+    ) -> RpcCall[T]:
         extra = headers.metadata_block(metadata) if metadata else b""
-        return await self._call(path, request, partial(Call, parse=parse), extra, by)
+        return await self._call(path, request, partial(RpcCall, parse=parse), extra, by)
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
-    ) -> Call[bytes]:
+    ) -> RpcCall[bytes]:
         extra = headers.metadata_block(metadata) if metadata else b""
         return await self._call(path, request, partial(PieceCall, parse=bytes), extra, by)
 
@@ -78,7 +79,7 @@ class Http2Transport:
         if metadata:
             extra += headers.metadata_block(metadata)
         async with asyncio.timeout(timeout_s):
-            call = await self._call(path, [request], partial(Call, parse=bytes), extra)
+            call = await self._call(path, [request], partial(RpcCall, parse=bytes), extra)
             try:
                 reply = await call.read()
                 # The status comes after the reply.
@@ -99,8 +100,8 @@ class Http2Transport:
 
     async def close(self) -> None:
         self._closed = True
-        if self._dialling is not None:
-            self._dialling.cancel()
+        if self._dial_task is not None:
+            self._dial_task.cancel()
         for connection in self._connections:
             connection.close("closed here")
         await asyncio.gather(*[connection.gone.wait() for connection in self._connections])
@@ -109,16 +110,16 @@ class Http2Transport:
         self,
         path: str,
         request: Message,
-        make: Callable[[Connection], Call[T]],
+        make: Callable[[Http2Connection], RpcCall[T]],
         extra: bytes,
         by: float | None = None,
-    ) -> Call[T]:
+    ) -> RpcCall[T]:
         size = message_bytes(request)
-        connection = self._with_room()
+        connection = self._find_free_connection()
         while connection is None:
             async with asyncio.timeout_at(by):
                 await self._connect()
-            connection = self._with_room()
+            connection = self._find_free_connection()
         call = make(connection)
         prefix = PREFIX.pack(0, size)
         connection.open(call, self._block(path) + extra, [prefix, *request], len(prefix) + size)
@@ -132,42 +133,42 @@ class Http2Transport:
             block = self._blocks[path] = block + self._metadata
         return block
 
-    def _with_room(self) -> Connection | None:
-        """The first one, so that those that were added under load run empty again."""
+    def _find_free_connection(self) -> Http2Connection | None:
+        """Return the first free connection, so that those added under load become idle again."""
         for connection in self._connections:
-            if connection.has_room:
+            if connection.can_open:
                 return connection
         return None
 
     async def _connect(self) -> None:
-        """Waits for one more connection.
+        """Wait for one more connection.
 
-        Raises EngineUnreachable: at once while the server is known to be away, except to the one
-        call in each pause that tries it.
+        Raises EngineUnreachable: at once while the server is known to be unreachable, except for
+        the one call in each pause that retries.
         """
-        if self._dialling is None:
+        if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise no_connection(self._why)
-            # asyncio calls a connection's protocol in the context of the task that connected it.
-            # In this request's, whatever the connection logs as long as it lives would carry the
-            # request's id, and what is known of the request would stay in memory as long.
-            self._dialling = asyncio.create_task(self._dial(), context=Context())
+            # asyncio calls a connection's protocol in the context of the task that connected it. In
+            # this request's context, everything that the connection logs in its lifetime would have
+            # the request's id, and the request's data would stay in memory as long.
+            self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)
-        # Whoever gives up leaves the attempt to those who wait for it too.
-        if not await asyncio.shield(self._dialling):
+        # A caller that is cancelled leaves the attempt to others that wait for it.
+        if not await asyncio.shield(self._dial_task):
             raise no_connection(self._why)
 
     async def _dial(self) -> bool:
-        connection = Connection(self._changed)
+        connection = Http2Connection(self._on_connection_change)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
-                # Not before the server has said how many streams it takes.
+                # The connection is usable once the server has told how many streams it takes.
                 await connection.settled.wait()
-            if not connection.has_room:
-                raise ConnectionError(self._why_useless(connection))
+            if not connection.can_open:
+                raise ConnectionError(self._explain_unusable(connection))
         except (OSError, TimeoutError) as error:
             connection.abort()
             self._failures += 1
@@ -177,7 +178,7 @@ class Http2Transport:
             if self._failures == 1:
                 log.warning("no connection to %s: %s", self._endpoint.authority, self._why)
             return False
-        except asyncio.CancelledError:  # by `close`; who waits for it was not cancelled
+        except asyncio.CancelledError:  # by `close`; the waiting callers were not cancelled
             connection.abort()
             return False
         else:
@@ -185,15 +186,16 @@ class Http2Transport:
             self._connections.append(connection)
             return True
         finally:
-            self._dialling = None
+            self._dial_task = None
 
-    async def _reach(self, connection: Connection) -> None:
-        """Its transport, to the first of the name's addresses that takes it. Raises OSError."""
+    async def _reach(self, connection: Http2Connection) -> None:
+        """Connect the transport to the first of the name's addresses that accepts. Raises
+        OSError."""
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
         context = None if self._tls is None else self._tls.value.context
-        # create_connection leaves its look-up behind when it is cancelled, and when that fails in
-        # the end, asyncio logs an error for it: one each time, while a name server is slow.
+        # When create_connection is cancelled, its name lookup keeps running. If the lookup then
+        # fails, asyncio logs an error: one each time while a name server is slow.
         infos = await loop.getaddrinfo(self._endpoint.host, port, type=socket.SOCK_STREAM)
         why = OSError("the name has no address")
         for address in dict.fromkeys(str(info[4][0]) for info in infos):
@@ -212,28 +214,29 @@ class Http2Transport:
                 return
         raise why
 
-    def _why_useless(self, connection: Connection) -> str:
+    def _explain_unusable(self, connection: Http2Connection) -> str:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
-        # Triton's HTTP port closes the connection without a word.
+        # Triton's HTTP port closes the connection without an answer.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
-    def _changed(self, connection: Connection) -> None:
+    def _on_connection_change(self, connection: Http2Connection) -> None:
         if connection.gone.is_set():
             if connection in self._connections:
                 self._connections.remove(connection)
         elif (
             connection.idle
             and not connection.closed
-            and any(other.has_room for other in self._connections if other is not connection)
+            and any(other.can_open for other in self._connections if other is not connection)
         ):
             connection.close("not needed any more")
 
 
 def _reason(error: OSError | TimeoutError) -> str:
     text = str(error)
-    # asyncio's text, which differs from uvloop's, may hold several addresses with one error each.
+    # asyncio's text, which differs from uvloop's, may contain several addresses with one error
+    # each.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused"
     return text or f"no answer in {CONNECT_TIMEOUT_S:g} seconds"
@@ -244,7 +247,7 @@ def _prepare(transport: asyncio.BaseTransport) -> None:
     if tls is not None and tls.selected_alpn_protocol() != "h2":
         raise ConnectionError("the server does not speak HTTP/2 over TLS")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        line = transport.get_extra_info("socket")
-        if line is None:  # uvloop has none any more
+        sock = transport.get_extra_info("socket")
+        if sock is None:  # uvloop has no socket after the connection was closed
             raise ConnectionError("the server closed the connection at once")
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

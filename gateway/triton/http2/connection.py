@@ -1,10 +1,10 @@
-"""One HTTP/2 connection to Triton: frames in, frames out, and which call they belong to.
+"""An HTTP/2 connection to Triton: frames in, frames out, and the calls they belong to.
 
 Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a core, takes 17 us
-of CPU here and 36 to 40 us with grpc.aio; as fast as they are taken, 3 and 24 us (2 cores,
-`python -m bench.transport`). What happens once a token is therefore kept together in `_consume`
-and `Call.receive`; all else happens once a request or less, and is written to be read. How
-bytes come and go is `BaseConnection`'s.
+of CPU here and 36 to 40 us with grpc.aio; at full speed 3 and 24 us (2 cores, `python -m
+bench.transport`). So the work per token is kept together in `_consume` and `RpcCall.receive`.
+Everything else happens once per request or less, and is written to be read. `BaseConnection` moves
+the bytes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hpack.exceptions import HPACKError
 from gateway.triton.failures import Status
 from gateway.triton.http2 import frames, headers
 from gateway.triton.http2.base_connection import BaseConnection
-from gateway.triton.http2.call import PREFIX, WINDOW, Call
+from gateway.triton.http2.call import PREFIX, WINDOW, RpcCall
 from gateway.triton.http2.frames import Code, ConnectionFault
-from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Ended, Message
+from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, OnEnded
 
 log = logging.getLogger(__name__)
 
-# What all streams together may send ahead of us. It is given back on arrival: how much one slow
-# reader can leave lying is up to the window of its own stream.
+# Bytes that all streams together may send ahead of us. Credit is given on arrival: how much one
+# slow reader may leave unread is limited by the window of its own stream.
 _CONNECTION_WINDOW = 2**25
-_LOW = _CONNECTION_WINDOW // 2
-# What a stream may still send that nobody reads: tokens that were on their way, or some logits.
-LEFT_BYTES = 2**24
+_LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
+# Bytes that an abandoned stream may still send: tokens that were on their way, or some logits.
+ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
-# Streams whose tokens are worth being gathered.
-_MANY = 32
+# Gathering reads pays only from this number of streams on.
+_MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
     Code.CANCEL: Status.CANCELLED,
@@ -46,55 +46,55 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 _LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
 _PREFIX_BYTES = PREFIX.size
-# A frame's head and the prefix of the message that most begin with: to unpack is what takes longest
-# here.
+# A frame's head and the prefix of the message that most begin with: unpacking takes most of the
+# time here.
 _BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
 _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
-class _Left:
-    """A stream that nobody reads, until the server ends it or `timer` does.
+class _AbandonedStream:
+    """A stream without a reader, until the server ends it or `timer` does.
 
-    `window` is what the server may send, `allowance` what it may be let besides, in bytes.
+    `window` is what the server may send, `allowance` the credit that it may still get, in bytes.
     """
 
     timer: asyncio.TimerHandle
     window: int
-    ended: Ended | None
-    allowance: int = LEFT_BYTES
+    ended: OnEnded | None
+    allowance: int = ABANDONED_ALLOWANCE_BYTES
 
 
-class Connection(BaseConnection):
+class Http2Connection(BaseConnection):
     """A connection that calls can be opened on.
 
-    `on_change` is told when it is closed, gone, or has one call less.
+    `on_change` is called when it is closed, gone, or has one call less.
     """
 
-    def __init__(self, on_change: Callable[[Connection], None]) -> None:
+    def __init__(self, on_change: Callable[[Http2Connection], None]) -> None:
         super().__init__(on_change)
         self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
-        self._calls: dict[int, Call[Any]] = {}
-        # Those whose response headers have come, so that DATA is in order.
-        self._receiving: dict[int, Call[Any]] = {}
-        self._left: dict[int, _Left] = {}
-        self.arrived: list[Call[Any]] = []
+        self._calls: dict[int, RpcCall[Any]] = {}
+        # Calls whose response headers have arrived, so that DATA is allowed.
+        self._receiving: dict[int, RpcCall[Any]] = {}
+        self._abandoned: dict[int, _AbandonedStream] = {}
+        self.arrived: list[RpcCall[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
-        # A header block that goes on: stream, flags of its first frame, what has come.
+        # An unfinished header block: stream, flags of its first frame, the bytes so far.
         self._block: tuple[int, int, bytearray] | None = None
         self._draining = False
         self.greeted = False
-        """Whether the server has sent settings, as HTTP/2 begins."""
+        """True once the server has sent settings, as HTTP/2 begins."""
         self.settled = asyncio.Event()
-        """Set when the server's settings have come, or the connection is lost."""
+        """Set when the server's settings have arrived, or the connection is lost."""
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more call can be opened."""
+    def can_open(self) -> bool:
+        """Return True if one more call can be opened."""
         return (
-            len(self._calls) + len(self._left) < self._max_calls
+            len(self._calls) + len(self._abandoned) < self._max_calls
             and not self._draining
             and not self.closed
             and self._next_id <= frames.STREAM_ID
@@ -102,26 +102,27 @@ class Connection(BaseConnection):
 
     @property
     def idle(self) -> bool:
-        return not self._calls and not self._left
+        return not self._calls and not self._abandoned
 
-    # Calls.
+    # Opening and ending calls.
 
-    def open(self, call: Call[Any], block: bytes, message: Message, size: int) -> None:
-        """Sends a request of `size` > 0 bytes on a new stream. Only while `has_room`."""
-        assert self.has_room
+    def open(self, call: RpcCall[Any], block: bytes, message: Message, size: int) -> None:
+        """Send a request of `size` > 0 bytes on a new stream. Requires `can_open`."""
+        assert self.can_open
         stream_id = call.stream_id = self._next_id
         self._next_id += 2
         self._calls[stream_id] = call
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
         if self._uploads.fits(size):
-            # Past the uploads that take turns: it is as short as one turn.
+            # Not queued behind the uploads: it is no longer than one of their chunks.
             self._uploads.window -= size
             data = _HEAD.pack(size << 8 | frames.DATA, frames.END_STREAM, stream_id)
             self._transport.write(b"".join((head, data, *message)))
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
-            self._stop_gathering()  # for the server's windows, if the next read is put off
+            # the upload needs the server's windows, so the next read must not be put off
+            self._stop_gathering()
             self._pump()
 
     def reset(self, stream_id: int, code: Code) -> None:
@@ -132,19 +133,20 @@ class Connection(BaseConnection):
         self._transport.write(frames.rst_stream(stream_id, code))
         self._call_ended()
 
-    def leave(self, stream_id: int, ended: Ended | None) -> None:
-        if len(self._left) >= MAX_LEFT or self._uploads.drop(stream_id):
+    def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
+        if len(self._abandoned) >= MAX_ABANDONED or self._uploads.drop(stream_id):
             self.reset(stream_id, Code.CANCEL)
             if ended is not None:
                 ended(False)
         elif (call := self._calls.pop(stream_id, None)) is not None:
             self._receiving.pop(stream_id, None)
-            timer = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
-            left = self._left[stream_id] = _Left(timer, call.window, ended)
-            self._drop(stream_id, left, 0)
+            timer = self._loop.call_later(ABANDON_GRACE_S, self._reset_abandoned, stream_id)
+            left = self._abandoned[stream_id] = _AbandonedStream(timer, call.window, ended)
+            self._credit_abandoned(stream_id, left, 0)
 
-    def _drop(self, stream_id: int, left: _Left, size: int) -> None:
-        """Lets the server send on what nobody reads: behind a full window it could not end."""
+    def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
+        """Give an abandoned stream credit, since the server could not end it behind a full
+        window."""
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
         if left.window < WINDOW // 2 and increment > 0:
@@ -152,31 +154,31 @@ class Connection(BaseConnection):
             left.allowance -= increment
             self.credit(stream_id, increment)
 
-    def _reset_left(self, stream_id: int) -> None:
+    def _reset_abandoned(self, stream_id: int) -> None:
         self._transport.write(frames.rst_stream(stream_id, Code.CANCEL))
-        self._left_ended(stream_id, by_server=False)
+        self._end_abandoned(stream_id, by_server=False)
 
-    def _left_ended(self, stream_id: int, *, by_server: bool = True) -> None:
-        left = self._left.pop(stream_id, None)
+    def _end_abandoned(self, stream_id: int, *, by_server: bool = True) -> None:
+        left = self._abandoned.pop(stream_id, None)
         if left is not None:
             left.timer.cancel()
             if left.ended is not None:
                 left.ended(by_server)
             self._call_ended()
 
-    async def sent(self, stream_id: int) -> None:
-        await self._uploads.ended(stream_id)
+    async def wait_sent(self, stream_id: int) -> None:
+        await self._uploads.wait_ended(stream_id)
 
     def credit(self, stream_id: int, increment: int) -> None:
         if not self.closed:
             self._transport.write(frames.window_update(stream_id, increment))
 
-    def _end(self, call: Call[Any], status: int, text: str) -> None:
-        """The server has ended a stream."""
+    def _end(self, call: RpcCall[Any], status: int, text: str) -> None:
+        """End a call whose stream the server has ended."""
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
         if self._uploads.drop(call.stream_id):
-            # It has answered without waiting for the end of the request.
+            # The server has answered without waiting for the end of the request.
             self._transport.write(frames.rst_stream(call.stream_id, Code.CANCEL))
         call.end(status, text)
         self._call_ended()
@@ -189,17 +191,17 @@ class Connection(BaseConnection):
 
     def _end_calls(self, why: str) -> None:
         self._receiving.clear()
-        for left in self._left.values():
+        for left in self._abandoned.values():
             left.timer.cancel()
             if left.ended is not None:
                 left.ended(False)
-        self._left.clear()
+        self._abandoned.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end(Status.UNAVAILABLE, why)
         self.settled.set()
 
-    # What comes in.
+    # Processing received bytes.
 
     def _greeting(self) -> bytes:
         settings = [
@@ -211,7 +213,7 @@ class Connection(BaseConnection):
         return frames.PREFACE + frames.settings(settings) + window
 
     def _consume(self, data: bytes) -> int:
-        """Handles the whole frames in `data`; returns where the first unfinished one begins."""
+        """Process the complete frames in `data`; return the index of the first incomplete one."""
         receiving = self._receiving
         start, end = 0, len(data)
         received = 0
@@ -228,7 +230,7 @@ class Connection(BaseConnection):
             stop = body + size
             if stop > end:
                 break
-            # A plain DATA frame of a running call: type 0, no flags, nothing in between.
+            # A plain DATA frame of a running call: type 0, no flags, no header block in between.
             if not (word & 0xFF or flags) and stream_id in receiving and self._block is None:
                 received += size
                 whole = length == size - _PREFIX_BYTES and not compressed
@@ -236,27 +238,27 @@ class Connection(BaseConnection):
             else:
                 stream_id &= frames.STREAM_ID
                 self._frame(word & 0xFF, flags, stream_id, data[body:stop])
-                if self.closed:  # and then no stream is receiving
+                if self.closed:  # and so no stream is receiving
                     return end
             start = stop
         self._window -= received
-        if self._window < _LOW:
-            self._renew()
+        if self._window < _LOW_WINDOW_BYTES:
+            self._renew_window()
         if arrived := self.arrived:
             self._deliveries.add(arrived)
             arrived.clear()
-        if len(receiving) >= _MANY:
+        if len(receiving) >= _MIN_STREAMS_TO_GATHER:
             self._gather(end)
         return start
 
-    def _renew(self) -> None:
-        """Lets the server send a window's worth of DATA again, in all streams."""
+    def _renew_window(self) -> None:
+        """Let the server send a window's worth of DATA again, in all streams."""
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
         self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
         self._window = _CONNECTION_WINDOW
 
-    # Frames that are not the plain DATA of a running call.
+    # Processing frames other than the plain DATA of a running call.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self.settled.is_set() and (kind != frames.SETTINGS or flags & frames.ACK):
@@ -281,29 +283,29 @@ class Connection(BaseConnection):
             self._on_goaway(stream_id, payload)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE although it is off")
-        # PRIORITY says nothing to a client; unknown types are to be ignored.
+        # PRIORITY means nothing to a client; unknown types must be ignored.
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._window -= len(payload)
-        if self._window < _LOW:
-            self._renew()
+        if self._window < _LOW_WINDOW_BYTES:
+            self._renew_window()
         call = self._call(stream_id)
         if call is None:
             if flags & frames.END_STREAM:
-                self._left_ended(stream_id)
-            elif (left := self._left.get(stream_id)) is not None:
-                self._drop(stream_id, left, len(payload))
+                self._end_abandoned(stream_id)
+            elif (left := self._abandoned.get(stream_id)) is not None:
+                self._credit_abandoned(stream_id, left, len(payload))
             return
         if stream_id not in self._receiving:
             self._break(call, "DATA before the headers")
             return
-        data = frames.unpadded(flags, payload)
+        data = frames.strip_padding(flags, payload)
         call.receive(data, 0, len(data), padding=len(payload) - len(data))
         if flags & frames.END_STREAM and stream_id in self._calls:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = frames.unpadded(flags, payload)
+        block = frames.strip_padding(flags, payload)
         if flags & frames.PRIORITY_FLAG:
             if len(block) < 5:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "HEADERS of a broken length")
@@ -317,38 +319,38 @@ class Connection(BaseConnection):
         if stream_id != self._block[0]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of another stream")
         self._block[2].extend(payload)
-        # Nothing to say is not worth a frame either: without a limit they could go on for ever.
+        # Empty frames are refused, too: there could be any number of them.
         if len(self._block[2]) > _MAX_HEADER_BYTES or not payload:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "an endless header block")
         if flags & frames.END_HEADERS:
             self._on_block()
 
     def _on_block(self) -> None:
-        """A whole header block: decoded whatever it belongs to, for the decoder's state."""
+        """Process a complete header block. Always decode it, to keep the decoder's state."""
         assert self._block is not None
         stream_id, flags, block = self._block
         self._block = None
         try:
-            told = self._decoder.decode(bytes(block))
+            status = self._decoder.decode(bytes(block))
         except (HPACKError, IndexError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"header block: {error}") from error
         call = self._call(stream_id)
         ended = bool(flags & frames.END_STREAM)
         if call is None:
             if ended:
-                self._left_ended(stream_id)
+                self._end_abandoned(stream_id)
             return
         if stream_id in self._receiving:
             if ended:
-                self._end(call, *told.outcome)
+                self._end(call, *status.outcome)
             else:
                 self._break(call, "HEADERS in the middle of a stream")
-        elif ended and told.ends:
-            self._end(call, *told.outcome)
-        elif told.informational and not ended:
+        elif ended and status.ends:
+            self._end(call, *status.outcome)
+        elif status.informational and not ended:
             pass
-        elif told.refusal is not None:
-            call.end(*told.refusal)
+        elif status.refusal is not None:
+            call.end(*status.refusal)
             self.reset(stream_id, Code.CANCEL)
         elif ended:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")
@@ -357,7 +359,7 @@ class Connection(BaseConnection):
 
     def _on_rst_stream(self, stream_id: int, code: int) -> None:
         call = self._call(stream_id)
-        self._left_ended(stream_id)
+        self._end_abandoned(stream_id)
         if call is not None:
             self._uploads.drop(stream_id)
             status = _OF_RST.get(code, Status.INTERNAL)
@@ -405,7 +407,8 @@ class Connection(BaseConnection):
             self._answer(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _on_goaway(self, stream_id: int, payload: bytes) -> None:
-        """What runs may finish; what the server has not seen fails, and new calls go elsewhere."""
+        """Let running calls finish; fail those that the server has not seen. New calls use other
+        connections."""
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
         last, code, debug = frames.read_goaway(payload)
@@ -418,13 +421,14 @@ class Connection(BaseConnection):
         if not self.closed and self.idle:
             self.close("the server has asked for a new connection")
 
-    def _call(self, stream_id: int) -> Call[Any] | None:
-        """The call of a stream, None when it has ended. Raises ConnectionFault if it never was."""
+    def _call(self, stream_id: int) -> RpcCall[Any] | None:
+        """Return the call of a stream, or None if it has ended. Raises ConnectionFault if it never
+        existed."""
         if not stream_id % 2 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of stream {stream_id}")
         return self._calls.get(stream_id)
 
-    def _break(self, call: Call[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
-        """The server broke the protocol on one stream."""
+    def _break(self, call: RpcCall[Any], text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
+        """Fail one call because the server broke the protocol on its stream."""
         call.end(Status.INTERNAL, text)
         self.reset(call.stream_id, code)

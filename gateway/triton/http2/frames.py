@@ -15,7 +15,7 @@ _SETTING = struct.Struct(">HI")
 _U32 = struct.Struct(">I")
 _GOAWAY = struct.Struct(">II")
 
-# Frame types; plain numbers, because they are compared with once a frame.
+# Frame types; plain numbers, because they are compared once per frame.
 DATA = 0
 HEADERS = 1
 PRIORITY = 2
@@ -63,7 +63,7 @@ class Code(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol in a way that only ends with the connection."""
+    """A protocol violation by the peer that ends the connection."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -87,19 +87,19 @@ def rst_stream(stream_id: int, code: Code) -> bytes:
 
 
 def goaway(code: Code) -> bytes:
-    """We accept no streams, so the last one that we have processed is always 0."""
+    """Return a GOAWAY frame. We accept no streams, so the last processed one is always 0."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(0, code))
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """(identifier, value) pairs. Raises ConnectionFault."""
+    """Return (identifier, value) pairs. Raises ConnectionFault."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
     return _SETTING.iter_unpack(payload)
 
 
 def read_u32(payload: bytes) -> int:
-    """The payload of RST_STREAM and WINDOW_UPDATE. Raises ConnectionFault."""
+    """Return the payload of RST_STREAM or WINDOW_UPDATE. Raises ConnectionFault."""
     if len(payload) != 4:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"{len(payload)} bytes in place of 4")
     value: int = _U32.unpack(payload)[0]
@@ -107,15 +107,15 @@ def read_u32(payload: bytes) -> int:
 
 
 def read_goaway(payload: bytes) -> tuple[int, int, bytes]:
-    """(last stream id, error code, debug data). Raises ConnectionFault."""
+    """Return (last stream id, error code, debug data). Raises ConnectionFault."""
     if len(payload) < _GOAWAY.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY of a broken length")
     last, code = _GOAWAY.unpack_from(payload)
     return last & STREAM_ID, code, payload[_GOAWAY.size :]
 
 
-def unpadded(flags: int, payload: bytes) -> bytes:
-    """The payload of DATA or HEADERS without its padding. Raises ConnectionFault."""
+def strip_padding(flags: int, payload: bytes) -> bytes:
+    """Return the payload of DATA or HEADERS without its padding. Raises ConnectionFault."""
     if not flags & PADDED:
         return payload
     if not payload or payload[0] >= len(payload):

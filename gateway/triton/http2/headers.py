@@ -1,8 +1,8 @@
-"""Header blocks: requests as ready-made bytes, and what answers say.
+"""Header blocks: prepared bytes for requests, and the contents of answers.
 
 Requests use no HPACK state at all: every field is a literal that is never indexed, so one block
-serves any stream of any connection and costs nothing to make. (A hundred bytes more on the wire,
-once a request.)
+serves any stream of any connection and costs nothing to make. (A hundred more bytes on the wire per
+request.)
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hpack import Decoder
 from gateway.triton.failures import Status
 from gateway.triton.transport import Metadata
 
-# Announces a dynamic table of size 0 (RFC 7541, 6.3): right whatever size the peer allows.
+# Announces a dynamic table of size 0 (RFC 7541, 6.3): valid whatever size the peer allows.
 _NO_TABLE = b"\x20"
 _NEVER_INDEXED = b"\x10"
-# What gRPC servers take by default. A block so short is always one frame.
+# The default limit of gRPC servers. A block so short is always one frame.
 _MAX_METADATA_BYTES = 8192
 _METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
-# HTTP statuses of proxies that answer in place of the server (grpc's http-grpc-status-mapping.md).
+# HTTP statuses of proxies that answer instead of the server (grpc's http-grpc-status-mapping.md).
 _OF_HTTP = {
     b"400": Status.INTERNAL,
     b"401": Status.UNAUTHENTICATED,
@@ -39,16 +39,16 @@ _OF_HTTP = {
 
 Fields = list[tuple[bytes, bytes]]
 
-_MOST_KNOWN, _LONGEST_KNOWN = 64, 512
+_MAX_CACHED_BLOCKS, _MAX_CACHED_BLOCK_BYTES = 64, 512
 
 
-class Told(NamedTuple):
-    """What the server says in a block.
+class StreamStatus(NamedTuple):
+    """The contents of one header block from the server.
 
     Attributes:
-        fields: as they came.
-        informational: whether it is 1xx, so that the real answer is still to come.
-        ends: whether it has a grpc-status, as trailers do.
+        fields: all fields, unchanged.
+        informational: the status is 1xx, so the real answer is still to come.
+        ends: there is a grpc-status, as in trailers.
         refusal: what is wrong with an answer that is not gRPC, as (status, text).
         outcome: grpc-status and grpc-message of trailers.
     """
@@ -61,19 +61,20 @@ class Told(NamedTuple):
 
 
 class BlockDecoder:
-    """The blocks that a server sends on one connection.
+    """Decoder of the header blocks of one connection, with a cache.
 
-    It sends the same ones with every answer, and to decode and read those two takes a twentieth of
-    all that a request costs here: they are remembered, until one changes what the next ones refer
-    to.
+    The server sends the same two blocks with every answer. Decoding and reading them takes a
+    twentieth of a request's total cost here. So they are cached, until a block changes what the
+    next ones refer to.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._decoder = Decoder(max_bytes)
-        self._known: dict[bytes, Told] = {}
+        self._known: dict[bytes, StreamStatus] = {}
 
-    def decode(self, block: bytes) -> Told:
-        """Raises HPACKError, and IndexError or ValueError, of which none leaves it usable."""
+    def decode(self, block: bytes) -> StreamStatus:
+        """Decode a block. Raises HPACKError, IndexError or ValueError; the decoder is then
+        unusable."""
         known = self._known.get(block)
         if known is not None:
             return known
@@ -84,21 +85,22 @@ class BlockDecoder:
         found = dict(fields)
         informational = found.get(b":status", b"")[:1] == b"1"
         ends = b"grpc-status" in found
-        told = Told(fields, informational, ends, _refusal(found), _outcome(found))
+        status = StreamStatus(fields, informational, ends, _refusal(found), _outcome(found))
         if self._state() != before:
             self._known.clear()
-        elif len(block) <= _LONGEST_KNOWN and len(self._known) < _MOST_KNOWN:
-            self._known[block] = told
-        return told
+        elif len(block) <= _MAX_CACHED_BLOCK_BYTES and len(self._known) < _MAX_CACHED_BLOCKS:
+            self._known[block] = status
+        return status
 
     def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Of the dynamic table, which is all that a block can mean more or less by."""
+        """Return the state of the dynamic table, the only thing that can change a block's
+        meaning."""
         table = self._decoder.header_table
         return table.maxsize, list(table.dynamic_entries)
 
 
 def request_block(path: str, authority: str, *, tls: bool) -> bytes:
-    """The block of every call of one method at one endpoint."""
+    """Return the block for all calls of one method at one endpoint."""
     fields = {
         ":method": "POST",
         ":scheme": "https" if tls else "http",
@@ -112,7 +114,7 @@ def request_block(path: str, authority: str, *, tls: bool) -> bytes:
 
 
 def metadata_block(metadata: Metadata) -> bytes:
-    """More fields for the end of a block. Raises ValueError for what gRPC does not allow."""
+    """Return more fields for the end of a block. Raises ValueError if gRPC does not allow them."""
     for name, value in metadata.items():
         if not _METADATA_NAME.fullmatch(name) or name.endswith("-bin"):
             raise ValueError(f"{name!r} is no name of text metadata")
@@ -133,7 +135,7 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    """A string without Huffman coding; its length in 7 bits and then as many as it takes."""
+    """Return a string without Huffman coding; its length in 7 bits and then as many as needed."""
     raw = text.encode("ascii")
     if len(raw) < 127:
         return bytes([len(raw)]) + raw
@@ -160,7 +162,7 @@ def _outcome(found: Mapping[bytes, bytes]) -> tuple[int, str]:
         return Status.UNKNOWN, "no grpc-status in the trailers"
     if not re.fullmatch(rb"[0-9]{1,3}", status):
         return Status.INTERNAL, "a grpc-status that is no number"
-    # Codes that are not known yet are UNKNOWN.
+    # Unknown codes count as UNKNOWN.
     known = int(status) if int(status) <= Status.UNAUTHENTICATED else Status.UNKNOWN
     return known, _text(unquote_to_bytes(message))
 

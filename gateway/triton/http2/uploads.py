@@ -1,7 +1,7 @@
-"""Requests that are longer than one frame, or than the server has room for, on their way out.
+"""Requests longer than one frame, or than the server's window, on their way out.
 
-A LoRA adapter of 500 MB shares the connection with everybody's tokens. So uploads take turns frame
-by frame, and each keeps to two windows, its own and the connection's (RFC 9113, 5.2).
+A LoRA adapter of 500 MB shares the connection with all tokens. So uploads alternate chunk by chunk,
+and each keeps to two windows, its own and the connection's (RFC 9113, 5.2).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from gateway.triton.http2.frames import (
     ConnectionFault,
 )
 
-# A turn is one frame; servers may allow frames of 16 MiB, after which others would wait for long.
-_TURN_BYTES = 2**16
+# Servers may allow frames of 16 MiB, which would delay other uploads for long.
+_MAX_CHUNK_BYTES = 2**16
 
 
 class _Upload:
-    __slots__ = ("ended", "left", "pieces", "stream_id", "window")
+    __slots__ = ("bytes_left", "ended", "pieces", "stream_id", "window")
 
     def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
         self.stream_id = stream_id
         # As bytes, whatever the items of the view were.
         self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
-        self.left = sum(len(piece) for piece in self.pieces)
+        self.bytes_left = sum(len(piece) for piece in self.pieces)
         self.window = window
         self.ended = asyncio.Event()
 
     def take(self, size: int) -> list[memoryview]:
-        """The next `size` bytes, uncopied."""
-        taken = []
-        self.left -= size
+        """Return the next `size` bytes, uncopied."""
+        pieces = []
+        self.bytes_left -= size
         while size:
             piece = self.pieces[0]
             if len(piece) <= size:
@@ -47,9 +47,9 @@ class _Upload:
             else:
                 self.pieces[0] = piece[size:]
                 piece = piece[:size]
-            taken.append(piece)
+            pieces.append(piece)
             size -= len(piece)
-        return taken
+        return pieces
 
 
 class Uploads:
@@ -60,30 +60,30 @@ class Uploads:
         self.max_frame = DEFAULT_MAX_FRAME
         self._initial = DEFAULT_WINDOW
         self._open: dict[int, _Upload] = {}
-        # Those with room in their own window, in the order of their turns.
+        # Uploads with credit in their own window, in round-robin order.
         self._ready: deque[_Upload] = deque()
 
     def fits(self, size: int) -> bool:
-        """Whether a new request can go out at once, as one frame."""
+        """Return True if a new request can be sent at once, as one frame."""
         return size <= self.window and size <= self._initial and size <= self.max_frame
 
     @property
     def open(self) -> bool:
-        """Whether anything is on its way out."""
+        """Return True if any upload is unfinished."""
         return bool(self._open)
 
-    def ready(self) -> bool:
-        """Whether `frames` has something to send."""
+    def has_ready(self) -> bool:
+        """Return True if `frames` has something to send."""
         return bool(self._ready) and self.window > 0
 
     def add(self, stream_id: int, message: Iterable[bytes | memoryview]) -> None:
-        """`message` must not be empty: its last frame ends the stream."""
+        """Add an upload. `message` must not be empty: its last frame ends the stream."""
         upload = self._open[stream_id] = _Upload(stream_id, message, self._initial)
         if upload.window > 0:
             self._ready.append(upload)
 
     def drop(self, stream_id: int) -> bool:
-        """Forgets an upload; whether it was unfinished."""
+        """Forget an upload. Return True if it was unfinished."""
         upload = self._open.pop(stream_id, None)
         if upload is None:
             return False
@@ -96,25 +96,26 @@ class Uploads:
         for stream_id in list(self._open):
             self.drop(stream_id)
 
-    async def ended(self, stream_id: int) -> None:
-        """Returns when the last frame was given out, or the upload dropped."""
+    async def wait_ended(self, stream_id: int) -> None:
+        """Return when the last frame was handed out, or the upload dropped."""
         upload = self._open.get(stream_id)
         if upload is not None:
             await upload.ended.wait()
 
     def widen(self, stream_id: int, increment: int) -> bool:
-        """A WINDOW_UPDATE of one stream; False when its window overflows."""
+        """Process a WINDOW_UPDATE of one stream. Return False if its window overflows."""
         upload = self._open.get(stream_id)
         return upload is None or self._widen(upload, increment)
 
     def widen_connection(self, increment: int) -> None:
-        """Raises ConnectionFault."""
+        """Process a WINDOW_UPDATE of the connection. Raises ConnectionFault if its window
+        overflows."""
         self.window += increment
         if self.window > MAX_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window overflows")
 
     def set_initial(self, window: int) -> None:
-        """A new INITIAL_WINDOW_SIZE: open streams too get the difference, which may be negative.
+        """Set INITIAL_WINDOW_SIZE. Open streams also get the difference, which may be negative.
 
         Raises ConnectionFault.
         """
@@ -124,20 +125,22 @@ class Uploads:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window overflows")
 
     def frames(self, limit: int) -> list[bytes | memoryview]:
-        """DATA frames for about `limit` bytes, to be written one after the other."""
+        """Return DATA frames for about `limit` bytes, to be written in this order."""
         out: list[bytes | memoryview] = []
-        while limit > 0 and self.ready():
+        while limit > 0 and self.has_ready():
             upload = self._ready.popleft()
-            if upload.window <= 0:  # taken back by a change of settings
+            if upload.window <= 0:  # reduced by a change of settings
                 continue
-            size = min(upload.left, upload.window, self.window, self.max_frame, _TURN_BYTES)
-            flags = END_STREAM if size == upload.left else 0
+            size = min(
+                upload.bytes_left, upload.window, self.window, self.max_frame, _MAX_CHUNK_BYTES
+            )
+            flags = END_STREAM if size == upload.bytes_left else 0
             out.append(HEAD.pack(size << 8 | DATA, flags, upload.stream_id))
             out += upload.take(size)
             upload.window -= size
             self.window -= size
             limit -= size
-            if not upload.left:
+            if not upload.bytes_left:
                 self.drop(upload.stream_id)
             elif upload.window > 0:
                 self._ready.append(upload)

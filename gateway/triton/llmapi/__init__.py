@@ -1,1 +1,1 @@
-"""The dialect of TensorRT-LLM's llmapi repository: text in, text so far out."""
+"""The protocol of TensorRT-LLM's llmapi repository: text in, the text so far out."""

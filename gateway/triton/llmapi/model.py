@@ -1,7 +1,7 @@
-"""The llmapi repository's model: how it is known, and what it can do.
+"""Recognition and capabilities of the llmapi repository's model.
 
-It is known by its tensors alone. Tokenizer and detokenizer are inside of it, and so is what others
-tell in an engine's config.json: limits come from the settings.
+Its tensors alone identify it. Tokenizer and detokenizer are inside, and so are the facts that
+others state in an engine's config.json. So limits come from the settings.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from gateway.triton.model_capabilities import (
 )
 from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_inputs
 
-# By these together; inflight_batcher_llm's models have none or the last alone.
+# All of these identify the model; inflight_batcher_llm's models have none or only the last.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Without these an answer has the prompt in it, or is cut after 32 tokens.
+# Without these an answer contains the prompt, or is cut after 32 tokens.
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
-# Brought by the release that streams token by token.
+# Added by the release that streams token by token.
 _SINCE_STREAMING = "lora_id"
-# A parameter of this project's model alone.
+# A parameter of this project's model only.
 _POLLS_ENDED = "polls_ended_requests"
 
 
 def is_llmapi(config: Any) -> bool:
-    """Whether an `inference.ModelConfig` is that of the llmapi repository, of any release."""
+    """Return True if an `inference.ModelConfig` is that of the llmapi repository, of any
+    release."""
     names = {tensor.name for tensor in config.input}
     return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
 
 
-def streams(config: Any) -> bool:
-    """Whether such a model's release streams token by token."""
+def streams_tokens(config: Any) -> bool:
+    """Return True if the release of such a model streams token by token."""
     return any(tensor.name == _SINCE_STREAMING for tensor in config.input)
 
 
@@ -50,10 +51,10 @@ def read_llmapi_capabilities(
     vocab_size: int,
     tokens_per_block: int,
 ) -> ModelCapabilities:
-    """Those of a model that `is_llmapi`.
+    """Return the capabilities of a model that `is_llmapi`.
 
-    Raises EngineUnavailable when it cannot be driven: a tensor is missing, it is set up with
-    batches, which its code does not know, or nothing says how long a sequence may be.
+    Raises EngineUnavailable if it cannot be used: a tensor is missing, it is configured with
+    batches, which its code does not support, or nothing states the maximum sequence length.
     """
     inputs = read_inputs(config, LLMAPI)
     missing = ["/".join(LLMAPI[logical]) for logical in _NEEDED if logical not in inputs]
@@ -75,14 +76,14 @@ def read_llmapi_capabilities(
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
-        # Its LLM encodes and decodes with what cannot be changed from outside.
-        text=TextModel(accumulates=True, better_whole=True, token_by_token=False),
+        # Its encoding and decoding cannot be configured from outside.
+        text=TextModel(accumulates=True, prefers_single_response=True, token_by_token=False),
         llmapi=LlmapiModel(
-            streams=streams(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
+            streams=streams_tokens(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
-        # That of 0.19 has no such input: there the model looks whether its callers are still there.
+        # Release 0.19 has no such input: its model polls whether its callers are still connected.
         stop=StopModel(model, inputs) if "stop" in inputs else None,
         passes_cancellation=True,
         max_batch_size=None,

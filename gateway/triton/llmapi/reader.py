@@ -1,8 +1,8 @@
-"""Reads the responses of the llmapi repository's model.
+"""Reader of the responses of the llmapi repository's model.
 
-All outputs but one of dimension [1] are BYTES on the wire, numbers in decimal too, whatever the
-model's configuration declares; what was not asked for or is not known is absent, or the text
-``None``. A final response may have no outputs at all.
+All outputs but one of dimension [1] are BYTES on the wire, numbers in decimal, too, whatever the
+model's configuration declares. Outputs that were not requested or are unknown are absent, or the
+text ``None``. A final response may have no outputs at all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gateway.triton.llmapi.template import TextTemplate
 from gateway.triton.protobuf import pb
 from gateway.triton.tensors import is_final
 
-_TOLD = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
-_LENGTH = 4  # of each text of a BYTES tensor, before it
+_STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
+_LENGTH_BYTES = 4  # the length before each text of a BYTES tensor
 
-_ENDED: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-# Whoever it was that stopped it, this gateway did not.
-_GIVEN_UP = frozenset({"cancelled", "timeout"})
+_FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+# The request was aborted, and not by this gateway.
+_ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
 class LlmapiReader:
-    """Reads the responses to one request."""
+    """Reader of the responses to one request."""
 
     def __init__(self, *, decoupled: bool, tokens_per_block: int = 1) -> None:
-        """`tokens_per_block` is wanted where the request asks what its cache had."""
+        """Make a reader. `tokens_per_block` is needed if the request asks for cached tokens."""
         self._decoupled = decoupled
         self._tokens_per_block = tokens_per_block
         self._text = AccumulatedText()
@@ -39,30 +39,31 @@ class LlmapiReader:
         self._stats: EngineStats | None = None
 
     def learn(self, data: bytes, response: pb.ModelInferResponse) -> None:
-        """Takes note of how a response is laid out: `data` parsed as `response`."""
+        """Learn the layout of a response: `data` parsed as `response`."""
         if not is_final(response):
             self._template = TextTemplate.of(data, response)
 
-    def find(self, data: bytes) -> tuple[int, int] | None:
-        """Where in a response its text is, None where there may be more than that to it."""
+    def find_text(self, data: bytes) -> tuple[int, int] | None:
+        """Return the range of the text in a response, or None if the response may have more than a
+        text."""
         return None if self._template is None else self._template.text(data)
 
-    def more(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
-        """As `delta`, of a response with a text alone, which is where `find` said."""
-        return TokenDelta([], False, self._stats, text=self._text.added(data, *text))
+    def text_delta(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
+        """Return the delta of a response that has only a text, in the range from `find_text`."""
+        return TokenDelta([], False, self._stats, text=self._text.take_new(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """New text. The last delta says why it ended, where the engine told.
+        """Return the new text. The last delta has the finish reason, if the engine reported one.
 
-        Raises EngineError when the engine goes back on what it gave, EngineUnavailable when it
-        ended the request for no reason of the request's own.
+        Raises EngineError if the engine changes text that it gave before, EngineUnavailable if it
+        ended the request for another reason than the request's own.
         """
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             if tensor.name == "text_output":
-                added = self._text.added(raw, _LENGTH)
-            elif tensor.name in _TOLD:
-                self._told(tensor.name, raw)
+                added = self._text.take_new(raw, _LENGTH_BYTES)
+            elif tensor.name in _STATUS_OUTPUTS:
+                self._read_status(tensor.name, raw)
         final = is_final(response) or not self._decoupled
         if not final:
             return TokenDelta([], False, self._stats, text=added)
@@ -70,14 +71,14 @@ class LlmapiReader:
             [], True, self._stats, text=added, finish=self._finish, unshown=self._unshown
         )
 
-    def _told(self, name: str, raw: bytes) -> None:
-        [told] = bytes_tensor.unpack(raw) or [""]
+    def _read_status(self, name: str, raw: bytes) -> None:
+        [value] = bytes_tensor.unpack(raw) or [""]
         if name == "finish_reason":
-            if told in _GIVEN_UP:
+            if value in _ABORT_REASONS:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
-            self._finish = _ENDED.get(told)
+            self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
             # The id of an end token that is not the tokenizer's own. Engines count that one.
-            self._unshown = int(told.isdecimal())
-        elif told.isdecimal():
-            self._stats = EngineStats(reused_tokens=int(told) * self._tokens_per_block)
+            self._unshown = int(value.isdecimal())
+        elif value.isdecimal():
+            self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

@@ -1,8 +1,8 @@
-"""Where the text is in a response of the llmapi repository's model, found by an earlier response.
+"""Fast location of the text in a response of the llmapi model, by an earlier response.
 
 The responses of one stream differ in the text and in the lengths around it, until the last. So once
-one has been parsed, the bytes before and behind the text are compared, and the text is not touched:
-1 us whatever its length, where to parse 4 KB takes 10 and copies them twice.
+one has been parsed, only the bytes before and after the text are compared: 1 us whatever its
+length, against 10 us and two copies for parsing 4 KB.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _INFER_RESPONSE = bytes([2 << 3 | 2])
 _CONTENTS = bytes([6 << 3 | 2])
 _LENGTH = struct.Struct("<I")
 _LENGTH_BYTES = _LENGTH.size
-_unpacked = _LENGTH.unpack_from
+_unpack_length = _LENGTH.unpack_from
 
 
 class TextTemplate:
-    """What surrounds the text of a response that is not final."""
+    """The bytes around the text of a response that is not final."""
 
     def __init__(self, before: bytes, behind: bytes) -> None:
         self._before = before
@@ -31,9 +31,10 @@ class TextTemplate:
 
     @classmethod
     def of(cls, data: bytes, response: pb.ModelInferResponse) -> TextTemplate | None:
-        """That of the serialized ModelStreamInferResponse `data`, parsed as `response`.
+        """Return the template of the serialized ModelStreamInferResponse `data`, parsed as
+        `response`.
 
-        None unless it has one text and is laid out as Triton does it.
+        None unless it has one text in Triton's usual layout.
         """
         names = [output.name for output in response.outputs]
         contents = list(response.raw_output_contents)
@@ -51,10 +52,11 @@ class TextTemplate:
         return template if template.text(data) is not None else None
 
     def text(self, data: bytes) -> tuple[int, int] | None:
-        """From where to where the text is in another response of this stream.
+        """Return the range of the text in another response of this stream; None if that must be
+        parsed.
 
-        None if that must be parsed after all. Called once a token: of the lengths that protobuf has
-        written only how many bytes they take is asked, which follows from what is behind them.
+        Called once per token. Of protobuf's lengths only the number of their bytes matters, which
+        follows from the size of what comes after them.
         """
         end = len(data) - self._behind_size
         at = 1 + _length_bytes(len(data) - 1)
@@ -63,7 +65,7 @@ class TextTemplate:
         if not (
             end - start >= _LENGTH_BYTES
             # The tensor has one text, with its own length before it.
-            and _unpacked(data, start)[0] == end - start - _LENGTH_BYTES
+            and _unpack_length(data, start)[0] == end - start - _LENGTH_BYTES
             and data.startswith(self._before, at)
             and data.endswith(self._behind)
         ):
@@ -72,7 +74,7 @@ class TextTemplate:
 
 
 def _length_bytes(size: int) -> int:
-    """How many bytes a length takes, if it and what it is the length of are so many together."""
+    """Return how many bytes a length takes, if it and its contents are `size` bytes together."""
     if size < 129:
         return 1
     if size < 16_386:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, TextPrompt
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
-from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import add_sampling
 
 
@@ -17,19 +17,18 @@ def generation_request(
     generation: Generation,
     text: TextPrompt,
     adapter: str | None = None,
-) -> Request:
-    """The request for one generation, streaming where somebody has a use for it.
+) -> InferRequest:
+    """Return the request for one generation, streaming only if the client streams.
 
-    Upstream's model puts Triton at risk with each stream, so what comes whole does not stream.
-
-    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows it by
-    its id alone: what is in the folder it reads when it does not hold that.
+    Upstream's model puts Triton at risk with each stream, so complete responses are not streamed.
+    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows an
+    adapter by its id alone, and reads the folder if it does not hold that id.
 
     No stop strings are sent: the engine would look for them as sequences of tokens, and some
-    releases fail on them. The text decides, in the gateway.
+    releases fail on them. The gateway finds them in the text.
 
-    Raises EngineUnavailable for what this model was not asked about: a text model of the other
-    repository was there before, or is beside it, and takes more.
+    Raises EngineUnavailable for parameters that this model does not support. They were accepted for
+    a text model of the other repository, which was served before or on another replica.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")
@@ -49,16 +48,16 @@ def generation_request(
         build.texts("lora_path", [adapter])
     build.scalar("seed", generation.seed)
     add_sampling(build, generation)
-    for told in ("finish_reason", "stop_reason"):
-        if build.has(told):
-            build.scalar(told, True)
+    for output in ("finish_reason", "stop_reason"):
+        if build.has(output):
+            build.scalar(output, True)
     if generation.params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
     return build.request
 
 
-def stop_request(model: StopModel, request_id: str) -> Request:
-    """Asks the engine to abort the request with this id; the answer is always an error."""
+def stop_request(model: StopModel, request_id: str) -> InferRequest:
+    """Return a request to abort the one with this id; the answer is always an error."""
     build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
     build.texts("prompt", [""])
     build.scalar("stop", True)

@@ -1,8 +1,8 @@
-"""A check that the gateway's tokenizer is the one that Triton's engine was made for.
+"""Check that the gateway's tokenizer is the one that Triton's engine was made for.
 
-With another one the engine takes ids for other words, and answers nonsense with 200. Where
-`preprocessing` is served it is asked for the ids of texts. Otherwise what Triton's configuration
-shows is compared: the folder of its tokenizer, the engine's size and its end and padding ids.
+With another one the engine takes ids for other words, and answers nonsense with 200. If
+`preprocessing` is served, it is asked for the ids of texts. Otherwise Triton's configuration is
+compared: the folder of its tokenizer, the engine's vocabulary size and its end and padding ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.model_capabilities import ModelCapabilities, parameter
 from gateway.triton.tokenizer.comparison import (
     TEXT,
-    Found,
+    Findings,
     OwnTokenizer,
     compare,
     read_engine,
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# So often the question may fail before the rest is compared in its place.
+# Failed questions before the configuration is compared instead.
 _MAX_FAILURES = 3
-# So often it may be left unanswered, if to refuse is the policy: with a second between two, for a
-# minute. A model that is served and slow, as one that is warming up, answers by then.
+# Unanswered questions if the policy is to refuse: with a second between two, for a minute. A served
+# model that is slow, such as one that is warming up, answers by then.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
-# Until preprocessing has answered it is looked for ever more seldom: it may load after the engine.
+# Until preprocessing has answered, it is asked at growing intervals: it may load after the engine.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SHOWN_IDS = 6
 _MAX_SPECIAL_TOKENS = 8
@@ -53,7 +53,7 @@ class TokenizerCheck:
         *,
         answer_within_s: float = _ANSWER_WITHIN_S,
     ) -> None:
-        """`answer_within_s` is how long preprocessing may take for one text."""
+        """Make a check. `answer_within_s` is how long preprocessing may take for one text."""
         self._server = server
         self._own = own
         self._policy = policy
@@ -61,7 +61,7 @@ class TokenizerCheck:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget what was found: Triton is away, and may come back with other models."""
+        """Forget the results: Triton is unavailable, and may return with other models."""
         self._tries = 0
         self._answered = False
         self._pause_s = _FIRST_PAUSE_S
@@ -73,12 +73,12 @@ class TokenizerCheck:
         return not self._answered and asyncio.get_running_loop().time() >= self._due_at
 
     async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
-        """Return what operators should know; None where nothing differs.
+        """Return a warning for operators; None if nothing differs.
 
         Args:
             core: the name of the core model.
-            capabilities: of the model that is driven.
-            ready: whether it is driven already, so that a failed question changes nothing.
+            capabilities: of the selected model.
+            ready: the model is in use already, so a failed question changes nothing.
 
         Raises:
             EngineUnavailable: the tokenizers differ and the policy is to refuse, or preprocessing
@@ -86,12 +86,12 @@ class TokenizerCheck:
         """
         self._due_at = asyncio.get_running_loop().time() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        found = Found()
+        found = Findings()
         configs = await self._configs(core, capabilities, found, ready=ready)
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
-            # Whoever asks Triton itself gets the same ids: of the engine's size only a doubt.
+            # Preprocessing gives the same ids, so the engine's size is only a doubt.
             if size := size_difference(self._own, engine):
                 found.doubts.append(size)
         else:
@@ -114,12 +114,12 @@ class TokenizerCheck:
         return message
 
     async def _configs(
-        self, core: str, capabilities: ModelCapabilities, found: Found, *, ready: bool
+        self, core: str, capabilities: ModelCapabilities, found: Findings, *, ready: bool
     ) -> dict[str, Any]:
-        """Return the configurations by name of the models that tell of its tokenizer, if served."""
+        """Return the configurations, by name, of the served models that describe the tokenizer."""
         configs: dict[str, Any] = {}
         wanted = [core]
-        if capabilities.llmapi is None:  # which has all inside
+        if capabilities.llmapi is None:  # an llmapi model has its tokenizer inside
             wanted = list(dict.fromkeys([core, capabilities.model, "ensemble", *_PARTS]))
         for name in wanted:
             try:
@@ -128,17 +128,17 @@ class TokenizerCheck:
                 configs[name] = config = await self._server.model_config(name)
             except (GatewayError, TimeoutError) as error:
                 what = f"the configuration of Triton's {name!r} cannot be read"
-                self._failed(what, error, found, ready=ready)
+                self._note_failure(what, error, found, ready=ready)
                 continue
             steps = [step.model_name for step in config.ensemble_scheduling.step]
             if core in steps or name == capabilities.model:
                 wanted += [step for step in steps if step not in wanted]
-            elif steps:  # another model's, with a tokenizer of its own
+            elif steps:  # another model's ensemble, with a tokenizer of its own
                 wanted[:] = [each for each in wanted if each not in steps]
         return configs
 
-    async def _ask(self, configs: Mapping[str, Any], found: Found, *, ready: bool) -> None:
-        """Raises EngineUnavailable where there was no answer, and there may be one yet."""
+    async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
+        """Ask preprocessing. Raises EngineUnavailable if it did not answer and still may."""
         for name, config in configs.items():
             if not can_be_asked(config):
                 continue
@@ -148,20 +148,20 @@ class TokenizerCheck:
                 what = f"Triton's {name!r} did not tell the ids of a text"
                 silent = isinstance(error, TimeoutError) and self._policy == "refuse"
                 tries = _MAX_SILENT_TRIES if silent else _MAX_FAILURES
-                self._failed(what, error, found, ready=ready, tries=tries)
+                self._note_failure(what, error, found, ready=ready, tries=tries)
             else:
                 self._answered = True
 
-    def _failed(
+    def _note_failure(
         self,
         what: str,
         error: Exception,
-        found: Found,
+        found: Findings,
         *,
         ready: bool,
         tries: int = _MAX_FAILURES,
     ) -> None:
-        """Note it, or raise EngineUnavailable where it is tried again first."""
+        """Note a failure, or raise EngineUnavailable if the question will be repeated first."""
         if isinstance(error, EngineUnreachable):
             raise error
         message = error.message if isinstance(error, GatewayError) else str(error) or "timeout"
@@ -174,7 +174,7 @@ class TokenizerCheck:
             ) from error
         found.doubts.append(f"{why} The tokenizer is compared without that.")
 
-    async def _compare_answers(self, name: str, config: Any, found: Found) -> None:
+    async def _compare_answers(self, name: str, config: Any, found: Findings) -> None:
         named = parameter(config, "tokenizer_dir")
         of = f"Triton's {name!r}" + (f" (tokenizer_dir {named})" if named else "")
         ids = await self._ids(config, TEXT)
@@ -187,17 +187,17 @@ class TokenizerCheck:
             return
         text, known = "".join(special), set(special.values())
         # Some tokenizers write a space before each.
-        told = [each for each in await self._ids(config, text) if each in known]
+        answered = [each for each in await self._ids(config, text) if each in known]
         wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
-        if told in wanted:
+        if answered in wanted:
             return
-        missing = [token for token, token_id in special.items() if token_id not in told]
-        if any(told == [each for each in ids if each in told] for ids in wanted):
-            # A padding token that was added for training, say.
+        missing = [token for token, token_id in special.items() if token_id not in answered]
+        if any(answered == [each for each in ids if each in answered] for ids in wanted):
+            # Such as a padding token that was added for training.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(
-            f"{of} has the special tokens {', '.join(special)} as {told}; here: {wanted[-1]}."
+            f"{of} has the special tokens {', '.join(special)} as {answered}; here: {wanted[-1]}."
         )
 
     async def _ids(self, config: Any, text: str) -> list[int]:
@@ -209,7 +209,7 @@ class TokenizerCheck:
 
 
 def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) -> str:
-    """Return the ids at the first difference, from the likelier of the ways to encode."""
+    """Return the first difference from the ids of the more similar way to encode."""
     at, own = max((_common(ids, each), each) for each in expected)
     has, here = ids[at : at + _SHOWN_IDS], own[at : at + _SHOWN_IDS]
     return (

@@ -1,4 +1,4 @@
-"""Compares the gateway's tokenizer with what Triton's configuration shows of the engine's."""
+"""Comparison of the gateway's tokenizer with what Triton's configuration shows of the engine's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TEXT = (
     "Größe naïve Ελληνικά Привет, мир. 你好，世界 こんにちは 안녕하세요 مرحبا שלום नमस्ते 😀🎉\n\n"
     "def f(x):\n    return {'a': [x]}  # tabs\tand   spaces\n"
 )
-"""The text by which tokenizers are compared: several scripts, digits, spaces and code."""
+"""Text by which tokenizers are compared: several scripts, digits, spaces and code."""
 
 # Engines pad the embedding's rows to a multiple. More rows than this mean another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
-# Tokens beyond the engine's that no text makes, such as a padding token.
+# Tokens above the engine's vocabulary that no text makes, such as a padding token.
 _MAX_SPARE_TOKENS = 64
 
 
 class OwnTokenizer(Protocol):
-    """The gateway's tokenizer; `vocab_size` is its highest id and one."""
+    """The gateway's tokenizer; `vocab_size` is its highest id plus 1."""
 
     @property
     def folder(self) -> Path: ...
@@ -44,10 +44,10 @@ class OwnTokenizer(Protocol):
     def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """The ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are none of the model's own."""
+        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
 
     def difference_from(self, folder: Path, text: str) -> str | None:
         """Return how another folder's tokens, or its ids of a text, differ; None if they do not.
@@ -57,7 +57,7 @@ class OwnTokenizer(Protocol):
 
 
 @dataclass
-class Found:
+class Findings:
     """Findings, and True in `compared` if anything could be compared.
 
     `differences` show another tokenizer, `doubts` what could not be compared or is odd.
@@ -68,8 +68,9 @@ class Found:
     doubts: list[str] = field(default_factory=list)
 
 
-def read_engine(folder: Path, found: Found) -> EngineConfig | None:
-    """Return None where the engine is out of sight; a broken file is a doubt."""
+def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
+    """Return the engine's facts, or None if its file is not readable here; a broken file is a
+    doubt."""
     if folder == Path() or not (folder / "config.json").is_file():
         return None
     try:
@@ -80,7 +81,8 @@ def read_engine(folder: Path, found: Found) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return None if the engine has a row for each token, or nothing tells how many it has.
+    """Return the difference in size; None if the engine has a row for each token, or its size is
+    unknown.
 
     Rows without a token are usual: 50,295 tokens in 51,200, 100,002 in 102,400.
     """
@@ -92,13 +94,13 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
 
 
 async def compare(
-    own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Found
+    own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Findings
 ) -> None:
-    """Add what differs between a tokenizer, the configurations of models, and their engine."""
+    """Add the differences between a tokenizer, the configurations of models, and their engine."""
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
-        beyond = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
-        spare = 0 < beyond <= _MAX_SPARE_TOKENS and own.are_added(own.vocab_size - beyond)
+        extra = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
+        spare = 0 < extra <= _MAX_SPARE_TOKENS and own.are_added(own.vocab_size - extra)
         (found.doubts if spare else found.differences).append(size)
     for name, config in configs.items():
         ends, pads = (_decimals(parameter(config, key)) for key in ("end_id", "pad_id"))
@@ -129,7 +131,7 @@ def _id_differences(
     differences = []
     if ends and own.end_ids and not set(ends) & set(own.end_ids):
         differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
-    # To pad with an end id is usual, too.
+    # Padding with an end id is usual, too.
     if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
         differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
     return differences
@@ -140,6 +142,6 @@ def _decimals(text: str) -> list[int]:
 
 
 def _ids(*values: Any) -> list[int]:
-    """Return the token ids among values of JSON that may be one, several or none."""
+    """Return the token ids among JSON values, each of which may be an id, a list or None."""
     flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return [each for each in flat if isinstance(each, int) and not isinstance(each, bool)]

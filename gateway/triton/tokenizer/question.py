@@ -1,4 +1,4 @@
-"""Asks the model that turns texts into token ids, `preprocessing`, for those of one text."""
+"""Request for the ids of one text to `preprocessing`, the model that tokenizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tokenizer.triton_api import TritonApi
 
 _TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
-# Of one number, little-endian.
+# One number of each data type, little-endian: 1 for integers, 0 for the others.
 _ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
 _ONE |= {"UINT64": _ONE["INT64"], "FP32": bytes(4), "BOOL": b"\0"}
 
@@ -52,7 +52,8 @@ async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) ->
 
 
 def _request(config: Any, text: str) -> bytes:
-    """A serialized ModelInferRequest with the text, and the least of what else must be there."""
+    """Return a serialized ModelInferRequest with the text, and minimal values of other required
+    inputs."""
     request = pb.ModelInferRequest(model_name=config.name)
     batch = [1] if config.max_batch_size else []
     for tensor in config.input:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class TritonApi(Protocol):
-    """Each raises GatewayError and TimeoutError."""
+    """Calls to one Triton. Each raises GatewayError and TimeoutError."""
 
     async def model_ready(self, model: str) -> bool: ...
 

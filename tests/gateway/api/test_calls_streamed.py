@@ -77,7 +77,7 @@ def _deltas(
     reader, stops = MessageReader(_form(name, custom)), StopStrings(stop)
     deltas: list[TextDelta] = []
     for number, piece in enumerate(pieces, 1):
-        text, stopped = stops.cut(piece)
+        text, stopped = stops.split_at_stop(piece)
         ended = "stop" if stopped is not None else None
         deltas.append(with_events(reader, TextDelta(text, number, ended, stop=stopped)))
         if deltas[-1].finish is not None:

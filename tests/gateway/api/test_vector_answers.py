@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.vector_answers import write_embeddings
-from gateway.pipeline.mapped import shaped
+from gateway.pipeline.mapped_inputs import shape_vectors
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -40,7 +40,7 @@ def test_a_cut_vector_has_its_direction_and_length_1(
 ) -> None:
     width = found.shape[1]
     count = data.draw(st.integers(1, width))
-    cut = shaped(found, count, normalize=data.draw(st.booleans()) or count == width)
+    cut = shape_vectors(found, count, normalize=data.draw(st.booleans()) or count == width)
     for row, before in zip(cut.astype(np.float64), found.astype(np.float64), strict=True):
         length = np.linalg.norm(before[:count])
         if length > 1e-30:

@@ -108,7 +108,7 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
             vocab_size=256,
             max_seq_len=64,
             on_stop=lambda reason: None,
-            on_cold_send=lambda sent: None,
+            on_upload=lambda sent: None,
         )
         await engine.refresh()
         deadline = asyncio.get_running_loop().time() + 60
@@ -117,4 +117,4 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
         await engine.close()
     assert len(servicer.requests) == 1
     assert servicer.stopped == []
-    assert not engine.residency.room.active
+    assert not engine.residency.budget.active

@@ -83,10 +83,10 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
             residency = replica.engine.residency
             for task_id in range(1, ADAPTERS + 1):
                 if (task_id + place) % 2:
-                    assert await residency.must_carry(task_id)
-                    residency.loaded(task_id)
+                    assert await residency.acquire_upload(task_id)
+                    residency.mark_loaded(task_id)
                 else:
-                    residency.evicted(task_id)
+                    residency.mark_evicted(task_id)
         requests = service.monitor.requests
         for number in range(REQUESTS):
             batch = _batch(number)

@@ -31,10 +31,10 @@ STRICT = '{"name": "g", "arguments": {"n": 1}}'
 @pytest.mark.parametrize(
     ("schema", "either"),
     [
-        (TITLE, Either(named=False)),
-        (TITLE | {"additionalProperties": False}, Either(named=False)),
-        (NAMED, Either(named=True)),
-        (TITLE | {"required": ["title", "name"]}, Either(named=True)),
+        (TITLE, Either(may_have_name=False)),
+        (TITLE | {"additionalProperties": False}, Either(may_have_name=False)),
+        (NAMED, Either(may_have_name=True)),
+        (TITLE | {"required": ["title", "name"]}, Either(may_have_name=True)),
         (ARGUED, None),
         (TITLE | {"required": ["title", "parameters"]}, None),
         (TITLE | {"additionalProperties": True}, None),
@@ -47,7 +47,7 @@ STRICT = '{"name": "g", "arguments": {"n": 1}}'
         ({"type": ["object", "array"]}, None),
         # No schemas: who compiles guides says what is wrong with them.
         (TITLE | {"required": None}, None),
-        (TITLE | {"required": [["a"]]}, Either(named=False)),
+        (TITLE | {"required": [["a"]]}, Either(may_have_name=False)),
         (TITLE | {"properties": 5}, None),
         (None, None),
     ],
@@ -119,7 +119,7 @@ def test_a_schema_that_refers_elsewhere_is_refused_by_name() -> None:
 def test_what_came_is_told_by_how_it_begins(
     text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
-    events = parsed(Either(named=False).parser, *text)
+    events = parsed(Either(may_have_name=False).parser, *text)
     assert (calls_of(events), content_of(events)) == (calls, content)
 
 
@@ -137,7 +137,7 @@ def test_what_came_is_told_by_how_it_begins(
 def test_an_answer_may_have_a_name_too(
     text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
-    events = parsed(Either(named=True).parser, *text)
+    events = parsed(Either(may_have_name=True).parser, *text)
     assert (calls_of(events), content_of(events)) == (calls, content)
 
 
@@ -152,7 +152,7 @@ def test_many_tools_fit() -> None:
 
 def test_an_answer_comes_while_it_is_written() -> None:
     """It is held no longer than until its first name is known."""
-    parser = Either(named=False).parser()
+    parser = Either(may_have_name=False).parser()
     assert parser.parse('{"tit') == []
     [event] = parser.parse('le": "a')
     assert content_of([event]) == '{"title": "a'

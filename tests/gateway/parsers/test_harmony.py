@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.harmony import FINAL, MARKERS, TURN, HarmonyParser, begun
+from gateway.parsers.harmony import FINAL, MARKERS, TURN, HarmonyParser, read_open_header
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 from tests.support.tool_calls import cut, piece_sizes
 
@@ -20,7 +20,7 @@ Parts = list[tuple[str, str]]
 
 def _read(pieces: Iterable[str], prompt: str = TURN, *, calls: bool = True) -> Parts:
     """(kind, text) of what was read, neighbours of a kind joined; a call is followed by its own."""
-    parser = HarmonyParser(begun(prompt), calls=calls)
+    parser = HarmonyParser(read_open_header(prompt), calls=calls)
     events = [event for piece in pieces for event in parser.parse(piece)] + parser.finish()
     parts: Parts = []
     for event in events:

@@ -24,7 +24,7 @@ def test_thoughts_then_a_call() -> None:
     assert isinstance(start, CallStart)
     assert events[-1] == CallEnd(0, "complete", '{"x": 1}', '{"x": 1}')
     assert start.call_id.startswith("call_")
-    assert reader.called
+    assert reader.ends_with_call
 
 
 def test_only_the_first_call_is_kept_where_parallel_ones_are_forbidden() -> None:
@@ -56,7 +56,7 @@ def test_a_named_call_does_not_end_the_turn() -> None:
         MessageForm(guided=ForcedCall("f")), '[{"name": "f", "arguments": {"x":1}}]'
     )
     assert any(isinstance(event, CallStart) for event in events)
-    assert not reader.called
+    assert not reader.ends_with_call
 
 
 def test_mistrals_ids_have_its_own_form() -> None:

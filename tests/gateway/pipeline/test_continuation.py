@@ -177,7 +177,7 @@ def test_what_is_left_of_a_generation() -> None:
     going = Continuation(whole, 1)
     for count, min_tokens, kinds in ((2, 1, {of_ids, short}), (3, 0, {of_ids}), (4, 0, {of_ids})):
         going.ids.extend(range(len(going.ids), count))
-        rest = going.rest(failed=True)
+        rest = going.remaining(failed=True)
         assert rest is not None
         assert (rest.prompt_ids.tolist(), rest.max_tokens) == ([1, 2, *range(count)], 5 - count)
         assert rest.params == replace(
@@ -187,15 +187,16 @@ def test_what_is_left_of_a_generation() -> None:
         )
         assert (set(rest.forms), rest.text) == (kinds, None)
     going.ids.append(4)
-    assert going.rest(failed=True) is None  # nothing is left
+    assert going.remaining(failed=True) is None  # nothing is left
     going.ids.pop()
-    going.goes_on(rest, failed=True)
-    assert going.rest(failed=True) is None
-    again = going.rest(failed=False)
+    going.resume(rest, failed=True)
+    assert going.remaining(failed=True) is None
+    again = going.remaining(failed=False)
     assert again is not None
     assert len({whole.seed, rest.seed, again.seed}) == 3
     assert len({whole.request_id, rest.request_id, again.request_id}) == 3
-    assert Continuation(replace(whole, beams=2), 1).rest(failed=True) is None
+    assert Continuation(replace(whole, beams=2), 1).remaining(failed=True) is None
     assert (
-        Continuation(replace(whole, forms={of_text: TextPrompt("ab")}), 1).rest(failed=True) is None
+        Continuation(replace(whole, forms={of_text: TextPrompt("ab")}), 1).remaining(failed=True)
+        is None
     )

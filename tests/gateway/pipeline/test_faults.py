@@ -186,7 +186,7 @@ async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
         servicer.deaf = True
         while not servicer.unanswered:  # a look that began before would find it serving
             await asyncio.sleep(0.01)
-        replica.engine._lost("one look failed")
+        replica.engine._mark_lost("one look failed")
         asked = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(3)]
         while servicer.unanswered < 2:  # the next look finds nothing, either
             assert not any(task.done() for task in asked)
@@ -195,7 +195,7 @@ async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
         assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
         # One that has been away for longer is not waited for.
         servicer.deaf = True
-        replica.engine._lost("one look failed")
+        replica.engine._mark_lost("one look failed")
         replica.engine.lost_at -= PATIENCE_S
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 503

@@ -24,7 +24,7 @@ from gateway.api.guides import build_structured_guide, build_tool_guide
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.pipeline.fit import fit
-from gateway.tokenization.turns import INLINE_CHARS
+from gateway.tokenization.threads import INLINE_CHARS
 from gateway.triton.engine import Engine
 from gateway.triton.token_stream import TokenStream
 from tests.support.fake_triton import INPUTS, FakeTriton, serving
@@ -249,7 +249,7 @@ class _TextTriton(FakeTriton):
 async def test_many_biased_tokens_become_words_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, threads: set[str]
 ) -> None:
-    monkeypatch.setattr("gateway.tokenization.turns.INLINE_CHARS", 1000)
+    monkeypatch.setattr("gateway.tokenization.threads.INLINE_CHARS", 1000)
     save_tokenizer(tmp_path)
     engine = _TextTriton(tokens=[60], fault=None, step=0)
     async with (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.tokenization.turns import INLINE_CHARS
+from gateway.tokenization.threads import INLINE_CHARS
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import serving
 from tests.support.in_process import running, save_tokenizer

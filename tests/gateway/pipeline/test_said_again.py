@@ -84,18 +84,18 @@ def test_what_is_said_again_counts_once() -> None:
     guided = generation(guide=Guide("regex", "h.*"))
     said = Continuation(guided, failures=1)
     said.ids.extend([1, 2, 3])
-    assert said.beyond(4) == 4
-    said.goes_on(guided, failed=True)
-    assert [said.beyond(unread) for unread in (2, 3, 5)] == [0, 0, 2]
-    assert said.new(TokenDelta([1, 2], False)) is None
-    assert [said.beyond(unread) for unread in (1, 3)] == [0, 2]
-    assert said.new(TokenDelta([3, 4], False)) == TokenDelta([4], False)
+    assert said.tokens_not_delivered(4) == 4
+    said.resume(guided, failed=True)
+    assert [said.tokens_not_delivered(unread) for unread in (2, 3, 5)] == [0, 0, 2]
+    assert said.strip_delivered(TokenDelta([1, 2], False)) is None
+    assert [said.tokens_not_delivered(unread) for unread in (1, 3)] == [0, 2]
+    assert said.strip_delivered(TokenDelta([3, 4], False)) == TokenDelta([4], False)
     said.ids.append(4)
-    assert said.beyond(2) == 2
+    assert said.tokens_not_delivered(2) == 2
     plain = Continuation(generation(), failures=1)
     plain.ids.extend([1, 2, 3])
-    plain.goes_on(generation(), failed=True)
-    assert plain.beyond(2) == 2
+    plain.resume(generation(), failed=True)
+    assert plain.tokens_not_delivered(2) == 2
 
 
 async def test_a_drain_leaves_it_where_it_is(tmp_path: Path) -> None:

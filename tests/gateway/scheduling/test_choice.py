@@ -64,7 +64,7 @@ def _replica(breaker: Breaker) -> Replica:
         vocab_size=10,
         max_seq_len=None,
         on_stop=lambda _: None,
-        on_cold_send=lambda _: None,
+        on_upload=lambda _: None,
     )
     return Replica("127.0.0.1:1", engine, breaker)
 

@@ -311,10 +311,10 @@ async def test_many_token_ids_take_their_turn(tmp_path: Path) -> None:
     ids = {"input_ids": "IDS", "output": "OUT", "tokenizer": str(tmp_path)}
     others = threading.Event()
     async with gateway(tmp_path, Replica(1), more={"ids": ids}) as (client, service):
-        turns = service.prompts.turns
+        turns = service.prompts.threads
         busy = asyncio.create_task(turns.run("", 2**16, partial(others.wait, 60)))
         many = asyncio.create_task(ask(client, model="ids", input=[[1] * 2000] * 5))
-        await until(lambda: turns.short.waiting > 0)
+        await until(lambda: turns.short.waiting_chars > 0)
         assert await ask(client, model="ids", input=[[1], [1]]) == (200, 1)
         assert not many.done()
         others.set()

@@ -19,7 +19,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from gateway.catalog.placement import Placement
-from gateway.generation import ANYBODY, Batch, Generation, GenerationParams, Lora, Options
+from gateway.generation import DEFAULT_CALLER, Batch, Generation, GenerationParams, Lora, Options
 from gateway.pipeline.fit import fit
 from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait
@@ -113,7 +113,7 @@ def _batch(lora: Lora, came: float) -> Batch:
         choices=1,
         prompt_tokens=1,
         fingerprint="",
-        caller=ANYBODY,
+        caller=DEFAULT_CALLER,
         timeout_s=60,
         deadline=came + 60,
     )

@@ -9,7 +9,7 @@ import pytest
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
 from gateway.errors import RateLimited
-from gateway.generation import ANYBODY, Batch, Generation
+from gateway.generation import DEFAULT_CALLER, Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.accounting import Account, Accounting
 from gateway.tenancy.limits import limits
@@ -55,7 +55,7 @@ def _beam_search() -> Batch:
         choices=4,
         prompt_tokens=100,
         fingerprint="",
-        caller=ANYBODY,
+        caller=DEFAULT_CALLER,
         timeout_s=600.0,
         deadline=600.0,
     )
@@ -65,7 +65,7 @@ async def _open(accounting: Accounting, batch: Batch) -> Account:
     return await accounting.open(
         RequestContext("r"),
         batch,
-        await accounting.count(ACME, batch.places),
+        await accounting.count(ACME, batch.slots),
         tenant=ACME,
         route=Route("base"),
         stated=True,
@@ -80,7 +80,7 @@ async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock
     batch = _beam_search()
     account = await _open(accounting, batch)
     async with account:
-        batch.sent(0)
+        batch.record_sent(0)
         for _ in range(2 * 200):
             clock.now_s += 0.5
             await account.keep_books()

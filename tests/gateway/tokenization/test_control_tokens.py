@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from gateway.api.messages import Arguments
 from gateway.errors import InvalidRequest
 from gateway.tokenization.chat_format import compile_template
-from gateway.tokenization.control_tokens import any_of
+from gateway.tokenization.control_tokens import build_alternation
 from gateway.tokenization.prompts import Prompts
 from ops.commands.up import DEMO_MODEL
 from tests.support.small_tokenizers import BYTES
@@ -126,9 +126,9 @@ def test_what_has_none_is_rendered_and_encoded_as_ever(messages: list[dict[str, 
 def test_a_message_to_be_continued(content: str) -> None:
     prompts = PROMPTS["byte level"]
     messages = [{"role": "assistant", "content": content}]
-    text = str(prompts.chat.render(messages, go_on=True))
+    text = str(prompts.chat.render(messages, continue_last=True))
     assert text == f"{BEGIN}assistant{ROLE}\n{content.strip()}"
-    ids = _ids(prompts, messages, go_on=True)
+    ids = _ids(prompts, messages, continue_last=True)
     assert prompts.decode(ids) == text
     assert prompts.tokenizer.token_to_id(END) not in ids
 
@@ -212,14 +212,14 @@ def test_an_operator_may_let_them_be_tokens() -> None:
 @given(st.lists(st.text("<|ab. ", min_size=1, max_size=5), min_size=1), st.text("<|ab. "))
 def test_an_expression_for_many_words(words: list[str], text: str) -> None:
     """The first that is there, and the longest of those that begin where it does."""
-    found = re.search(any_of(words), text)
+    found = re.search(build_alternation(words), text)
     there = [(text.index(word), -len(word)) for word in words if word in text]
     assert (found and (found.start(), -len(found[0]))) == min(there, default=None)
 
 
 def test_many_words_are_looked_for_at_once() -> None:
     """Each begins at many a place of some text, which is read once all the same."""
-    expression = any_of([f"<|reserved_special_token_{n}|>" for n in range(256)])
+    expression = build_alternation([f"<|reserved_special_token_{n}|>" for n in range(256)])
     assert expression.count("reserved") == 1
 
 

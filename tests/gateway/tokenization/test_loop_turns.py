@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.tokenization.loop_turns import LoopTurns
+from gateway.tokenization.loop_scheduler import LoopScheduler
 
 
 async def test_tenants_take_steps_in_turn() -> None:
-    turns = LoopTurns()
+    turns = LoopScheduler()
     order: list[str] = []
 
     async def work(tenant: str) -> None:
         for _ in range(4):
-            await turns.take(tenant)
+            await turns.wait_step(tenant)
             order.append(tenant)
 
     await asyncio.gather(*[work(tenant) for tenant in "aaabc"])
@@ -24,7 +24,7 @@ async def test_tenants_take_steps_in_turn() -> None:
 
 
 async def test_one_step_in_a_turn_of_the_loop() -> None:
-    turns = LoopTurns()
+    turns = LoopScheduler()
     loop = asyncio.get_running_loop()
     number = 0
     steps: list[int] = []
@@ -38,7 +38,7 @@ async def test_one_step_in_a_turn_of_the_loop() -> None:
 
     async def work(tenant: str) -> None:
         for _ in range(5):
-            await turns.take(tenant)
+            await turns.wait_step(tenant)
             steps.append(number)
 
     await asyncio.gather(*[work(tenant) for tenant in "abab"])
@@ -46,9 +46,9 @@ async def test_one_step_in_a_turn_of_the_loop() -> None:
 
 
 async def test_a_step_is_taken_at_once_if_no_other_is() -> None:
-    turns = LoopTurns()
+    turns = LoopScheduler()
     for _ in range(2):
-        turn = turns.take("a")
+        turn = turns.wait_step("a")
         try:
             turn.send(None)
         except StopIteration:
@@ -60,9 +60,9 @@ async def test_a_step_is_taken_at_once_if_no_other_is() -> None:
 
 
 async def test_what_is_cancelled_takes_no_step() -> None:
-    turns = LoopTurns()
-    await turns.take("a")
-    waiting = [asyncio.create_task(turns.take("a")) for _ in range(3)]
+    turns = LoopScheduler()
+    await turns.wait_step("a")
+    waiting = [asyncio.create_task(turns.wait_step("a")) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     waiting[1].cancel()

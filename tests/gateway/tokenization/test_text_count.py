@@ -43,9 +43,9 @@ def test_blocks_count_as_the_text_does(seed: int) -> None:
         count.add(piece, max(0, settled - 20))
         settled += len(piece)
     end = len(text) - 10
-    assert count.behind(end) == text[end:]
-    assert count.all(end) == tokens_of(text[:end])
-    assert count.all() == tokens_of(text)
+    assert count.text_from(end) == text[end:]
+    assert count.count_all(end) == tokens_of(text[:end])
+    assert count.count_all() == tokens_of(text)
     assert recorder.longest < 5000
     assert count.tokens > tokens_of(text) / 2
 
@@ -55,7 +55,7 @@ def test_a_text_without_spaces_is_counted_whole() -> None:
     count = TextCount(TOKENIZER)
     for at in range(0, len(text), 5):
         count.add(text[at : at + 5], at)
-    assert count.all() == tokens_of(text)
+    assert count.count_all() == tokens_of(text)
 
 
 def tokens_of(text: str) -> int:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.errors import Overloaded
-from gateway.tokenization import lone_spaces, turns, word_ids
+from gateway.tokenization import lone_spaces, threads, word_ids
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
-from gateway.tokenization.turns import INLINE_CHARS
+from gateway.tokenization.threads import INLINE_CHARS
 from gateway.tokenization.word_ids import WordIds
 from ops.commands.up import DEMO_MODEL
 from tests.support.examples import scale_examples
@@ -36,14 +36,14 @@ def _random_words(chars: int, seed: int = 0) -> str:
 def _asked(prompts: Prompts, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The texts that the library is given from now on, and the threads in which it is."""
     asked: list[tuple[str, int]] = []
-    encode = prompts._encode_whole
+    encode = prompts._encode_with_library
 
     def noted(text: str, add_special_tokens: bool) -> array[int]:
         asked.append((text, threading.get_ident()))
         return encode(text, add_special_tokens)
 
     for encoder in (prompts._encoder, prompts._library):
-        monkeypatch.setattr(encoder, "_encode_whole", noted)
+        monkeypatch.setattr(encoder, "_encode_with_library", noted)
     return asked
 
 
@@ -71,7 +71,7 @@ async def test_a_long_text_of_known_words_needs_no_library_and_no_thread(
     text = LONG[:chars]
     await _learn(prompts, text)
     asked = _asked(prompts, monkeypatch)
-    monkeypatch.setattr(turns.TurnThread, "run", None)
+    monkeypatch.setattr(threads.FairThread, "run", None)
     assert await _encode(prompts, text) == _expected(prompts, text)
     assert not asked
 
@@ -176,12 +176,12 @@ async def test_a_request_that_is_cancelled_takes_no_step(prompts: Prompts) -> No
         task.cancel()
     assert await tasks[4] == _expected(prompts, LONG)
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert not prompts.turns.steps._waiting
+    assert not prompts.threads.steps._waiting
     assert await _encode(prompts, LONG) == _expected(prompts, LONG)
 
 
 async def test_too_much_text_of_new_words_is_refused(prompts: Prompts) -> None:
-    prompts.turns.short._room = 30_000
+    prompts.threads.short._max_chars = 30_000
     texts = [_random_words(20_000, seed) for seed in range(3)]
     tasks = [asyncio.create_task(_encode(prompts, text)) for text in texts]
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -226,7 +226,7 @@ async def test_a_chat_with_control_tokens_in_it_is_encoded_by_its_words(
     for _ in range(2):  # words that are new are cached
         assert await prompts.encode(text, add_special_tokens=False) == expected
     monkeypatch.setattr(text.control, "encode", None)
-    monkeypatch.setattr(turns.TurnThread, "run", None)
+    monkeypatch.setattr(threads.FairThread, "run", None)
     assert await prompts.encode(text, add_special_tokens=False) == expected
     assert list(expected).count(prompts.eos_ids[0]) == 1
 

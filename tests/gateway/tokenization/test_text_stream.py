@@ -35,7 +35,7 @@ def test_stop_strings_cut_at_any_place(
     stopped: str | None = None
     while rest and stopped is None:
         size = data.draw(st.integers(1, len(rest)))
-        piece, stopped = matcher.cut(rest[:size])
+        piece, stopped = matcher.split_at_stop(rest[:size])
         out, rest = out + piece, rest[size:]
     if stopped is None:
         out += matcher.flush()
@@ -48,9 +48,9 @@ def test_stop_strings_cut_at_any_place(
 
 def test_text_that_cannot_be_a_stop_string_goes_out_at_once() -> None:
     matcher = StopStrings(("</end>",))
-    assert matcher.cut("abc") == ("abc", None)
-    assert matcher.cut("x</e") == ("x", None)
-    assert matcher.cut("x") == ("</ex", None)
+    assert matcher.split_at_stop("abc") == ("abc", None)
+    assert matcher.split_at_stop("x</e") == ("x", None)
+    assert matcher.split_at_stop("x") == ("</ex", None)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_stop_string_ends_the_stream_and_counts_its_tokens() -> None:
 
 def test_a_stop_string_can_be_included() -> None:
     matcher = StopStrings(("END", "EN"), include=True)
-    assert matcher.cut("the ENDx") == ("the END", "END")
+    assert matcher.split_at_stop("the ENDx") == ("the END", "END")
 
 
 def test_held_back_text_is_sent_when_the_stream_ends() -> None:

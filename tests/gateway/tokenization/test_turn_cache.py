@@ -110,7 +110,7 @@ class Asked:
 async def test_as_the_whole_text(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     asked = Asked(tokenizer)
-    cache = TurnCache(tokenizer, [_id(tokenizer, END), _id(tokenizer, EXTRA)], room=4096)
+    cache = TurnCache(tokenizer, [_id(tokenizer, END), _id(tokenizer, EXTRA)], budget_bytes=4096)
     chance = random.Random(name)
     for _ in range(3000):
         text = "".join(chance.choices(PARTS, k=chance.randrange(12)))
@@ -146,7 +146,7 @@ async def test_only_what_is_new_is_encoded() -> None:
 async def test_room_is_for_those_used_last() -> None:
     tokenizer = TOKENIZERS["plain"]
     asked = Asked(tokenizer)
-    cache = TurnCache(tokenizer, [_id(tokenizer, END)], room=1000)
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)], budget_bytes=1000)
     often, once = "a" * 30 + END, "{}" + "b" * 30 + END
     for n in range(5):
         await cache.encode(often, asked)
@@ -166,11 +166,13 @@ async def test_a_text_of_ends_alone_is_one_piece() -> None:
 
 
 def _known(cache: TurnCache, text: str, fingerprint: bytes) -> dict[bytes, bytes]:
-    return turn_record.unpack(turn_record.pack(cache.kept(text), fingerprint, {}))
+    return turn_record.unpack(turn_record.pack(cache.cached_turns(text), fingerprint, {}))
 
 
 def _learned(cache: TurnCache, text: str, fingerprint: bytes, known: dict[bytes, bytes]) -> None:
-    found = [(turn, turn_record.ids_of(turn, fingerprint, known)) for turn in cache.turns(text)]
+    found = [
+        (turn, turn_record.ids_of(turn, fingerprint, known)) for turn in cache.split_turns(text)
+    ]
     cache.learn([(turn, ids) for turn, ids in found if ids is not None])
 
 
@@ -188,7 +190,7 @@ async def test_what_one_process_kept_is_not_encoded_by_another(name: str) -> Non
         known = _known(one, before, b"this")
         _learned(other, after, b"this", known)
         assert await other.encode(after, second) == second.whole(after), repr(after)
-        kept = {turn for turn, _ in one.kept(before)}
+        kept = {turn for turn, _ in one.cached_turns(before)}
         assert kept.isdisjoint(second.texts)
 
 
@@ -201,7 +203,7 @@ async def test_turns_of_another_tokenizer_are_not_known() -> None:
     known = _known(cache, text, b"this")
     other = TurnCache(tokenizer, [_id(tokenizer, END)])
     _learned(other, text, b"that", known)
-    assert not list(other.kept(text))
+    assert not list(other.cached_turns(text))
 
 
 async def test_only_new_turns_are_packed() -> None:
@@ -211,7 +213,7 @@ async def test_only_new_turns_are_packed() -> None:
     await cache.encode(before, Asked(tokenizer))
     known = _known(cache, before, b"")
     await cache.encode(before + after, Asked(tokenizer))
-    new = turn_record.unpack(turn_record.pack(cache.kept(before + after), b"", known))
+    new = turn_record.unpack(turn_record.pack(cache.cached_turns(before + after), b"", known))
     assert len(new) == 1
     assert new.keys().isdisjoint(known)
 
@@ -222,6 +224,6 @@ async def test_turns_that_were_cut_are_refused(cut: int) -> None:
     cache = TurnCache(tokenizer, [_id(tokenizer, END)])
     text = "be kind" + END + "hello"
     await cache.encode(text, Asked(tokenizer))
-    packed = turn_record.pack(cache.kept(text), b"", {})
+    packed = turn_record.pack(cache.cached_turns(text), b"", {})
     with pytest.raises(ValueError, match="end within one"):
         turn_record.unpack(packed[:-cut])

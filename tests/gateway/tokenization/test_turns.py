@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.errors import InternalError, Overloaded
-from gateway.tokenization.turns import INLINE_CHARS, LONG_CHARS, Turns, TurnThread
+from gateway.tokenization.threads import INLINE_CHARS, LONG_CHARS, FairThread, TokenizerThreads
 
 
 class Held:
     """A thread that works on `begun` until it is released; then does what waits."""
 
-    def __init__(self, thread: TurnThread) -> None:
+    def __init__(self, thread: FairThread) -> None:
         self.thread = thread
         self.release = threading.Event()
         self.done: list[str] = []
@@ -45,11 +45,11 @@ class Held:
 
 
 @pytest.fixture
-async def make() -> AsyncIterator[Callable[..., TurnThread]]:
-    made: list[TurnThread] = []
+async def make() -> AsyncIterator[Callable[..., FairThread]]:
+    made: list[FairThread] = []
 
-    def make(**bounds: float) -> TurnThread:
-        made.append(TurnThread("test", **bounds))
+    def make(**bounds: float) -> FairThread:
+        made.append(FairThread("test", **bounds))
         return made[-1]
 
     yield make
@@ -57,7 +57,7 @@ async def make() -> AsyncIterator[Callable[..., TurnThread]]:
         thread.close()
 
 
-async def test_a_flood_of_one_is_not_before_another(make: Callable[..., TurnThread]) -> None:
+async def test_a_flood_of_one_is_not_before_another(make: Callable[..., FairThread]) -> None:
     async with Held(make()) as held:
         for n in range(100):
             await held.ask("flood", f"flood {n}")
@@ -68,19 +68,19 @@ async def test_a_flood_of_one_is_not_before_another(make: Callable[..., TurnThre
     assert len(held.done) == 103
 
 
-async def test_what_nobody_waits_for_is_not_done(make: Callable[..., TurnThread]) -> None:
+async def test_what_nobody_waits_for_is_not_done(make: Callable[..., FairThread]) -> None:
     async with Held(make()) as held:
         left = [await held.ask("a", f"left {n}", chars=100) for n in range(10)]
         await held.ask("a", "stayed", chars=7)
         for task in left:
             task.cancel()
         await asyncio.sleep(0)
-        assert held.thread.waiting == 7
+        assert held.thread.waiting_chars == 7
     assert held.done == ["stayed"]
 
 
 async def test_nothing_is_lost_when_the_one_at_work_is_left(
-    make: Callable[..., TurnThread],
+    make: Callable[..., FairThread],
 ) -> None:
     async with Held(make()) as held:
         held.tasks[0].cancel()
@@ -89,9 +89,9 @@ async def test_nothing_is_lost_when_the_one_at_work_is_left(
 
 
 async def test_one_tenant_waits_with_no_more_than_its_own_room(
-    make: Callable[..., TurnThread],
+    make: Callable[..., FairThread],
 ) -> None:
-    async with Held(make(room=100, room_of_one=40)) as held:
+    async with Held(make(max_chars=100, max_tenant_chars=40)) as held:
         fits = await held.ask("a", "a", chars=40)
         refused = await held.ask("a", "more", chars=1)
         other = await held.ask("b", "b", chars=40)
@@ -102,8 +102,8 @@ async def test_one_tenant_waits_with_no_more_than_its_own_room(
     assert held.done == ["a", "b"]
 
 
-async def test_where_all_is_full_most_gives_way(make: Callable[..., TurnThread]) -> None:
-    async with Held(make(room=100, room_of_one=80)) as held:
+async def test_where_all_is_full_most_gives_way(make: Callable[..., FairThread]) -> None:
+    async with Held(make(max_chars=100, max_tenant_chars=80)) as held:
         await held.ask("much", "much 0", chars=40)
         last = await held.ask("much", "much 1", chars=40)
         await held.ask("little", "little", chars=30)
@@ -115,14 +115,14 @@ async def test_where_all_is_full_most_gives_way(make: Callable[..., TurnThread])
     assert held.done == ["much 0", "little"]
 
 
-async def test_what_is_raised_comes_back(make: Callable[..., TurnThread]) -> None:
+async def test_what_is_raised_comes_back(make: Callable[..., FairThread]) -> None:
     thread = make()
     with pytest.raises(ZeroDivisionError):
         await thread.run("a", 1, lambda: 1 // 0)
     assert await thread.run("a", 1, lambda: "next") == "next"
 
 
-async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., TurnThread]) -> None:
+async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., FairThread]) -> None:
     """Not even until the garbage collector looks, which it does seldom: it may be 100 MB."""
 
     class Body:
@@ -148,7 +148,7 @@ async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., TurnThread]
 
 
 async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
-    make: Callable[..., TurnThread], caplog: pytest.LogCaptureFixture
+    make: Callable[..., FairThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Panic(BaseException):
         """As pyo3's PanicException."""
@@ -165,7 +165,7 @@ async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
 
 
 async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
-    turns = Turns()
+    turns = TokenizerThreads()
     try:
         async with Held(turns.long) as held:
             assert await turns.run("b", INLINE_CHARS, threading.get_ident) == threading.get_ident()
@@ -178,7 +178,7 @@ async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
 
 async def test_a_thread_may_rest_between_jobs() -> None:
     """In proportion to what they took, so that it is never more than that part of the time."""
-    thread = TurnThread("test", rest=2.0)
+    thread = FairThread("test", rest=2.0)
     took: list[float] = []
 
     def work() -> None:

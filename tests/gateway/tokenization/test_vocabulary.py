@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from gateway.tokenization.vocabulary import ByteDecoder, Decoder, StreamDecoder, Vocabulary
+from gateway.tokenization.vocabulary import ByteDecoder, StreamDecoder, TokenDecoder, Vocabulary
 from tests.support.small_tokenizers import BYTES, EOS, HALVES, PIECES, SPACES, VOCABULARY, encode
 
 BOTH = pytest.mark.parametrize("kind", ["bytes", "stream"])
 
 
-def _decoder(kind: str, tokenizer: Tokenizer = BYTES, prompt: list[int] | None = None) -> Decoder:
+def _decoder(
+    kind: str, tokenizer: Tokenizer = BYTES, prompt: list[int] | None = None
+) -> TokenDecoder:
     """Both kinds decode a byte-level vocabulary; only `stream` any other."""
     if kind == "stream":
         return StreamDecoder(tokenizer, prompt or [])

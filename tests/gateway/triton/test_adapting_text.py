@@ -27,7 +27,7 @@ from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel, read_capabilities
 from gateway.triton.names import CORE, TEXT, LogicalInput, read_inputs
-from gateway.triton.selection import ModelSelection, Wanted, select_model
+from gateway.triton.selection import ModelPreferences, ModelSelection, select_model
 from gateway.triton.tensors import generation_request, token_delta
 from gateway.triton.text_tensors import TextReader, text_request
 from tests.support.generations import generation
@@ -322,7 +322,7 @@ def lora_bls(*, reshape: bool, guides: bool) -> Any:
 
 async def chosen(server: Models, **wanted: Any) -> ModelSelection:
     fields = {"core": "tensorrt_llm", "max_seq_len": 64, "vocab_size": 256} | wanted
-    return await select_model(server, Wanted(**fields))
+    return await select_model(server, ModelPreferences(**fields))
 
 
 @pytest.mark.parametrize(
@@ -405,27 +405,27 @@ async def test_a_model_in_python_is_not_told_which_outputs(backend: str) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("model", [TextModel(), TextModel(better_whole=True)])
+@pytest.mark.parametrize("model", [TextModel(), TextModel(prefers_single_response=True)])
 async def test_what_nobody_streams_is_asked_for_whole(
     prompts: Prompts, model: TextModel, stream: bool
 ) -> None:
     text = await text_prompt(
         prompts, "x", [1], model, Options(seed=1, stream=stream), restates=True
     )
-    assert text.whole is (model.better_whole and not stream)
+    assert text.single_response is (model.prefers_single_response and not stream)
     stopped = Options(seed=1, stream=stream, params=GenerationParams(stop=("a",)))
-    assert not (await text_prompt(prompts, "x", [1], model, stopped, restates=True)).whole
+    assert not (await text_prompt(prompts, "x", [1], model, stopped, restates=True)).single_response
     server = replace(capabilities(), inputs=read_inputs(config_of(TEXT), TEXT))
     greedy = generation(text=text, sampling=Sampling(temperature=0))
     request = pb.ModelInferRequest.FromString(text_request(server, greedy, text).data)
     names = {tensor.name for tensor in request.inputs}
-    assert ("stream" in names) is not text.whole
-    assert ("exclude_input_in_output" in names) is text.whole
+    assert ("stream" in names) is not text.single_response
+    assert ("exclude_input_in_output" in names) is text.single_response
 
 
 def test_a_whole_answer_and_its_end_apart() -> None:
     """As BLS models end: the last response has no text."""
-    reader = TextReader(capabilities(), TextModel(), TextPrompt("x", whole=True))
+    reader = TextReader(capabilities(), TextModel(), TextPrompt("x", single_response=True))
     stream = PieceStream(TOKENIZER, generation(end_id=1))
     found = [stream.to_text(reader.delta(one)) for one in (response(False, "ab"), response(True))]
     assert [(delta.text, delta.tokens) for delta in found] == [("ab", 2), ("", 2)]

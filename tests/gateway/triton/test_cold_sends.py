@@ -42,7 +42,7 @@ async def test_weights_that_were_sent_are_not_kept_until_the_first_token(
             vocab_size=64,
             max_seq_len=64,
             on_stop=lambda _: None,
-            on_cold_send=lambda _: None,
+            on_upload=lambda _: None,
             connection=ConnectionOptions(transport),
         )
         await engine.refresh()

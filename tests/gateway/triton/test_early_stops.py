@@ -75,7 +75,7 @@ async def test_a_stop_that_came_too_early_is_said_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Core]
 ) -> None:
     """Three times, if need be: by then a reset, too, has ended what is not an ensemble's."""
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     save_tokenizer(tmp_path)
     engine = kind(forgets=3)
     async with (
@@ -94,7 +94,7 @@ async def test_a_step_that_outlives_the_reset_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     monkeypatch.setenv("GATEWAY_TRITON_TRANSPORT", transport)
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 0.0)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", 0.0)
     save_tokenizer(tmp_path)
     engine = Ensemble(forgets=1)
     async with (

@@ -31,6 +31,6 @@ async def test_triton_keeps_nothing_of_a_request(
     triton: Triton, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What Triton does not end, having no turn for 2 s, would be reset, and kept.
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 60.0)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", 60.0)
     kept = await measure_growth_bytes(triton, KINDS[kind], REQUESTS, rounds=ROUNDS)
     assert kept < KEPT_BYTES * REQUESTS

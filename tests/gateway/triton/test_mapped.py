@@ -10,10 +10,10 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import BadModelOutput, EngineError
-from gateway.triton.mapped import Mapping, Row, read_mapped_model
+from gateway.triton.tensor_mapping import InputRow, TensorMapping, resolve_mapping
 
-TEXT = Mapping("m", "OUT", texts=("TEXT",))
-IDS = Mapping("m", "OUT", input_ids="IDS", attention_mask="MASK", pad_id=9)
+TEXT = TensorMapping("m", "OUT", texts=("TEXT",))
+IDS = TensorMapping("m", "OUT", input_ids="IDS", attention_mask="MASK", pad_id=9)
 Tensors = dict[str, tuple[str, list[int]]]
 
 
@@ -51,8 +51,8 @@ SOME_IDS: Tensors = {"IDS": ("INT64", [-1]), "MASK": ("INT32", [-1])}
     ],
 )
 def test_texts(inputs: Tensors, outputs: Tensors, batch: int, shape: list[int], rows: int) -> None:
-    model = read_mapped_model(TEXT, config(inputs, outputs, batch))
-    sent = pb.ModelInferRequest.FromString(model.request([Row(("a",)), Row(("bc",))]))
+    model = resolve_mapping(TEXT, config(inputs, outputs, batch))
+    sent = pb.ModelInferRequest.FromString(model.request([InputRow(("a",)), InputRow(("bc",))]))
     [tensor] = sent.inputs
     assert (tensor.datatype, list(tensor.shape)) == ("BYTES", shape)
     assert list(sent.raw_input_contents) == [b"\1\0\0\0a\2\0\0\0bc"]
@@ -62,8 +62,10 @@ def test_texts(inputs: Tensors, outputs: Tensors, batch: int, shape: list[int], 
 @pytest.mark.parametrize(("dims", "length"), [([-1], 3), ([5], 5)])
 def test_token_ids_are_padded_and_masked(dims: list[int], length: int) -> None:
     inputs: Tensors = {"IDS": ("INT64", dims), "MASK": ("INT32", dims)}
-    model = read_mapped_model(IDS, config(inputs, VECTOR))
-    sent = pb.ModelInferRequest.FromString(model.request([Row(ids=[1, 2, 3]), Row(ids=[4])]))
+    model = resolve_mapping(IDS, config(inputs, VECTOR))
+    sent = pb.ModelInferRequest.FromString(
+        model.request([InputRow(ids=[1, 2, 3]), InputRow(ids=[4])])
+    )
     ids = np.frombuffer(sent.raw_input_contents[0], "<i8").reshape(2, length)
     mask = np.frombuffer(sent.raw_input_contents[1], "<i4").reshape(2, length)
     assert ids.tolist() == [[*row, *[9] * (length - 3)] for row in ([1, 2, 3], [4, 9, 9])]
@@ -84,20 +86,20 @@ def test_token_ids_are_padded_and_masked(dims: list[int], length: int) -> None:
     ],
 )
 def test_what_does_not_fit_is_told(
-    mapping: Mapping, inputs: Tensors, outputs: Tensors, message: str
+    mapping: TensorMapping, inputs: Tensors, outputs: Tensors, message: str
 ) -> None:
     with pytest.raises(EngineError, match=message):
-        read_mapped_model(mapping, config(inputs, outputs))
+        resolve_mapping(mapping, config(inputs, outputs))
 
 
 def test_a_decoupled_model_is_refused() -> None:
     with pytest.raises(EngineError, match="decoupled"):
-        read_mapped_model(TEXT, config(A_TEXT, VECTOR, decoupled=True))
+        resolve_mapping(TEXT, config(A_TEXT, VECTOR, decoupled=True))
 
 
 @pytest.mark.parametrize("kind", ["FP32", "FP64", "FP16", "BF16"])
 def test_numbers_of_every_type(kind: str) -> None:
-    model = read_mapped_model(TEXT, config(A_TEXT, {"OUT": (kind, [3])}))
+    model = resolve_mapping(TEXT, config(A_TEXT, {"OUT": (kind, [3])}))
     wanted = np.array([[1.5, -2.0, 0.25], [0.0, 3.0, -0.125]], np.float32)
     types: dict[str, Any] = {"FP32": "<f4", "FP64": "<f8", "FP16": "<f2"}
     sent = (
@@ -126,4 +128,4 @@ def test_numbers_of_every_type(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_no_numbers_are_no_answer(answer: bytes) -> None:
     with pytest.raises(BadModelOutput):
-        read_mapped_model(TEXT, config(A_TEXT, VECTOR)).answer(answer, 2)
+        resolve_mapping(TEXT, config(A_TEXT, VECTOR)).answer(answer, 2)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation import Generation, GenerationParams, Lora, TextPrompt
-from gateway.triton.prefix_cache import PrefixCache, Prefixes, prefixes_of
+from gateway.triton.prefix_cache import PrefixCache, PromptPrefixes, hash_prefixes
 
 BLOCK = 32
 ONE, OTHER = "one", "other"
@@ -26,14 +26,14 @@ def _generation(ids: list[int]) -> Generation:
     return Generation(request_id="r", prompt_ids=array("i", ids), max_tokens=1, seed=1)
 
 
-def _prefixes(ids: list[int], tenant: str = "") -> Prefixes:
-    return prefixes_of(_generation(ids), tenant)
+def _prefixes(ids: list[int], tenant: str = "") -> PromptPrefixes:
+    return hash_prefixes(_generation(ids), tenant)
 
 
-def _serve(cache: PrefixCache, prefixes: Prefixes, reused: int | None = None) -> float:
+def _serve(cache: PrefixCache, prefixes: PromptPrefixes, reused: int | None = None) -> float:
     """A request and its answer; what was expected."""
-    expected = cache.sent(prefixes)
-    cache.answered(prefixes, expected, reused)
+    expected = cache.record_sent(prefixes)
+    cache.record_answer(prefixes, expected, reused)
     return expected.tokens
 
 
@@ -42,8 +42,8 @@ def test_what_a_prompt_has_in_common_with_another_is_known(common: int, one: int
     """To a block, and to a sixth of it; and never more."""
     cache = PrefixCache()
     beginning = _ids(common)
-    cache.sent(_prefixes(beginning + _ids(one, 1)))
-    found = cache.tokens(_prefixes(beginning + _ids(two, 2)))
+    cache.record_sent(_prefixes(beginning + _ids(one, 1)))
+    found = cache.cached_tokens(_prefixes(beginning + _ids(two, 2)))
     # Random ids that go on alike do so for a few.
     assert found <= common + min(one, two, 2)
     assert found >= min(common, common + two - 1) * 6 / 7 - BLOCK
@@ -52,36 +52,36 @@ def test_what_a_prompt_has_in_common_with_another_is_known(common: int, one: int
 def test_the_last_token_is_computed_in_any_case() -> None:
     cache = PrefixCache()
     whole = _ids(2 * BLOCK)
-    cache.sent(_prefixes(whole))
-    assert cache.tokens(_prefixes(whole)) == BLOCK
-    assert cache.tokens(_prefixes([*whole, 1])) == BLOCK
-    cache.sent(_prefixes([*whole, 1]))
-    assert cache.tokens(_prefixes([*whole, 2])) == 2 * BLOCK
+    cache.record_sent(_prefixes(whole))
+    assert cache.cached_tokens(_prefixes(whole)) == BLOCK
+    assert cache.cached_tokens(_prefixes([*whole, 1])) == BLOCK
+    cache.record_sent(_prefixes([*whole, 1]))
+    assert cache.cached_tokens(_prefixes([*whole, 2])) == 2 * BLOCK
 
 
 def test_an_adapters_keys_and_values_are_its_own() -> None:
     async def weights() -> object:
         raise AssertionError
 
-    def of(task_id: int | None) -> Prefixes:
+    def of(task_id: int | None) -> PromptPrefixes:
         lora = None if task_id is None else Lora("a", task_id, 1, weights)  # type: ignore[arg-type]
         params = GenerationParams(lora=lora)
-        return prefixes_of(replace(_generation(_ids(200)), params=params))
+        return hash_prefixes(replace(_generation(_ids(200)), params=params))
 
     cache = PrefixCache()
-    cache.sent(of(7))
-    assert cache.tokens(of(7)) == 192
-    assert cache.tokens(of(8)) == cache.tokens(of(None)) == 0
+    cache.record_sent(of(7))
+    assert cache.cached_tokens(of(7)) == 192
+    assert cache.cached_tokens(of(8)) == cache.cached_tokens(of(None)) == 0
 
 
 def test_texts_are_known_by_about_as_many_tokens() -> None:
-    def of(text: str, tokens: int) -> Prefixes:
-        return prefixes_of(replace(_generation(_ids(tokens)), text=TextPrompt(text)))
+    def of(text: str, tokens: int) -> PromptPrefixes:
+        return hash_prefixes(replace(_generation(_ids(tokens)), text=TextPrompt(text)))
 
     cache = PrefixCache()
-    cache.sent(of("word " * 400, 400))
-    assert 0.8 * 400 < cache.tokens(of("word " * 400 + "more", 401)) < 400
-    assert cache.tokens(of("Word " * 400, 400)) == 0
+    cache.record_sent(of("word " * 400, 400))
+    assert 0.8 * 400 < cache.cached_tokens(of("word " * 400 + "more", 401)) < 400
+    assert cache.cached_tokens(of("Word " * 400, 400)) == 0
 
 
 def test_what_an_answer_shows_to_be_gone_takes_what_is_older_with_it() -> None:
@@ -89,14 +89,14 @@ def test_what_an_answer_shows_to_be_gone_takes_what_is_older_with_it() -> None:
     old, middle, new = (_prefixes(_ids(1000, seed)) for seed in range(3))
     for prefixes in (old, middle, new):
         assert _serve(cache, prefixes, 0) == 0
-    known = cache.tokens(new)
+    known = cache.cached_tokens(new)
     assert known > 800
     assert _serve(cache, middle, int(known)) == known  # all as expected: nothing is learned
-    assert cache.tokens(old) == known
+    assert cache.cached_tokens(old) == known
     assert _serve(cache, new, 0) == known
-    assert cache.tokens(old) == 0
+    assert cache.cached_tokens(old) == 0
     # It was used behind the one that was gone; and that one was computed again.
-    assert cache.tokens(middle) == cache.tokens(new) == known
+    assert cache.cached_tokens(middle) == cache.cached_tokens(new) == known
 
 
 @pytest.mark.parametrize("reused", [None, 700])
@@ -106,7 +106,7 @@ def test_nothing_is_learned_of_what_is_not_told_or_nearly_true(reused: int | Non
     _serve(cache, old)
     _serve(cache, new)
     _serve(cache, new, reused)
-    assert cache.tokens(old) > 800
+    assert cache.cached_tokens(old) > 800
 
 
 def test_two_requests_at_once_show_nothing_to_be_gone() -> None:
@@ -114,21 +114,21 @@ def test_two_requests_at_once_show_nothing_to_be_gone() -> None:
     cache = PrefixCache()
     old, new = _prefixes(_ids(1000, 1)), _prefixes(_ids(1000, 2))
     _serve(cache, old)
-    first, second = cache.sent(new), cache.sent(new)
+    first, second = cache.record_sent(new), cache.record_sent(new)
     assert second.tokens > 800
-    cache.answered(new, first, 0)
-    cache.answered(new, second, 0)
-    assert cache.tokens(old) > 800
+    cache.record_answer(new, first, 0)
+    cache.record_answer(new, second, 0)
+    assert cache.cached_tokens(old) > 800
 
 
 def test_tenants_learn_nothing_of_each_other() -> None:
     cache = PrefixCache()
     ids, more = _ids(1000), _ids(1000, 1)
     _serve(cache, _prefixes(ids, ONE))
-    assert cache.tokens(_prefixes(ids, OTHER)) == 0
+    assert cache.cached_tokens(_prefixes(ids, OTHER)) == 0
     _serve(cache, _prefixes(more, OTHER))
     assert _serve(cache, _prefixes(more, OTHER), 0) > 800
-    assert cache.tokens(_prefixes(ids, ONE)) > 800
+    assert cache.cached_tokens(_prefixes(ids, ONE)) > 800
 
 
 def test_a_flood_takes_of_others_what_is_beyond_their_share() -> None:
@@ -141,8 +141,8 @@ def test_a_flood_takes_of_others_what_is_beyond_their_share() -> None:
     for seed in range(1000, 1500):
         _serve(cache, _prefixes(_ids(1000, seed), "flood"))
         assert len(cache) <= most
-    assert [cache.tokens(prefixes) > 800 for prefixes in small] == [True] * len(small)
-    kept = [cache.tokens(prefixes) > 800 for prefixes in whales]
+    assert [cache.cached_tokens(prefixes) > 800 for prefixes in small] == [True] * len(small)
+    kept = [cache.cached_tokens(prefixes) > 800 for prefixes in whales]
     # The flood has a third of the room: it took that of what was left, and then of who had more.
     assert 80 < sum(kept) < 150
     assert kept == sorted(kept), "those that were used longest ago go first"
@@ -152,9 +152,9 @@ def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
     cache = PrefixCache(20)
     old, new = _prefixes(_ids(700, 1)), _prefixes(_ids(700, 2))
     _serve(cache, old)
-    whole = cache.tokens(old)
+    whole = cache.cached_tokens(old)
     _serve(cache, new)
-    assert 0 < cache.tokens(old) < cache.tokens(new) == whole
+    assert 0 < cache.cached_tokens(old) < cache.cached_tokens(new) == whole
 
 
 def test_many_tenants_have_room_and_no_more_than_there_is() -> None:
@@ -162,7 +162,7 @@ def test_many_tenants_have_room_and_no_more_than_there_is() -> None:
     for number in range(500):
         _serve(cache, _prefixes(_ids(40, number), str(number)))
         assert len(cache) <= 100
-        assert cache.tokens(_prefixes(_ids(40, number), str(number))) == BLOCK
+        assert cache.cached_tokens(_prefixes(_ids(40, number), str(number))) == BLOCK
 
 
 def test_what_is_kept_takes_no_more_than_is_said_at_the_most() -> None:
@@ -182,10 +182,10 @@ def test_what_is_kept_takes_no_more_than_is_said_at_the_most() -> None:
 def test_a_new_engine_has_nothing() -> None:
     cache = PrefixCache()
     prefixes = _prefixes(_ids(100))
-    expected = cache.sent(prefixes)
+    expected = cache.record_sent(prefixes)
     cache.forget()
-    assert (len(cache), cache.tokens(prefixes)) == (0, 0)
-    cache.answered(prefixes, expected, 0)  # by the engine before it
-    assert cache.tokens(prefixes) == 0
+    assert (len(cache), cache.cached_tokens(prefixes)) == (0, 0)
+    cache.record_answer(prefixes, expected, 0)  # by the engine before it
+    assert cache.cached_tokens(prefixes) == 0
     _serve(cache, prefixes)
-    assert cache.tokens(prefixes) == 96
+    assert cache.cached_tokens(prefixes) == 96

@@ -15,7 +15,7 @@ from gateway.errors import EngineBroken, EngineUnavailable
 from gateway.generation import Generation
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.logits import token_logprobs
-from gateway.triton.prompt_logits import LogitsCutter
+from gateway.triton.prompt_logits import PromptLogitsReader
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ async def _here(work: Callable[[], T]) -> T:
     return work()
 
 
-def _cutter(pieces: Sequence[bytes], count: int = 2) -> LogitsCutter:
+def _cutter(pieces: Sequence[bytes], count: int = 2) -> PromptLogitsReader:
     asked = Generation(
         request_id="1",
         prompt_ids=array("i", IDS),
@@ -55,7 +55,7 @@ def _cutter(pieces: Sequence[bytes], count: int = 2) -> LogitsCutter:
         seed=0,
         prompt_logprobs=count,
     )
-    return LogitsCutter(Pieces(pieces), asked, _here)
+    return PromptLogitsReader(Pieces(pieces), asked, _here)
 
 
 def _response(*, before: bool = False) -> pb.ModelStreamInferResponse:

@@ -16,25 +16,25 @@ async def _settle() -> None:
 
 async def test_one_request_carries_and_a_hundred_wait() -> None:
     residency = Residency()
-    assert await residency.must_carry(7)
-    others = [asyncio.create_task(residency.must_carry(7)) for _ in range(100)]
+    assert await residency.acquire_upload(7)
+    others = [asyncio.create_task(residency.acquire_upload(7)) for _ in range(100)]
     await _settle()
     assert not any(task.done() for task in others)
-    assert await residency.must_carry(8)  # another adapter does not wait
-    residency.loaded(7)
+    assert await residency.acquire_upload(8)  # another adapter does not wait
+    residency.mark_loaded(7)
     assert await asyncio.gather(*others) == [None] * 100
 
 
 async def test_after_a_failed_load_the_next_one_carries() -> None:
     residency = Residency()
-    assert await residency.must_carry(7)
-    others = [asyncio.create_task(residency.must_carry(7)) for _ in range(2)]
+    assert await residency.acquire_upload(7)
+    others = [asyncio.create_task(residency.acquire_upload(7)) for _ in range(2)]
     await _settle()
-    residency.not_loaded(7)
+    residency.mark_not_loaded(7)
     await _settle()
     [first] = [task for task in others if task.done()]
     assert first.result() is not None
-    residency.loaded(7)
+    residency.mark_loaded(7)
     assert (await asyncio.gather(*others)).count(None) == 1
 
 
@@ -64,18 +64,18 @@ class _Turns:
 async def test_whichever_tenant_has_its_turn_first_brings_it() -> None:
     residency = Residency()
     one, other = _Turns(), _Turns()
-    busy = [asyncio.create_task(residency.must_carry(7, "busy", one.next)) for _ in range(3)]
+    busy = [asyncio.create_task(residency.acquire_upload(7, "busy", one.next)) for _ in range(3)]
     await _settle()
     assert len(one.line) == 1  # the others of its tenant wait for it
-    assert residency.has(7)
-    free = asyncio.create_task(residency.must_carry(7, "free", other.next))
+    assert residency.is_resident_or_loading(7)
+    free = asyncio.create_task(residency.acquire_upload(7, "free", other.next))
     await _settle()
     other.come()
     turn = await free
     assert turn is not None
     await _settle()
     assert one.line == []
-    residency.loaded(7)
+    residency.mark_loaded(7)
     assert await asyncio.gather(*busy) == [None] * 3
     assert (one.taken, other.taken) == (0, 1)
     await turn.aclose()
@@ -86,7 +86,8 @@ async def test_of_two_turns_in_one_moment_one_is_given_back() -> None:
     residency = Residency()
     turns = {tenant: _Turns() for tenant in "ab"}
     tasks = [
-        asyncio.create_task(residency.must_carry(7, tenant, turns[tenant].next)) for tenant in "ab"
+        asyncio.create_task(residency.acquire_upload(7, tenant, turns[tenant].next))
+        for tenant in "ab"
     ]
     await _settle()
     for tenant in "ab":
@@ -94,7 +95,7 @@ async def test_of_two_turns_in_one_moment_one_is_given_back() -> None:
     await _settle()
     assert [task.done() for task in tasks] == [True, False]
     assert (turns["a"].taken, turns["b"].taken) == (1, 0)
-    residency.not_loaded(7)
+    residency.mark_not_loaded(7)
     await _settle()
     turns["b"].come()
     assert await tasks[1] is not None
@@ -104,7 +105,7 @@ async def test_who_leaves_the_line_is_followed_by_another_of_its_tenant() -> Non
     residency = Residency()
     turns = _Turns()
     first, second = [
-        asyncio.create_task(residency.must_carry(7, "a", turns.next)) for _ in range(2)
+        asyncio.create_task(residency.acquire_upload(7, "a", turns.next)) for _ in range(2)
     ]
     await _settle()
     first.cancel()
@@ -116,13 +117,13 @@ async def test_who_leaves_the_line_is_followed_by_another_of_its_tenant() -> Non
 
 async def test_causes() -> None:
     residency = Residency()
-    assert residency.cause(7) == "first_use"
-    await residency.must_carry(7)
-    residency.loaded(7)
-    residency.evicted(7)
-    assert residency.cause(7) == "evicted"
-    assert await residency.must_carry(7)
-    residency.loaded(7)
-    residency.restarted()
-    assert residency.cause(7) == "restarted"
-    assert await residency.must_carry(7)
+    assert residency.upload_cause(7) == "first_use"
+    await residency.acquire_upload(7)
+    residency.mark_loaded(7)
+    residency.mark_evicted(7)
+    assert residency.upload_cause(7) == "evicted"
+    assert await residency.acquire_upload(7)
+    residency.mark_loaded(7)
+    residency.mark_restarted()
+    assert residency.upload_cause(7) == "restarted"
+    assert await residency.acquire_upload(7)

@@ -16,7 +16,7 @@ async def _seen(endpoint: str) -> Engine:
         vocab_size=1,
         max_seq_len=64,
         on_stop=lambda _: None,
-        on_cold_send=lambda _: None,
+        on_upload=lambda _: None,
     )
     await engine.refresh()
     assert engine.ready
@@ -36,7 +36,7 @@ async def _look(
         engine = await _seen(endpoint)
         engine.silence.replaceable = lambda: replaceable
         triton.deaf = True
-        engine.heard = flowed
+        engine.has_received = flowed
         looking = asyncio.create_task(engine.refresh())
         while not looking.done():
             meanwhile(triton, engine)
@@ -48,7 +48,7 @@ async def _look(
 
 async def test_it_is_lost_at_once_only_where_all_that_came_has_stopped_with_it() -> None:
     def says_something(triton: FakeTriton, engine: Engine, look: int) -> None:
-        engine.heard = engine.heard or triton.unanswered == look
+        engine.has_received = engine.has_received or triton.unanswered == look
 
     def answers(triton: FakeTriton, _: Engine) -> None:
         triton.deaf = not triton.unanswered
@@ -75,7 +75,7 @@ async def test_one_that_is_silent_for_long_is_lost_whoever_else_is_there() -> No
     triton = FakeTriton(tokens=[], fault=None, step=0)
     async with serving(triton) as endpoint:
         engine = await _seen(endpoint)
-        triton.deaf = engine.heard = True
+        triton.deaf = engine.has_received = True
         told = []
         for _ in range(3):
             await engine.refresh()

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.tokenization.identity import TokenizerIdentity
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.tokenizer.comparison import Found, compare, read_engine
+from gateway.triton.tokenizer.comparison import Findings, compare, read_engine
 from tests.support.in_process import ids_of, save_tokenizer
 
 SPARE, MISSING = 64, 1024
@@ -41,8 +41,12 @@ class _Compared:
         self._folder = folder
         self._own = TokenizerIdentity(folder, prompts)
 
-    async def found(self, engine: dict[str, Any] | None = None, **parameters: str) -> Found:
-        found, folder, config = Found(), self._folder / "engine", ModelConfig(name="tensorrt_llm")
+    async def found(self, engine: dict[str, Any] | None = None, **parameters: str) -> Findings:
+        found, folder, config = (
+            Findings(),
+            self._folder / "engine",
+            ModelConfig(name="tensorrt_llm"),
+        )
         for name, value in parameters.items():
             config.parameters[name].string_value = value
         if engine is not None:

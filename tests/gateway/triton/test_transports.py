@@ -146,7 +146,7 @@ def test_a_call_that_the_server_ended_unread_is_no_broken_engine() -> None:
     details = "Internal error from Core"
     nothing = grpc.aio.Metadata()
     refused = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details)
-    assert type(grpcio._translated(refused)) is EngineUnavailable
+    assert type(grpcio._translate(refused)) is EngineUnavailable
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -262,8 +262,8 @@ async def test_a_stream_that_was_left_is_not_read_any_more(
     async with client_of(endpoint, options) as client:
         stream = await client.stream(stream_request(1000), bytes)  # which takes five seconds
         assert await stream.read()
-        stream.leave()
-        stream.leave()
+        stream.abandon()
+        stream.abandon()
         with pytest.raises(asyncio.CancelledError):
             await stream.read()
         assert await count_tokens(client, 3, **KEY) == 3

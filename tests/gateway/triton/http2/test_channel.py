@@ -226,7 +226,7 @@ async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         loop = asyncio.get_running_loop()
         await until(lambda: loop.time() >= transport._retry_at)
         trying = asyncio.create_task(start(transport))
-        await until(lambda: transport._dialling)
+        await until(lambda: transport._dial_task)
         with pytest.raises(EngineUnavailable):
             await start(transport)
         assert not trying.done()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.triton.http2 import frames
 from gateway.triton.http2.call import WINDOW
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.http2.uploads import Uploads
 from tests.support.http2_peer import (
     HANGS_AFTER_S,
@@ -118,7 +118,7 @@ def test_a_flood_ends_the_turn_after_one_read() -> None:
     async def run() -> list[int]:
         reads, left = [0], len(sent)
 
-        class Counting(Connection):
+        class Counting(Http2Connection):
             def data_received(self, data: bytes) -> None:
                 nonlocal left
                 reads[-1] += 1
@@ -315,6 +315,6 @@ def test_uploads_against_a_plain_model(steps: list[tuple[str, int, int]]) -> Non
     model.widen_connection(0, 10**7)
     for stream in model.expected:
         model.widen(stream, 10**7)
-    while model.uploads.ready():
+    while model.uploads.has_ready():
         model.send(0, 100_000)
     assert model.sent == model.expected

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
 from gateway.triton.http2 import frames
-from gateway.triton.http2.call import WINDOW, Call
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.call import WINDOW, RpcCall
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.http2.headers import request_block
 from tests.support.examples import scale_examples
 from tests.support.http2_peer import HANGS_AFTER_S, grpc_message
@@ -144,9 +144,9 @@ def test_any_conversation_ends_well(pieces: list[bytes]) -> None:
 
 
 async def converse(pieces: list[bytes]) -> None:
-    connection, sink = Connection(lambda _: None), Sink()
+    connection, sink = Http2Connection(lambda _: None), Sink()
     connection.connection_made(sink)
-    calls = [Call(connection, bytes) for _ in range(CALLS)]
+    calls = [RpcCall(connection, bytes) for _ in range(CALLS)]
     for n, call in enumerate(calls):
         body = bytes(UPLOAD if n == 1 else 10)
         connection.open(call, BLOCK, [body], len(body))
@@ -160,7 +160,7 @@ async def converse(pieces: list[bytes]) -> None:
         connection.data_received(piece)
         await asyncio.sleep(0)
     unread = calls[2]
-    assert sum(map(len, unread._messages)) + unread._held <= WINDOW
+    assert sum(map(len, unread._messages)) + unread._held_bytes <= WINDOW
     assert len(connection._rest) < frames.DEFAULT_MAX_FRAME + frames.HEAD_BYTES
     # Answers are never much longer than what they answer.
     assert len(sink.written) - opened <= 3 * received + UPLOAD * 2
@@ -171,7 +171,7 @@ async def converse(pieces: list[bytes]) -> None:
     assert connection.idle
 
 
-async def outcome(call: Call[bytes]) -> None:
+async def outcome(call: RpcCall[bytes]) -> None:
     try:
         while await call.read() is not None:
             pass
@@ -196,9 +196,9 @@ def test_messages_cut_into_any_frames_and_reads(messages: list[bytes], data: st.
     reads = cut(wire, data.draw(st.lists(st.integers(0, len(wire)), max_size=10).map(sorted)))
 
     async def receive() -> list[bytes | None]:
-        connection, sink = Connection(lambda _: None), Sink()
+        connection, sink = Http2Connection(lambda _: None), Sink()
         connection.connection_made(sink)
-        call = Call(connection, bytes)
+        call = RpcCall(connection, bytes)
         connection.open(call, BLOCK, [b"x"], 1)
         for read in reads:
             connection.data_received(read)
@@ -222,10 +222,10 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     ids=["PING", "SETTINGS", "CONTINUATION", "empty CONTINUATION"],
 )
 async def test_floods_end_the_connection(flood: bytes) -> None:
-    connection, sink = Connection(lambda _: None), Sink()
+    connection, sink = Http2Connection(lambda _: None), Sink()
     connection.connection_made(sink)
     connection.data_received(GREETING)
-    call = Call(connection, bytes)
+    call = RpcCall(connection, bytes)
     connection.open(call, BLOCK, [b"x"], 1)
     if flood[3] == frames.CONTINUATION:
         connection.data_received(frames.frame(frames.HEADERS, 0, 1, b""))
@@ -240,11 +240,11 @@ async def test_floods_end_the_connection(flood: bytes) -> None:
 
 
 async def test_a_server_that_ignores_the_window_of_a_stream() -> None:
-    connection, sink = Connection(lambda _: None), Sink()
+    connection, sink = Http2Connection(lambda _: None), Sink()
     connection.connection_made(sink)
     head = encoded([(":status", "200"), ("content-type", "application/grpc")])
     connection.data_received(GREETING)
-    calls = [Call(connection, bytes) for _ in range(2)]
+    calls = [RpcCall(connection, bytes) for _ in range(2)]
     for call in calls:
         connection.open(call, BLOCK, [b"x"], 1)
         block = frames.frame(frames.HEADERS, frames.END_HEADERS, call.stream_id, head)

@@ -49,14 +49,14 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token waits for two pauses at most: one that had begun, and one that its read ends."""
     assert _GATHER_S <= 0.002
     resumed = 0
-    read_on = BaseConnection._read_on
+    read_on = BaseConnection._resume_reading
 
     def counting(self: BaseConnection) -> None:
         nonlocal resumed
         resumed += 1
         read_on(self)
 
-    monkeypatch.setattr(BaseConnection, "_read_on", counting)
+    monkeypatch.setattr(BaseConnection, "_resume_reading", counting)
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)

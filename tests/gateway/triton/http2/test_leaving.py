@@ -10,7 +10,7 @@ import pytest
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.call import WINDOW
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.http2.connection import LEFT_BYTES
+from gateway.triton.http2.connection import ABANDONED_ALLOWANCE_BYTES
 from gateway.triton.transport import ConnectionOptions, Endpoint
 from tests.support.event_clock import EventClock
 from tests.support.http2_peer import (
@@ -28,7 +28,7 @@ from tests.support.http2_peer import (
 
 
 async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
@@ -36,13 +36,13 @@ async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.Monke
         await until(lambda: len(server.peers[0].answered) == 3)
         peer = server.peers[0]
         await asyncio.sleep(0.02)
-        calls[0].leave()
-        calls[0].leave()
+        calls[0].abandon()
+        calls[0].abandon()
         with pytest.raises(asyncio.CancelledError):
             await readers[0]
         with pytest.raises(asyncio.CancelledError):
             await calls[0].read()
-        calls[2].leave()
+        calls[2].abandon()
         # What nobody reads comes all the same, and so do the ends.
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
@@ -61,7 +61,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
 ) -> None:
     def grace(seconds: float) -> None:
         for module in ("http2.connection", "grpcio"):
-            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", seconds)
+            monkeypatch.setattr(f"gateway.triton.{module}.ABANDON_GRACE_S", seconds)
 
     grace(HANGS_AFTER_S)
     async with listening(Server(silence)) as server:
@@ -72,7 +72,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         does_not = await start(transport)
         await until(lambda: len(server.peers[0].answered) == 2)
         told: dict[str, bool] = {}
-        ends.leave(partial(told.__setitem__, "ends"))
+        ends.abandon(partial(told.__setitem__, "ends"))
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
@@ -82,21 +82,21 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         assert resets == {}
         await until(lambda: told == {"ends": True})
         grace(0.05)
-        does_not.leave(partial(told.__setitem__, "does not"))
+        does_not.abandon(partial(told.__setitem__, "does not"))
         await until(lambda: resets == {3: 8})
         await until(lambda: told == {"ends": True, "does not": False})
         await transport.close()
 
 
 async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.MAX_LEFT", 2)
+    monkeypatch.setattr("gateway.triton.http2.connection.MAX_ABANDONED", 2)
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(4)]
         await until(lambda: len(server.peers[0].answered) == 4)
         told: dict[int, bool] = {}
         for number, call in enumerate(calls):
-            call.leave(partial(told.__setitem__, number))
+            call.abandon(partial(told.__setitem__, number))
         await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
         assert told == {2: False, 3: False}
     assert told == dict.fromkeys(range(4), False)  # the connection is no more
@@ -110,10 +110,10 @@ async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
         server.peers[0].end(1)
         await until(lambda: calls[0].status is not None)
         told: list[bool] = []
-        calls[0].leave(told.append)
+        calls[0].abandon(told.append)
         assert told == [True]
         calls[1].cancel()
-        calls[1].leave(told.append)
+        calls[1].abandon(told.append)
         assert told == [True]
 
 
@@ -123,14 +123,14 @@ async def test_a_request_that_is_left_half_written_is_reset() -> None:
     async with connected(server) as transport:
         call = await start(transport, bytes(2**20))
         await until(lambda: bool(server.peers[0].requests))
-        call.leave()
+        call.abandon()
         await until(lambda: server.peers[0].resets == {1: 8})
 
 
 async def test_what_is_left_behind_a_full_window_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     answer = grpc_message(bytes(2**18 - 5)) * 20
 
     def flood(peer: Peer, stream_id: int) -> None:
@@ -143,7 +143,7 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
         assert await call.read() is not None
         # The server stands still: nobody reads, and its window is full.
         await until(lambda: call.window == 0)
-        call.leave()
+        call.abandon()
         await until(lambda: all(connection.idle for connection in transport._connections))
         assert server.peers[0].unsent(1) == 0
         assert server.peers[0].resets == {}
@@ -151,9 +151,9 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
 
 async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_s = HANGS_AFTER_S / 2
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", grace_s)
+    monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", grace_s)
     clock = EventClock()
-    answer = bytes(LEFT_BYTES + 2 * WINDOW)
+    answer = bytes(ABANDONED_ALLOWANCE_BYTES + 2 * WINDOW)
 
     def flood(peer: Peer, stream_id: int) -> None:
         peer.begin(stream_id)
@@ -165,7 +165,7 @@ async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPa
         call = await start(transport)
         await until(lambda: server.peers and server.peers[0].unsent(1))
         peer = server.peers[0]
-        call.leave()
+        call.abandon()
 
         def drained() -> bool:
             unsent.append(peer.unsent(1))

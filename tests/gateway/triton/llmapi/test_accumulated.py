@@ -33,10 +33,10 @@ def test_pieces_are_the_text_whatever_is_known_when(
             text_so_far = shown(raw[:cut], style)
             # It may stand within something else.
             data = b"x" * lead + text_so_far + b"behind"
-            pieces += reader.added(data, lead, lead + len(text_so_far))
+            pieces += reader.take_new(data, lead, lead + len(text_so_far))
             assert text.startswith(pieces)  # nothing is ever taken back
         assert len(pieces) >= len(raw[:cut].decode(errors="ignore").rstrip("\ufffd"))
-    pieces += reader.added(raw)
+    pieces += reader.take_new(raw)
     # What the model wrote as U+FFFD at its very end looks like half a character.
     assert text.removeprefix(pieces).strip("\ufffd") == ""
 
@@ -44,25 +44,25 @@ def test_pieces_are_the_text_whatever_is_known_when(
 def test_the_end_may_be_mended_until_it_is_given() -> None:
     reader = AccumulatedText()
     texts = ["", "to\ufffd", "to\ufffd\ufffd", "to\u4eac", "to\u4eac!"]
-    assert [reader.added(text.encode()) for text in texts] == ["", "to", "", "\u4eac", "!"]
+    assert [reader.take_new(text.encode()) for text in texts] == ["", "to", "", "\u4eac", "!"]
 
 
 def test_of_a_text_of_replacement_characters_the_last_alone_are_held_back() -> None:
     """To look at all of them again for each token would be the event loop's time."""
     reader, given = AccumulatedText(), 0
     for size in range(1000):
-        given += len(reader.added("\ufffd".encode() * size))
+        given += len(reader.take_new("\ufffd".encode() * size))
         assert given >= size - 64
 
 
 def test_what_was_given_and_shrinks_is_given_once() -> None:
     reader = AccumulatedText()
-    assert [reader.added(text) for text in (b"one ", b"one", b"one t")] == ["one ", "", "t"]
+    assert [reader.take_new(text) for text in (b"one ", b"one", b"one t")] == ["one ", "", "t"]
 
 
 @pytest.mark.parametrize("changed", [b"ond two", b"onx", b"onx two and more", b"x"])
 def test_nothing_is_given_behind_what_became_another_text(changed: bytes) -> None:
     reader = AccumulatedText()
-    reader.added(b"one t")
+    reader.take_new(b"one t")
     with pytest.raises(EngineError, match="changed"):
-        reader.added(changed)
+        reader.take_new(changed)

@@ -186,7 +186,7 @@ async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
 ) -> None:
     """One that answers at the end alone is silent when it is busy, too; but one that streams is
     not for ever."""
-    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
+    monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 0.3)
     servicer = FakeLlmapi(None, streams=streams)
     servicer.of_prompt["poison"] = (DEAD,)
     async with gateway(tokenizer_dir, servicer) as (ask, service):
@@ -208,8 +208,8 @@ async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
 async def test_a_whole_answer_hides_no_engine_whose_streams_have_stopped(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
-    monkeypatch.setattr("gateway.triton.engine._MAX_SILENT_PROOFS", 1_000_000)
+    monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("gateway.triton.engine._MAX_SILENT_PROBES", 1_000_000)
     servicer = FakeLlmapi(None)
     servicer.of_prompt |= {"poison": (DEAD,), "flows": (told("he"), None)}
     async with gateway(tokenizer_dir, servicer) as (ask, service):
@@ -230,7 +230,7 @@ async def test_a_token_is_a_proof_whatever_fails_behind_it(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full engine lets the proof wait, and a tenant may fail a request when its time is up."""
-    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 3.0)
+    monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 3.0)
     servicer = FakeLlmapi(*OK)
     servicer.of_prompt |= {"poison": (DEAD,), "Hello": (None,)}
     async with gateway(tokenizer_dir, servicer) as (ask, service):

@@ -6,37 +6,37 @@ import asyncio
 from collections import OrderedDict, deque
 
 
-class LoopTurns:
+class LoopScheduler:
     """The order of steps. Belongs to one event loop.
 
-    A text of many blocks takes a step for each. So ten texts at once hold up everybody's tokens no
-    longer than one does, and a short text waits for one block of each other tenant.
+    A text of many blocks takes a step for each. So ten texts at once delay other tenants' tokens no
+    longer than one does, and a short text waits for at most one block of each other tenant.
     """
 
     def __init__(self) -> None:
-        # The tenant whose last step is longest ago comes first.
+        # The tenant whose last step is oldest comes first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_taken = False
 
-    async def take(self, tenant: str) -> None:
-        """Return in a turn of the loop in which no other step is done."""
+    async def wait_step(self, tenant: str) -> None:
+        """Return in an iteration of the loop in which no other step runs."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
-            loop.call_soon(self._give_next, loop)
+            loop.call_soon(self._grant_next, loop)
             return
         turn = loop.create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         await turn
 
-    def _give_next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _grant_next(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             tenant, turns = self._waiting.popitem(last=False)
             turn = turns.popleft()
             if turns:
                 self._waiting[tenant] = turns
-            if not turn.done():  # a request that was cancelled
+            if not turn.done():  # otherwise the request was cancelled
                 turn.set_result(None)
-                loop.call_soon(self._give_next, loop)
+                loop.call_soon(self._grant_next, loop)
                 return
         self._is_taken = False

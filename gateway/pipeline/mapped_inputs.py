@@ -1,6 +1,7 @@
-"""Inputs to rows of numbers: tokenized and counted, then cut into the model's batches and asked.
+"""Requests to embedding and ranking models: inputs to batches, and batches to rows of numbers.
 
-numpy has been loaded once there are rows (`triton.mapped`), and is not for gateways without them.
+Inputs are tokenized and counted, then split into the model's batches. numpy is loaded once there
+are rows (`triton.tensor_mapping`), so a gateway without such models does not load it.
 """
 
 from __future__ import annotations
@@ -25,45 +26,46 @@ from gateway.scheduling.admission import Permit
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
 from gateway.tokenization.inputs import InputIds
-from gateway.triton.mapped import MappedModel, Row, Rows
+from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
-Found = MappedModel
-"""A mapping that fits what Triton has."""
+FittedModel = ResolvedMapping
+"""A mapping that fits the model's configuration in Triton."""
 
-_AT_ONCE = 4
-"""Batches of one request that are asked or wait to be."""
-_BATCH_BYTES = 1 << 20
-# Characters that are tokenized in one turn. A job of few is done on the event loop.
-_TURN_CHARS = 32 * 1024
-# An empty text takes as long as so many characters.
-_CHARS_A_TEXT = 16
+_MAX_PENDING_BATCHES = 4
+"""Maximum number of batches of one request that run or wait."""
+_MAX_BATCH_BYTES = 1 << 20
+# Characters that are tokenized in one step. A step of few characters runs on the event loop.
+_ENCODE_STEP_CHARS = 32 * 1024
+# Cost of an empty text, in characters.
+_CHARS_PER_TEXT = 16
 
 
 class Deadline(NamedTuple):
-    """`at` is in the event loop's time; `asked` says that the client wants it before all others."""
+    """The time limit of a request. `at` is in the event loop's time; `by_client` means that the
+    client set it."""
 
     at: float
     limit_s: float
-    asked: bool
+    by_client: bool
 
     @classmethod
-    def of(cls, asked_s: float | None, most_s: float) -> Deadline:
+    def after(cls, asked_s: float | None, most_s: float) -> Deadline:
         limit_s = most_s if asked_s is None else asked_s
         return cls(asyncio.get_running_loop().time() + limit_s, limit_s, asked_s is not None)
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(0.0, self.at - asyncio.get_running_loop().time())
 
-    def missed(self) -> RequestTimeout:
-        return (ClientDeadline if self.asked else RequestTimeout)(self.limit_s)
+    def timeout_error(self) -> RequestTimeout:
+        return (ClientDeadline if self.by_client else RequestTimeout)(self.limit_s)
 
 
-class Inputs(NamedTuple):
-    """Ready to be sent. `tokens` are those of each row, 0 where they are not counted."""
+class MappedInputs(NamedTuple):
+    """Inputs ready to be sent. `tokens` are the counts of the rows, 0 if they are not counted."""
 
-    rows: list[Row]
+    rows: list[InputRow]
     tokens: list[int]
 
     @property
@@ -71,60 +73,68 @@ class Inputs(NamedTuple):
         return sum(self.tokens)
 
 
-async def of_texts(
+async def encode_texts(
     service: Service, model: AnyModel, texts: Sequence[tuple[str, ...]], *, tenant: str, param: str
-) -> Inputs:
-    """Of single texts, or of pairs. Raises ContextLengthExceeded for one that is too long."""
+) -> MappedInputs:
+    """Return the inputs for single texts or for pairs of texts.
+
+    Raises ContextLengthExceeded for a text that is too long.
+    """
     tokenizer, most = model.tokenizer, model.entry.max_tokens
     if tokenizer is None:
-        return Inputs([Row(texts=each) for each in texts], [0] * len(texts))
+        return MappedInputs([InputRow(texts=each) for each in texts], [0] * len(texts))
     found: list[InputIds] = []
-    for some in _turns(texts):
+    for some in _split_steps(texts):
         if most is not None:
             for number, each in enumerate(some, len(found)):
                 if any(tokenizer.exceeds(text, most) for text in each):
                     raise _too_long(param, number, most)
         chars = sum(map(_count_chars, some))
         encode = partial(tokenizer.encode, some)
-        new = await service.prompts.turns.run(tenant, chars, encode)
-        _check([len(each.ids) for each in new], most, param, len(found))
+        new = await service.prompts.threads.run(tenant, chars, encode)
+        _check_counts([len(each.ids) for each in new], most, param, len(found))
         found += new
     tokens = [len(each.ids) for each in found]
     if model.mapping.texts:
-        return Inputs([Row(texts=each) for each in texts], tokens)
-    return Inputs([Row(ids=each.ids, types=each.types) for each in found], tokens)
+        return MappedInputs([InputRow(texts=each) for each in texts], tokens)
+    return MappedInputs([InputRow(ids=each.ids, types=each.types) for each in found], tokens)
 
 
-async def of_ids(
+async def check_ids(
     service: Service, model: AnyModel, given: Sequence[Sequence[int]], *, tenant: str
-) -> Inputs:
-    """As they are. Raises InvalidRequest where the model takes text, or does not know an id."""
+) -> MappedInputs:
+    """Return the inputs for token ids, which are sent unchanged.
+
+    Raises InvalidRequest if the model takes text, or if an id is not in its vocabulary.
+    """
     tokenizer = model.tokenizer
     if model.mapping.texts or tokenizer is None:
         raise InvalidRequest(
             f"input: found token ids; the model `{model.name}` takes texts.", param="input"
         )
     counts = [len(ids) for ids in given]
-    _check(counts, model.entry.max_tokens, "input")
+    _check_counts(counts, model.entry.max_tokens, "input")
     known = range(tokenizer.vocab_size)
-    rows = await service.prompts.turns.run(tenant, sum(counts), partial(_rows, given, known))
-    return Inputs(rows, counts)
+    rows = await service.prompts.threads.run(
+        tenant, sum(counts), partial(_build_rows, given, known)
+    )
+    return MappedInputs(rows, counts)
 
 
-def _rows(given: Sequence[Sequence[int]], known: range) -> list[Row]:
+def _build_rows(given: Sequence[Sequence[int]], known: range) -> list[InputRow]:
     for number, ids in enumerate(given):
         if max(ids) not in known:
             raise InvalidRequest(
                 f"input[{number}]: token ids of this model are 0 to {known[-1]}.", param="input"
             )
-    return [Row(ids=array("i", ids)) for ids in given]
+    return [InputRow(ids=array("i", ids)) for ids in given]
 
 
-def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
+def _split_steps(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
     start, chars = 0, 0
     for end, each in enumerate(texts, 1):
         chars += _count_chars(each)
-        if chars >= _TURN_CHARS:
+        if chars >= _ENCODE_STEP_CHARS:
             yield texts[start:end]
             start, chars = end, 0
     if start < len(texts):
@@ -132,11 +142,12 @@ def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...
 
 
 def _count_chars(texts: tuple[str, ...]) -> int:
-    return sum(map(len, texts)) + _CHARS_A_TEXT
+    return sum(map(len, texts)) + _CHARS_PER_TEXT
 
 
-def _check(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
-    """Tokens of each input, of which the first is the request's `start`th."""
+def _check_counts(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
+    """Raise InvalidRequest for an input with no tokens or too many; `start` is the number of the
+    first."""
     for number, count in enumerate(counts, start):
         if most is not None and count > most:
             raise _too_long(param, number, most, count)
@@ -151,18 +162,23 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
     )
 
 
-async def mapped_model(service: Service, model: AnyModel, deadline: Deadline) -> MappedModel:
-    """What Triton says of it. Raises EngineUnavailable, EngineError where the mapping does not
-    fit, and RequestTimeout."""
+async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
+    """Return the mapping, resolved against Triton's configuration of the model.
+
+    Raises:
+        EngineUnavailable: the model is not served.
+        EngineError: the mapping does not fit the model.
+        RequestTimeout: the deadline has passed.
+    """
     try:
         async with asyncio.timeout_at(deadline.at):
             return await service.mapped_pool.model(model.mapping)
     except TimeoutError:
-        raise deadline.missed() from None
+        raise deadline.timeout_error() from None
 
 
-def check_length(model: MappedModel, inputs: Inputs, param: str) -> None:
-    """Raises ContextLengthExceeded for what is longer than the tensors of the model."""
+def check_length(model: ResolvedMapping, inputs: MappedInputs, param: str) -> None:
+    """Raise ContextLengthExceeded for an input that is longer than the tensors of the model."""
     for number, row in enumerate(inputs.rows):
         if model.length is not None and len(row.ids) > model.length:
             raise _too_long(param, number, model.length, len(row.ids))
@@ -172,24 +188,25 @@ async def ask(
     service: Service,
     request: RequestContext,
     model: AnyModel,
-    found: MappedModel,
-    inputs: Inputs,
+    found: ResolvedMapping,
+    inputs: MappedInputs,
     account: InputAccount,
     deadline: Deadline,
     *,
     tenant: str,
     priority: int,
 ) -> list[Rows]:
-    """The model's rows, in order, some of them in each of the list; the first error ends all.
+    """Return the model's rows, in order and spread over the arrays of the list; the first error
+    ends all.
 
-    Raises Overloaded when it is not the request's turn in time, RequestTimeout at its deadline, and
-    what `MappedPool.call` raises.
+    Raises Overloaded if the request does not get a slot in time, RequestTimeout at its deadline,
+    and the errors of `MappedPool.call`.
     """
     metrics, began = service.metrics.of_mapped(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
     batches = list(_batches(found, inputs.rows))
     answers: list[list[Rows]] = [[] for _ in batches]
-    few = asyncio.Semaphore(_AT_ONCE)
+    few = asyncio.Semaphore(_MAX_PENDING_BATCHES)
 
     async def call(index: int, start: int, end: int) -> None:
         tokens = sum(inputs.tokens[start:end])
@@ -200,7 +217,7 @@ async def ask(
         )
         metrics.inputs.inc(end - start)
 
-    def leave(permit: Permit, _task: asyncio.Task[None]) -> None:
+    def release(permit: Permit, _task: asyncio.Task[None]) -> None:
         permit.leave()
         few.release()
 
@@ -209,39 +226,41 @@ async def ask(
             for index, (start, end) in enumerate(batches):
                 await few.acquire()
                 permit = await admission.permit(
-                    tenant, priority, wait_s=deadline.left_s, goes_on=index > 0
+                    tenant, priority, wait_s=deadline.remaining_s, goes_on=index > 0
                 ).__aenter__()
-                # Not in the task: cancelled before its first step, it would never come there.
+                # A callback and not the task's `finally`: a task that is cancelled before its first
+                # step never gets there.
                 task = tasks.create_task(call(index, start, end))
-                task.add_done_callback(partial(leave, permit))
+                task.add_done_callback(partial(release, permit))
     except TimeoutError:
-        raise deadline.missed() from None
+        raise deadline.timeout_error() from None
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
-        raise deadline.missed() if isinstance(first, TimeoutError) else first from None
+        raise deadline.timeout_error() if isinstance(first, TimeoutError) else first from None
     finally:
         metrics.duration.observe(time.perf_counter() - began)
     return [rows for answer in answers for rows in answer]
 
 
-def _batches(model: MappedModel, rows: Sequence[Row]) -> Iterator[tuple[int, int]]:
-    """Places of the first row of each and of the one behind its last."""
+def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple[int, int]]:
+    """Yield the index of each batch's first row and of the one after its last."""
     start, longest = 0, 0
     for number, row in enumerate(rows):
         size = sum(map(len, row.texts)) + len(row.ids)
         widest = max(longest, size)
         count = number - start
-        if count == model.rows or (count and (count + 1) * model.cost(widest) > _BATCH_BYTES):
+        if count == model.rows or (count and (count + 1) * model.cost(widest) > _MAX_BATCH_BYTES):
             yield start, number
             start, widest = number, size
         longest = widest
     yield start, len(rows)
 
 
-def shaped(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
-    """Cut to so many numbers each, and of length 1 where that is wanted or they were cut.
+def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
+    """Return the vectors cut to `dimensions` numbers each; of length 1 if `normalize` is set or
+    they were cut.
 
-    Raises InvalidRequest where they have fewer.
+    Raises InvalidRequest if they have fewer numbers.
     """
     width = rows.shape[1]
     if dimensions is not None and dimensions > width:
@@ -254,14 +273,15 @@ def shaped(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
     import numpy as np  # noqa: PLC0415
 
     if normalize:
-        # In float64: the squares of large numbers are more than float32 holds.
+        # In float64: the squares of large numbers overflow float32.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         rows = (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
     return np.ascontiguousarray(rows)
 
 
-def scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
-    """One of each row. Raises BadModelOutput where the model gives more than one."""
+def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
+    """Return one score for each row. Raises BadModelOutput if the model gives more than one
+    number."""
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)
         raise BadModelOutput(f"The model gives {found} numbers for each document; it must give 1.")

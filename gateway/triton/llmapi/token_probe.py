@@ -1,8 +1,8 @@
-"""Whether an engine that may be dead still makes tokens.
+"""Probe whether an engine that may be dead still makes tokens.
 
-The llmapi repository's model answers for a dead engine as it does for a request that fails, and
-Triton calls it ready. A failure says nothing, as a tenant's request may be the reason of its own;
-so the engine is asked for a token, and whoever else is given one meanwhile is a proof as good.
+The llmapi repository's model answers for a dead engine as for a failed request, and Triton reports
+it as ready. One failure proves nothing, as it may be the request's own. So the engine is asked for
+a token; a token of any other request in the meantime is as good a proof.
 """
 
 from __future__ import annotations
@@ -19,51 +19,57 @@ from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 
-# With no token for anybody: longer than a step on a long prompt takes.
-_WITHIN_S = 60.0
+# Seconds without a token for any request: longer than a step on a long prompt takes.
+_PROBE_TIMEOUT_S = 60.0
 _PROMPT = "Hello"
 
 
-class Proof:
-    """What is known of one engine. `doubted` from a failure on until a token is made."""
+class TokenProbe:
+    """The probe of one engine. `is_doubted` from a failure on until a token is made."""
 
     def __init__(self) -> None:
-        self.doubted = False
-        # Since the engine was asked: a failure after that may be a request's own.
+        self.is_doubted = False
+        # Since the engine was asked: a later failure may be a request's own.
         self._token_made = False
         self.silences = 0
-        """Number of proofs in a row, since the last token, that the engine left unanswered."""
-        self.wanted = asyncio.Event()
-        """Set by the failure, for whoever asks for the token."""
+        """Number of consecutive probes, since the last token, that the engine left unanswered."""
+        self.requested = asyncio.Event()
+        """Set by a failure, so that the engine is probed."""
 
     def doubt(self) -> None:
-        if not self.doubted:
-            self.doubted = True
-            self.wanted.set()
+        if not self.is_doubted:
+            self.is_doubted = True
+            self.requested.set()
 
-    def works(self) -> None:
-        self.doubted = False
+    def record_token(self) -> None:
+        self.is_doubted = False
         self._token_made = True
         self.silences = 0
 
-    async def find(
+    async def probe(
         self,
         ask: Callable[[Generation, float], TokenStream],
         give_up: Callable[[], None],
-        silence_tells: Callable[[float], bool],
+        is_silence_fatal: Callable[[float], bool],
         *,
         in_use: bool,
     ) -> None:
-        """Returns when the engine makes a token, for whomever, and at once where it is not doubted.
-        Raises EngineUnavailable when it makes none.
+        """Return when the engine makes a token, for any request; at once if it is not doubted.
 
-        `ask` begins a generation with a deadline. If nobody is given a token by then,
-        `silence_tells` is asked whether that shows a dead engine, with the time from which on there
-        was none. If so, `give_up` is called: what others wait for will not come either. If not, the
-        doubt stays. So it does where no room is left for the question, of an engine that is
-        `in_use`; one that was out is not taken for well by that.
+        If no token comes by the deadline and `is_silence_fatal` is False, the doubt stays and this
+        returns. The doubt also stays if the engine is full and `in_use`. An engine that was
+        unavailable does not become available by being full.
+
+        Args:
+            ask: begins a generation with a deadline.
+            give_up: called if the engine is dead: requests that wait for it wait in vain.
+            is_silence_fatal: returns True if no token since that time shows a dead engine.
+            in_use: the engine is available now.
+
+        Raises:
+            EngineUnavailable: the engine makes no tokens.
         """
-        if not self.doubted:
+        if not self.is_doubted:
             return
         generation = Generation(
             request_id=secrets.token_hex(16),
@@ -77,14 +83,14 @@ class Proof:
         why = "it ended a request without one"
         since = asyncio.get_running_loop().time()
         try:
-            with ask(generation, since + _WITHIN_S) as tokens:
+            with ask(generation, since + _PROBE_TIMEOUT_S) as tokens:
                 if not (await tokens.first()).final and not self._token_made:
                     await tokens.feed_deltas(lambda delta: not (self._token_made or delta.final))
         except TimeoutError:
-            why = f"nothing came in {_WITHIN_S:g} s"
+            why = f"nothing came in {_PROBE_TIMEOUT_S:g} s"
             if not self._token_made:
                 self.silences += 1
-                if not silence_tells(since):
+                if not is_silence_fatal(since):
                     return
                 give_up()
         except Overloaded as error:

@@ -1,10 +1,10 @@
-"""Any model of Triton's that answers once: rows of texts or token ids in, rows of numbers out.
+"""Triton models that answer once: rows of texts or token ids in, rows of numbers out.
 
-Which tensors those are is said by a mapping; shapes, types and the largest batch are read from the
-model's own configuration. The first dimension is the batch: Triton's, or where the model does its
-own batching (`max_batch_size` 0) the first of its shape, if that is not fixed.
+A mapping names the tensors. Shapes, types and the maximum batch are read from the model's own
+configuration. The first dimension is the batch: Triton's, or for a model that does its own batching
+(`max_batch_size` 0) the first of its shape, unless that is fixed.
 
-numpy, 20 MiB, is loaded where there is such a model.
+numpy (20 MiB) is loaded only if there is such a model.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Rows: TypeAlias = "npt.NDArray[np.float32]"
-"""[rows, numbers]."""
+"""Numbers as [rows, numbers]."""
 
-_LARGEST = 1 << 20
-"""Bytes of numbers in one answer, if a row is not more: what is read and looked at in one go."""
-_UNKNOWN_WIDTH = 4096
+_MAX_ANSWER_BYTES = 1 << 20
+"""Maximum bytes of numbers in one answer, unless one row is larger. One answer is processed at
+once."""
+_ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
 
 
-class Mapping(NamedTuple):
-    """What is asked of which model: either `texts` or `input_ids`, with what goes with those."""
+class TensorMapping(NamedTuple):
+    """The tensors to use of one model: either `texts` or `input_ids`, with those that belong to
+    them."""
 
     model: str
     output: str
@@ -47,8 +49,8 @@ class Mapping(NamedTuple):
     pad_id: int = 0
 
 
-class Row(NamedTuple):
-    """One input: its texts, one for each tensor of text, or its token ids and their types."""
+class InputRow(NamedTuple):
+    """An input: its texts, one for each text tensor, or its token ids and their types."""
 
     texts: tuple[str, ...] = ()
     ids: Sequence[int] = ()
@@ -56,25 +58,25 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MappedModel:
+class ResolvedMapping:
     """A mapping that fits the model's configuration.
 
     Attributes:
-        rows: the most of one request.
-        width: numbers in a row of the output; None where the configuration leaves it open.
-        length: of each row of token ids; None where that is theirs to choose.
+        rows: the maximum number of rows in one request.
+        width: numbers in a row of the output; None if the configuration leaves it open.
+        length: length of each row of token ids; None if a request may choose it.
     """
 
-    mapping: Mapping
+    mapping: TensorMapping
     rows: int
     width: int | None
     length: int | None
     _types: dict[str, str]
     _flat: bool
-    """Whether tensors of text have no dimension beside the batch."""
+    """True if text tensors have no dimension besides the batch."""
 
-    def request(self, rows: Sequence[Row]) -> bytes:
-        """A serialized ModelInferRequest."""
+    def request(self, rows: Sequence[InputRow]) -> bytes:
+        """Return a serialized ModelInferRequest."""
         mapping = self.mapping
         request = pb.ModelInferRequest(model_name=mapping.model)
         for column, name in enumerate(mapping.texts):
@@ -87,7 +89,7 @@ class MappedModel:
         request.outputs.add(name=mapping.output)
         return bytes(request.SerializeToString())
 
-    def _add_ids(self, request: Any, rows: Sequence[Row], length: int) -> None:
+    def _add_ids(self, request: Any, rows: Sequence[InputRow], length: int) -> None:
         import numpy as np  # noqa: PLC0415
 
         mapping, shape = self.mapping, (len(rows), length)
@@ -106,13 +108,13 @@ class MappedModel:
                 request.raw_input_contents.append(raw)
 
     def cost(self, longest: int) -> int:
-        """Bytes of a row whose longest text, or ids, have so many of them."""
+        """Return the bytes of one row if its longest text, or its ids, have this length."""
         if self.mapping.input_ids is None:
             return longest + 4
         return (self.length or longest) * sum(_ID_BYTES[t] for t in self._types.values())
 
     def answer(self, reply: bytes, rows: int) -> Rows:
-        """The output of a ModelInferResponse. Raises BadModelOutput."""
+        """Return the output of a ModelInferResponse. Raises BadModelOutput."""
         import numpy as np  # noqa: PLC0415
 
         try:
@@ -127,7 +129,7 @@ class MappedModel:
             raise BadModelOutput(f"The model's answer has no numbers in {self._output}.") from None
         shape = [int(size) for size in tensor.shape]
         if rows == 1 and shape[:1] != [1]:
-            shape = [1, *shape]  # of a model that has no batch at all
+            shape = [1, *shape]  # the model has no batch dimension
         wide = [size for size in shape[1:] if size != 1]
         if shape[:1] != [rows] or len(wide) > 1 or not values.size or values.size % rows:
             raise BadModelOutput(
@@ -144,8 +146,8 @@ class MappedModel:
         return f"output {self.mapping.output}"
 
 
-def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
-    """`config` is Triton's `ModelConfig`. Raises EngineError saying what does not fit."""
+def resolve_mapping(mapping: TensorMapping, config: Any) -> ResolvedMapping:
+    """Resolve a mapping against Triton's `ModelConfig`. Raises EngineError if it does not fit."""
     import numpy  # noqa: F401, PLC0415  # now, and not while a client waits
 
     model = mapping.model
@@ -159,7 +161,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     used |= {name: set(_IDS) for name in ids if name is not None}
     batches, lengths, ranks = set(), set(), set()
     for name, allowed in used.items():
-        kind, shape = _declared(inputs, name, f"Triton's model {model!r} has no input {name!r}")
+        kind, shape = _find_tensor(inputs, name, f"Triton's model {model!r} has no input {name!r}")
         rank = len(shape)
         if kind not in allowed or rank > 2 or (mapping.texts and shape[1:] not in ([], [1], [-1])):
             raise EngineError(
@@ -174,7 +176,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     if others := inputs.keys() - used.keys() - {t.name for t in config.input if t.optional}:
         names = ", ".join(sorted(others))
         raise EngineError(f"Triton's model {model!r} needs inputs that are not named: {names}.")
-    kind, shape = _declared(
+    kind, shape = _find_tensor(
         outputs, mapping.output, f"Triton's model {model!r} has no output {mapping.output!r}"
     )
     if kind not in FLOATS:
@@ -182,9 +184,9 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     sizes = [size for size in (shape if shape[0] > 1 else shape[1:]) if size != 1]
     width = None if -1 in sizes or len(sizes) > 1 else sizes[0] if sizes else 1
     own = config.max_batch_size or (None if batches == {-1} else 1)
-    most = max(1, _LARGEST // (4 * (width or _UNKNOWN_WIDTH)))
+    most = max(1, _MAX_ANSWER_BYTES // (4 * (width or _ASSUMED_WIDTH)))
     fixed = {size for size in lengths if size > 0} if mapping.input_ids is not None else set()
-    return MappedModel(
+    return ResolvedMapping(
         mapping=mapping,
         rows=most if own is None else min(own, most),
         width=width,
@@ -194,11 +196,11 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     )
 
 
-def _declared(
+def _find_tensor(
     tensors: dict[str, tuple[str, list[int]]], name: str, missing: str
 ) -> tuple[str, list[int]]:
     if name not in tensors:
         raise EngineError(f"{missing}; it has {', '.join(sorted(tensors)) or 'none'}.")
     kind, shape = tensors[name]
-    # Triton writes one number, in a model that does not batch, as the shape [1].
+    # Triton writes the shape [1] for a single number of a model that does not batch.
     return kind, shape or [1]

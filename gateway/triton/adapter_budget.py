@@ -1,0 +1,132 @@
+"""The budget of adapters in use on one engine, shared fairly by tenants.
+
+A request fails if it needs one more adapter while all in TensorRT-LLM's cache are in use. The
+engine does not report how many fit. So after an overflow, requests wait until another adapter is
+idle. The free slot then goes to the tenant with the fewest adapters in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+
+# A request for an adapter that is in use needs no slot, so it overtakes requests that wait for one.
+# After this time it no longer overtakes those of its own tenant, or of a tenant with fewer adapters
+# in use, or they could wait for ever.
+_OVERTAKE_PERIOD_S = 1.0
+# After an overflow fewer adapters may be in use at once. One very large adapter may have been the
+# reason, so after this time twice as many are allowed if more are needed. If all waiting adapters
+# were tried at once, most would upload their weights in vain.
+_LIMIT_PERIOD_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    task_id: int
+    tenant: str
+    since: float
+    granted: asyncio.Future[None]
+
+
+class AdapterBudget:
+    """Adapters in use on one replica, as seen from this process. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._active: Counter[int] = Counter()
+        self._active_of: dict[str, Counter[int]] = {}
+        self._waiting: deque[_Waiter] = deque()
+        self._limit: int | None = None
+        self._limit_until = 0.0
+
+    @property
+    def active(self) -> frozenset[int]:
+        """Return the task ids with a request in flight."""
+        return frozenset(self._active)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Return the task ids whose requests wait for another adapter to become idle."""
+        return frozenset(turn.task_id for turn in self._waiting)
+
+    async def acquire(self, task_id: int, tenant: str = "") -> None:
+        """Wait until a request may use the adapter. Each call needs one `release`."""
+        if self._limit is None:
+            self._start(task_id, tenant)
+            return
+        handed_over = asyncio.get_running_loop().create_future()
+        turn = _Waiter(task_id, tenant, time.monotonic(), handed_over)
+        self._waiting.append(turn)
+        self._grant_next()
+        try:
+            await turn.granted
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                self._grant_next()
+            else:  # granted in the same moment
+                self.release(task_id, tenant)
+            raise
+
+    def release(self, task_id: int, tenant: str = "") -> None:
+        """End a request's use of the adapter and grant what became free."""
+        for active in (self._active, self._active_of[tenant]):
+            active[task_id] -= 1
+            if not active[task_id]:
+                del active[task_id]
+        if not self._active_of[tenant]:
+            del self._active_of[tenant]
+        self._grant_next()
+
+    def reduce_limit(self) -> None:
+        """Allow fewer adapters at once: the engine could not fit one more."""
+        self._limit = max(1, len(self._active) - 1)
+        self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
+
+    def _start(self, task_id: int, tenant: str) -> None:
+        self._active[task_id] += 1
+        self._active_of.setdefault(tenant, Counter())[task_id] += 1
+
+    def _in_use_by(self, tenant: str) -> int:
+        """Return the number of the tenant's adapters in use, however many requests each has."""
+        return len(self._active_of.get(tenant, ()))
+
+    def _has_free_slot(self) -> bool:
+        return self._limit is None or len(self._active) < self._limit
+
+    def _raise_limit(self) -> None:
+        if self._limit is not None and time.monotonic() >= self._limit_until:
+            self._limit *= 2
+            self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
+
+    def _grant_next(self) -> None:
+        """Grant free slots to the tenant with the fewest adapters in use; among equals, to the
+        oldest."""
+        self._grant_active()
+        while self._waiting:
+            self._raise_limit()
+            if not self._has_free_slot():
+                return
+            self._grant(min(self._waiting, key=lambda turn: self._in_use_by(turn.tenant)))
+            self._grant_active()
+
+    def _grant_active(self) -> None:
+        """Grant requests whose adapter is in use already, without overtaking those that waited too
+        long."""
+        now = time.monotonic()
+        passed_long: set[str] = set()
+        for turn in list(self._waiting):
+            if turn.task_id not in self._active:
+                if not self._has_free_slot() and now - turn.since > _OVERTAKE_PERIOD_S:
+                    passed_long.add(turn.tenant)
+            elif turn.tenant not in passed_long and not any(
+                self._in_use_by(turn.tenant) > self._in_use_by(other) for other in passed_long
+            ):
+                self._grant(turn)
+
+    def _grant(self, turn: _Waiter) -> None:
+        self._waiting.remove(turn)
+        self._start(turn.task_id, turn.tenant)
+        if not turn.granted.done():
+            turn.granted.set_result(None)
