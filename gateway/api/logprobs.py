@@ -82,7 +82,7 @@ def _token_text(prompts: Prompts, token_id: int) -> str:
 
 
 def _decode(raw: bytes) -> str:
-    """Return a token as text; a part of a character is written as `bytes:` and hex, as by OpenAI."""
+    """Return a token as text; a part of a character is written as `bytes:` and hex (OpenAI)."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

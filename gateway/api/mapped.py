@@ -1,4 +1,4 @@
-"""A request to a model that answers once: read, counted and asked, whatever its endpoint."""
+"""Requests to models of embeddings and reranking: parsing, accounting and execution."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ from gateway.tenancy.input_account import InputAccount
 
 
 class MappedRequest(Strict):
+    """Base of requests to models of embeddings and reranking."""
+
     model: str
 
 
@@ -46,7 +48,7 @@ W = TypeVar("W", bound=MappedRequest)
 
 @dataclass(slots=True)
 class MappedCall(Generic[W, C]):
-    """A request whose inputs are ready. Within `account` its model may be asked."""
+    """A request with its inputs ready. Call the model within `account`."""
 
     service: Service
     request: Request
@@ -68,7 +70,7 @@ class MappedCall(Generic[W, C]):
         return self.tenant.priority if self.tenant else 0
 
     async def find_model(self, param: str) -> Found:
-        """The model as Triton has it, which all inputs fit."""
+        """Return the model as Triton describes it. Raise InvalidRequest for a too long input."""
         found = await mapped_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
@@ -93,7 +95,14 @@ async def prepare_call(
     router: Callable[[Service], MappedRouter[C]],
     inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
 ) -> MappedCall[W, C]:
-    """Raises what the table of `failures` has rows for."""
+    """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
+
+    Args:
+        request: the HTTP request.
+        kind: the model of its body.
+        router: selects the router of models from the service.
+        inputs: tokenizes the inputs.
+    """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
     deadline = Deadline.of(
@@ -101,7 +110,7 @@ async def prepare_call(
     )
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
-        # One too many is refused before anything is read or worked out for it.
+        # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, places=1) as reservation:
             read = partial(parse, kind, **rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
@@ -113,7 +122,7 @@ async def prepare_call(
             if model.tokenizer is not None:
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
-            # The last thing that may fail or wait: from here on the account is sure to be closed.
+            # Last step that may fail or wait: the caller closes the account after this.
             reservation.keep()
             request_id = secrets.token_hex(16)
             account = InputAccount(
@@ -142,9 +151,9 @@ async def prepare_call(
 def parse(
     kind: type[W], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
 ) -> Parsed[W]:
-    """Validate a JSON body. null means unset. Raises InvalidRequest naming the parameter.
+    """Validate a JSON body; null means unset. Raise InvalidRequest naming the parameter.
 
-    Members of an input are content, so an unknown name among them is refused in any case.
+    Members of an input are content, so unknown names among them are always refused.
     """
     given = {name: value for name, value in load_object(body).items() if value is not None}
     fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)

@@ -1,4 +1,4 @@
-"""Requests without generation options: their fields, and the names that have no effect."""
+"""Requests without generation options: parsing, with the same rules for unknown names."""
 
 from __future__ import annotations
 

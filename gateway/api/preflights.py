@@ -1,6 +1,6 @@
-"""A hint in the log for browsers' pages that may not call this gateway.
+"""A log message about browser pages that are not allowed to call this gateway.
 
-A browser tells its page only that the request failed, so an operator finds the reason here.
+The browser only reports that the request failed, so the log is where operators find the reason.
 """
 
 from __future__ import annotations

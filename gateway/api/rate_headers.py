@@ -11,7 +11,7 @@ from gateway.tenancy.limits.request import WINDOW_S
 
 
 def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """`quotas` are by the names of limits; some have no header."""
+    """Build the headers from `quotas`, which are keyed by the limits' names."""
     headers: dict[str, str] = {}
     if not quotas:
         return headers
@@ -21,6 +21,6 @@ def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        # What is counted by whole seconds is gone up to one later than the minute that is promised.
+        # Counting by whole seconds may end a second after the minute that is promised.
         headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

@@ -1,4 +1,4 @@
-"""Parameters that the gateway serves under another name, and how their values are read."""
+"""Parameters that the gateway serves under another name, with the conversion of their values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 Fields = dict[str, Any]
 
 CONTAINERS = ("options", "nvext", "extra_body")
-"""Objects whose members count as parameters beside them: Ollama's, NVIDIA Dynamo's, and what
-OpenAI's Python package takes out of the object before it sends a request."""
+"""Objects whose members count as top-level parameters: Ollama's, NVIDIA Dynamo's, and `extra_body`,
+which OpenAI's Python package merges before it sends a request."""
 
 
 def _no_hints(_: Any) -> Iterable[str]:
@@ -21,12 +21,12 @@ def _no_hints(_: Any) -> Iterable[str]:
 
 
 class RenamedParameter(NamedTuple):
-    """A field of this server under the name that others have for it.
+    """A parameter of other servers that stands for a field of this server.
 
     Attributes:
         path: the field, or the path of a member.
-        read: turns a value into fields. Raises InvalidRequest.
-        hints: names what of a value has no effect here.
+        read: converts a value into fields. Raises InvalidRequest.
+        hints: returns the parts of a value that have no effect here.
         members: all known members of an object as value; None for values without members.
     """
 
@@ -48,7 +48,7 @@ def _make_alias(name: str) -> RenamedParameter:
 
 
 def _make_guide(kind: str) -> RenamedParameter:
-    """Return a guide's name. An empty guide is no guide."""
+    """Return a parameter that stands for a guide; an empty value means no guide."""
 
     def read(value: Any) -> Fields:
         return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
@@ -57,7 +57,7 @@ def _make_guide(kind: str) -> RenamedParameter:
 
 
 def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
-    # Templates compare it with false, or ask whether it is empty: "false" would be neither.
+    # Templates compare it with false or test its truth, so the string "false" would count as true.
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}: Input should be true or false.", param=name)
     return {"chat_template_kwargs": {"enable_thinking": value}}
@@ -88,7 +88,7 @@ def _thinking(value: Any) -> Fields:
 _THINKING: Mapping[str | bool, Fields] = {
     **dict.fromkeys((True, "enabled"), _enable_thinking(True)),
     **dict.fromkeys((False, "disabled"), _enable_thinking(False)),
-    # The model decides, as it does where nothing is said.
+    # The model decides, which is the default.
     "adaptive": {},
     "auto": {},
 }
@@ -100,9 +100,9 @@ def _thinking_hints(value: Any) -> Iterable[str]:
 
 
 def _make_thinking_budget(name: str) -> RenamedParameter:
-    """Return a name of the most tokens of thoughts: 0 turns them off, -1 sets no bound.
+    """Return a parameter that limits reasoning tokens: 0 disables reasoning, -1 means no limit.
 
-    No engine bounds them, so any other number is a hint.
+    Engines cannot limit them, so any other number is a hint.
     """
 
     def read(value: Any) -> Fields:

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the shape that Jina and Cohere gave it and other servers answer."""
+"""POST /v1/rerank, in the form of Jina, Cohere and other servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# The query is read again with each document: of two long ones there would be no end.
+# Limits the total work, as the query is processed again with each document.
 _MAX_CHARS = 32 * 2**20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -55,7 +55,7 @@ class Ranked(Described):
 
 
 class Ranking(Described):
-    """The best first."""
+    """The documents, the most relevant first."""
 
     id: str
     model: str

@@ -49,8 +49,8 @@ from gateway.tokenization.chat_format import ChatFormat
 
 # Writing so many takes at most 5 ms, like other work on the event loop.
 _MAX_INLINE_LOGPROBS = 100
-# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two parts
-# of the pattern, so a header of 64 KiB is scanned in linear time.
+# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two
+# parts of the pattern, so a header of 64 KiB is scanned in linear time.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _Permit = AbstractAsyncContextManager[object]
@@ -355,7 +355,7 @@ async def _write(
     if service.settings.keep_alive_in_queue:
         body.start_keep_alive()
     sink = answer.stream(body, usage)
-    # Start keep-alive comments only after admission: after a comment the queue could not answer 503.
+    # Start keep-alive comments only after admission: after a comment, no 503 can be sent.
     await generate(service, context, batch, sink, on_place=body.start_keep_alive)
     if recorder is not None:
         await recorder.record_stream(body)

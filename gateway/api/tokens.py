@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize, as vLLM has them."""
+"""POST /tokenize and POST /detokenize, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = ApiRouter()
 
 
 class TokenizeRequest(Strict):
-    """A `prompt`, or `messages` for the chat template."""
+    """Text to tokenize: either a `prompt`, or `messages` for the chat template."""
 
     successors = OF_TOKENIZE
 

@@ -1,4 +1,4 @@
-"""Fields of tools that no table knows: a misspelled one would be missed silently."""
+"""Detection of unknown fields in tools, which may be misspelled."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NO_EFFECT = frozenset(
         "allowed_callers",
     }
 )
-"""Fields of clients that change neither the prompt nor the calls here."""
+"""Known fields of clients that change neither the prompt nor the calls."""
 _MAX_PATHS = 64
 
 
 def find_unknown_fields(tools: Sequence[Lenient], given: Sequence[Any]) -> list[Path]:
-    """Return the path of the first tool's field of each unknown name, of 64 names at most.
+    """Return the path of the first occurrence of each unknown name, for at most 64 names.
 
     Args:
         tools: the request's tools.

@@ -15,7 +15,7 @@ from gateway.deltas import Sink, TextDelta
 
 
 class CacheFillAnswer(MessageAnswer):
-    """Writes a message without content."""
+    """Writer of a message without content."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         return _WithoutOutput(super().stream(body, usage))
@@ -26,7 +26,7 @@ class CacheFillAnswer(MessageAnswer):
 
 
 class _WithoutOutput:
-    """A `Sink` that passes on the end of a message alone."""
+    """A `Sink` that passes on only the end of a message."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

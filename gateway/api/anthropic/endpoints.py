@@ -29,7 +29,7 @@ router = ApiRouter()
 
 
 def _describe_errors() -> dict[int | str, Schema]:
-    """Errors are in Anthropic's envelope; of a stream, one event is described."""
+    """Describe the errors for OpenAPI, in Anthropic's envelope."""
     refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     for answer in refused.values():
         answer["content"] = {"application/json": {"schema": reference(MessageError)}}

@@ -1,4 +1,4 @@
-"""Failures in Anthropic's envelope: ``{"type": "error", "error": {"type", "message"}}``."""
+"""Anthropic's error envelope: ``{"type": "error", "error": {"type", "message"}}``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""By status; any other says only whose fault it is."""
+"""The error type of each status; other statuses only say whose fault it is."""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
-# By these words agents know that they must shorten the conversation.
+# Agents recognize this text and shorten the conversation.
 _TOO_LONG = "prompt is too long: "
 
 

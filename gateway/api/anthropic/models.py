@@ -103,7 +103,7 @@ def _position(models: Sequence[ModelInfo], param: str, name: str) -> int:
 
 
 def _includes_active(lifecycles: Sequence[str]) -> bool:
-    """Return True if a filter lets active models pass, which all models here are."""
+    """Return True if a filter includes active models; all models here are active."""
     for value in lifecycles:
         if value not in get_args(Lifecycle):
             raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""The state that a console shows, for the OpenAPI document; docs/console-api.md says what it is.
+"""Models of a console's state, for the OpenAPI document; docs/console-api.md explains it.
 
-It is written as it is made, not through these models. Whatever is not known is not there.
+The state is serialized directly, not through these models. Unknown members are left out.
 """
 
 from __future__ import annotations

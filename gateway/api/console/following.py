@@ -1,4 +1,4 @@
-"""GET /v1/admin/state and /v1/admin/events: all that a console shows, and how it changes."""
+"""GET /v1/admin/state and /v1/admin/events: a console's state and its changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ async def events(request: Request, service: Admin, _: Auditor) -> Response:
 
 
 class _EventFeed(Response):
-    """Ends when the client leaves, when its key is an admin's no more, and with the gateway."""
+    """A stream of state changes.
+
+    It ends when the client leaves, its key is no longer an admin's, or the gateway shuts down.
+    """
 
     def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:
         self._service = service

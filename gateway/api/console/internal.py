@@ -1,4 +1,4 @@
-"""What workers of one gateway ask each other for a console. Nobody else reaches these."""
+"""Internal endpoints between workers of one gateway, for consoles; other clients get 404."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""GET /v1/requests/{id}: what became of a request, for the key whose it was.
+"""GET /v1/requests/{id}: the state of a request, for its own key.
 
-A client that leaves is told nothing any more by the answer that it left. Here it sees when the
-engine has let go.
+A client that aborted a request can see here when the engine has stopped working on it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ router = ApiRouter()
 
 
 class RequestSeen(Described):
-    """Members that are not known are not there."""
+    """A running or ended request. Unknown members are left out."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
     object: Literal["request"] = "request"
