@@ -98,10 +98,10 @@ class Intake:
         holding one could deadlock. Raise ConversationTooLarge if `size` exceeds the limit of a
         body, and Overloaded if the wait is too long.
         """
-        most = self._service.settings.max_body_bytes
-        if size > most:
+        max_bytes = self._service.settings.max_body_bytes
+        if size > max_bytes:
             raise ConversationTooLarge(
-                f"The conversation has {size} bytes before this request; allowed: {most}."
+                f"The conversation has {size} bytes before this request; allowed: {max_bytes}."
             )
         self._size = max(self._size, size)
         if size > _MAX_INLINE_HISTORY_BYTES:

@@ -16,7 +16,7 @@ from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, as_written, rules, sort_fields
+from gateway.api.parameters import Parsed, restore_client_name, rules, sort_fields
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import parse_timeout
@@ -160,5 +160,5 @@ def parse(
     try:
         request = kind.model_validate(fields.served)
     except ValidationError as error:
-        raise as_written(invalid_request(error), fields.renamed) from None
+        raise restore_client_name(invalid_request(error), fields.renamed) from None
     return Parsed(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))

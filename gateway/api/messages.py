@@ -109,8 +109,8 @@ class ToolCall(Lenient):
             try:
                 arguments = _parse_arguments(arguments, by_parameters=ids.form in BY_PARAMETERS)
             except InvalidRequest as error:
-                said = f"messages: of a call, {error.message}"
-                raise InvalidRequest(said, param="messages") from None
+                text = f"messages: of a call, {error.message}"
+                raise InvalidRequest(text, param="messages") from None
         if isinstance(arguments, dict):
             arguments = Arguments(arguments)
         call_id = ids.of_call(self.id, self.function.name)

@@ -119,7 +119,7 @@ def parse(
     try:
         request, nested = validate(model, served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise as_written(invalid_request(error), renamed) from None
+        raise restore_client_name(invalid_request(error), renamed) from None
     unknown += nested
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
@@ -314,7 +314,7 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
     return isinstance(given, dict) and not meant.keys() & given.keys()
 
 
-def as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
+def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
     """Return the error with the client's name of a parameter that was renamed."""
     name = renamed.get(top_field(error.param or ""))
     if name is None:

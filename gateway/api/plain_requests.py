@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gateway.api import ignored
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, as_written, rules, sort_fields, validate
+from gateway.api.parameters import Parsed, restore_client_name, rules, sort_fields, validate
 from gateway.api.request_log import context_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
@@ -55,6 +55,6 @@ def _parse(
     try:
         wanted, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise as_written(invalid_request(error), fields.renamed) from None
+        raise restore_client_name(invalid_request(error), fields.renamed) from None
     unknown = (*fields.unknown, *nested)
     return Parsed(wanted, (*fields.hints, *unknown), unknown)

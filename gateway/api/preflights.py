@@ -30,8 +30,8 @@ class PreflightHints:
         if self._is_logged or scope["method"] != "OPTIONS":
             return
         origin = header_of(scope, b"origin")
-        asked = header_of(scope, b"access-control-request-method")
-        if origin is None or asked is None or origin in self._origins:
+        method = header_of(scope, b"access-control-request-method")
+        if origin is None or method is None or origin in self._origins:
             return
         self._is_logged = True
         log.warning(

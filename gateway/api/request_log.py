@@ -88,8 +88,8 @@ class RequestLog:
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
-            told, headers, body = build_error_response(scope["path"], exchange.fields, failed)
-            response = Response(body, told, headers, "application/json")
+            code, headers, body = build_error_response(scope["path"], exchange.fields, failed)
+            response = Response(body, code, headers, "application/json")
             await response(scope, receive, send)
         finally:
             # Unmatched paths share one label, so that scanners cannot create many series.

@@ -98,8 +98,8 @@ async def tokenize(request: Request) -> Response:
                 strings = (
                     [token(token_id) for token_id in ids] if wanted.return_token_strs else None
                 )
-                most = capabilities.max_seq_len
-                return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
+                max_tokens = capabilities.max_seq_len
+                return orjson.dumps(Tokens(len(ids), max_tokens, ids.tolist(), strings))
 
             return _json(await service.prompts.turns.run(name, len(ids), body), headers)
 

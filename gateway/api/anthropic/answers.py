@@ -85,8 +85,10 @@ class MessageAnswer:
                 blocks[-1][1].append(delta.popitem()[1])
         content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
         ended = self.build_end(deltas[-1], called=calls.called)
-        told = self._head | {"content": content} | ended | {"usage": self.build_usage(deltas[-1])}
-        return orjson.dumps(told | build_continued(deltas[-1]))
+        message = (
+            self._head | {"content": content} | ended | {"usage": self.build_usage(deltas[-1])}
+        )
+        return orjson.dumps(message | build_continued(deltas[-1]))
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         return 0
@@ -179,10 +181,10 @@ class _EventSink:
             frames += build_event("content_block_start", index=self._index, content_block=block)
             self._text = b""
             if self._type == "text":
-                told = build_event(
+                template = build_event(
                     "content_block_delta", index=self._index, delta={"type": "text_delta"}
                 )
-                self._text = told.removesuffix(b"}}\n\n") + b',"text":'
+                self._text = template.removesuffix(b"}}\n\n") + b',"text":'
         if (delta := self._answer.build_delta(event)) is not None:
             frames += build_event("content_block_delta", index=self._index, delta=delta)
         return frames

@@ -20,7 +20,7 @@ class CacheFillAnswer(MessageAnswer):
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         return _WithoutOutput(super().stream(body, usage))
 
-    def collected(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
         return super().build_complete([[_without_output(deltas[-1])]], num_returned=num_returned)
 

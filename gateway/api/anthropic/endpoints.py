@@ -12,7 +12,13 @@ from gateway.api import ignored
 from gateway.api.anthropic.answer_schemas import Message, MessageError, StreamEvent, TokenCount
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.cache_fill import CacheFillAnswer
-from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, Prompt, as_written, parse
+from gateway.api.anthropic.requests import (
+    MessagesChat,
+    MessagesRequest,
+    Prompt,
+    parse,
+    restore_client_name,
+)
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
 from gateway.api.parameters import rules
@@ -56,7 +62,9 @@ def _describe_stream() -> Schema:
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
     read = partial(parse, MessagesRequest, **rules(service.settings))
-    ready = await prepare_request(request, read, render_prompt, _make_answer, rename=as_written)
+    ready = await prepare_request(
+        request, read, render_prompt, _make_answer, rename=restore_client_name
+    )
     return await respond(request, ready, ANTHROPIC)
 
 
@@ -81,7 +89,7 @@ async def count_tokens(request: Request) -> Response:
                 chat = service.prompts.chat_of(route.chat_template)
                 (prompt,), _ = await intake.work(partial(render_prompt, wanted, chat))
             except InvalidRequest as error:
-                raise as_written(error) from None
+                raise restore_client_name(error) from None
             assert not isinstance(prompt, list)  # a template writes text
             longest = max(service.replicas.capabilities, key=longest_prompt)
             check_text(service.prompts, longest, str(prompt), param="messages")

@@ -233,13 +233,13 @@ def parse(
     try:
         chat = MessagesChat.model_validate(fields)
     except ValidationError as error:
-        raise as_written(invalid_request(error)) from None
+        raise restore_client_name(invalid_request(error)) from None
     hints = [*given.hints, *wanted.hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *given.uncounted, *unknown), unknown)
 
 
-def as_written(error: InvalidRequest) -> InvalidRequest:
+def restore_client_name(error: InvalidRequest) -> InvalidRequest:
     """Return the error with the protocol's name of a chat parameter."""
     return rename_parameters(error, _CLIENT_NAMES)

@@ -97,10 +97,10 @@ class Console:
         self._waiting[tenant] += 1
         try:
             async with self._tenant_locks[tenant], self._lookup_slots:
-                said = _pick_response(await self._ask_all(target))
+                response = _pick_response(await self._ask_all(target))
         finally:
             self._waiting[tenant] -= 1
-        return None if said is None else orjson.loads(said.body)
+        return None if response is None else orjson.loads(response.body)
 
     async def _ask_all(self, target: str, method: str = "GET") -> list[WorkerResponse | None]:
         return await asyncio.gather(*[ask(path, target, method) for path in self._siblings])
@@ -109,19 +109,19 @@ class Console:
         own, others = await asyncio.gather(
             self._make_full_part(), self._ask_all(f"{INTERNAL}/part")
         )
-        told = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
-        return merged([own, *told], now())
+        parts = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
+        return merged([own, *parts], now())
 
 
-def _pick_response(said: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
+def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """Return the successful response of a worker; None if all workers answered 404.
 
     Raise Overloaded if none succeeded and one did not answer, as that one may have the request.
     """
-    for each in said:
+    for each in responses:
         if each is not None and each.status == 200:
             return each
-    if any(each is None or each.status != 404 for each in said):
+    if any(each is None or each.status != 404 for each in responses):
         raise Overloaded(_SILENT)
     return None
 
@@ -134,5 +134,5 @@ def _to_tenant_facts(found: Watched | Ended) -> dict[str, Any]:
         facts = found.facts() | found.outcome()
         facts["state"] = "stopping" if found.stopping else "ended"
     names = ("state", "model", "started", "prompt_tokens", "completion_tokens", "ended", "status")
-    told = {name: facts[name] for name in (*names, "stop", "stop_ms") if name in facts}
-    return {"id": facts["request_id"], "object": "request"} | told
+    shown = {name: facts[name] for name in (*names, "stop", "stop_ms") if name in facts}
+    return {"id": facts["request_id"], "object": "request"} | shown
