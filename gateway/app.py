@@ -32,7 +32,7 @@ from gateway.api.console import actions as console_actions
 from gateway.api.console import following as console_following
 from gateway.api.console import internal as console_internal
 from gateway.api.console import requests as console_requests
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.preflights import PreflightHints
 from gateway.api.request_log import Handler, RequestLog
@@ -45,8 +45,8 @@ from gateway.api.responses.unfinished import Unfinished
 from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
-from gateway.http.errors import TooManyConnections
 from gateway.http.exchange import OVER_CONNECTION_LIMIT
+from gateway.http.http_errors import TooManyConnections
 from gateway.http.workers import Worker
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service_setup import load_prompts, running_service

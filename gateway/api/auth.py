@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.websites import check_website, passes_website_check
 from gateway.config.tenants import Tenant
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
 

@@ -18,7 +18,7 @@ from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import find_problem, join_path
 from gateway.errors import ClientDisconnected, InvalidRequest
-from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
+from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 
 M = TypeVar("M", bound=BaseModel)
 

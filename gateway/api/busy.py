@@ -14,7 +14,7 @@ from random import getrandbits
 from typing import Any
 
 from gateway.api import failures
-from gateway.api.anthropic import errors as anthropic
+from gateway.api.anthropic import error_envelope as anthropic
 from gateway.api.auth import credentials_of
 from gateway.api.envelopes import is_anthropic
 from gateway.api.request_log import find_own_id

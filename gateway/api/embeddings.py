@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.field_types import JsonInt, TokenIds
-from gateway.api.mapped import MappedCall, MappedRequest, prepare_call
+from gateway.api.mapped_requests import MappedCall, MappedRequest, prepare_call
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.successors import OF_EMBEDDINGS

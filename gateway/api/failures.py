@@ -17,7 +17,7 @@ from adapters.errors import AdapterError, StoreError, StoreUnavailable
 from gateway import errors
 from gateway.api.rate_headers import rate_headers
 from gateway.config.limits import LIMITS
-from gateway.http import errors as http_errors
+from gateway.http import http_errors
 
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
 """Base classes of all errors in `TABLE`."""

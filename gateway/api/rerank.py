@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.api.answer_schemas import Described
 from gateway.api.embeddings import MAX_INPUTS, InputUsage
 from gateway.api.field_types import JsonInt
-from gateway.api.mapped import MappedRequest, prepare_call
+from gateway.api.mapped_requests import MappedRequest, prepare_call
 from gateway.api.messages import Strict
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect

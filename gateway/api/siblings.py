@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 
 log = logging.getLogger(__name__)
 

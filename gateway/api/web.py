@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from gateway.api.auth import is_for_admins
 from gateway.api.request_log import service_of
 from gateway.api.routing import ApiRouter
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 from gateway.web.files import WebFile, load_web_files
 
 router = ApiRouter()

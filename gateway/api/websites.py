@@ -14,7 +14,7 @@ from functools import lru_cache
 from starlette.types import Scope
 
 from gateway.api.request_log import header_of, service_of
-from gateway.http.errors import ForWebsites
+from gateway.http.http_errors import ForWebsites
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Origins of websites; browser extensions and desktop applications have other schemes.

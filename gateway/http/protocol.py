@@ -20,12 +20,6 @@ from uvicorn.server import ServerState
 
 from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.http.connections import Connections
-from gateway.http.errors import (
-    HeadersTooLarge,
-    MalformedRequest,
-    SlowRequest,
-    TooManyConnections,
-)
 from gateway.http.exchange import (
     EXCHANGE,
     OVER_CONNECTION_LIMIT,
@@ -35,6 +29,12 @@ from gateway.http.exchange import (
     Http10Exchange,
 )
 from gateway.http.head import check_head, find_framing
+from gateway.http.http_errors import (
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowRequest,
+    TooManyConnections,
+)
 from gateway.http.parser import RequestParser
 from gateway.scheduling.start_queue import StartQueue, work_of
 

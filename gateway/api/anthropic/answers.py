@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.api.answers import Body, build_continued
-from gateway.api.anthropic.errors import build_envelope
+from gateway.api.anthropic.error_envelope import build_envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import WireFormat
 from gateway.api.usage import cached_tokens

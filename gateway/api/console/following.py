@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.auth import Admin, Auditor, credentials_of
 from gateway.api.console.answer_schemas import State
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.request_log import exchange_of
 from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.sse import EVENT_HEADERS, cancel_on_disconnect

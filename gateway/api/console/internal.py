@@ -8,7 +8,7 @@ import orjson
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from gateway.api.console.looks import INTERNAL, Console
+from gateway.api.console.console import INTERNAL, Console
 from gateway.api.routing import ApiRouter
 from gateway.api.siblings import check_internal
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.auth import Caller
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.routing import ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.errors import NotFound

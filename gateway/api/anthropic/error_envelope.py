@@ -7,7 +7,7 @@ import orjson
 from gateway.api import failures
 from gateway.api.failures import Failure, status_of
 from gateway.errors import ContextLengthExceeded, LimitsUnavailable, Overloaded
-from gateway.http.errors import TooManyConnections
+from gateway.http.http_errors import TooManyConnections
 
 _TYPES = {
     401: "authentication_error",
