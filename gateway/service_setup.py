@@ -59,8 +59,8 @@ _TENANT_UPLOAD_SHARE = 0.5
 # Each waiting request holds a connection, and connections are limited for all tenants together.
 _MAX_WAITING_BODIES_PER_TENANT = 32
 # Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
-# loop as much time as the thread's work, so the rest keeps both at a third of a core. The remaining
-# time is for the tokens of all other requests.
+# loop as much time as the thread's work, so with the rest each uses a third of a core. The last
+# third is for the tokens of all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
@@ -128,7 +128,7 @@ async def running_service(
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
-            # Folders of models have quoted names, so none is called `@replicas`.
+            # Folders of models have quoted names, so this name is free.
             FollowedOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
@@ -215,7 +215,7 @@ async def _open_keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # Folders of models have quoted names, so none is called `@keys`.
+    # Folders of models have quoted names, so this name is free.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys

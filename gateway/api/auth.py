@@ -118,7 +118,7 @@ def _metrics_need_a_key(request: Request) -> bool:
 
 
 def is_for_admins(request: Request) -> bool:
-    """Return True if the request came to the port for admins, or if there is no such port."""
+    """Return True if the request came to the port for admins, or if no such port is set."""
     port = request.app.state.admin_port
     return port is None or request.scope["server"][1] == port
 

@@ -122,7 +122,7 @@ def parse_json(model: type[M], body: bytes) -> M:
 
 
 def get_media_type(request: Request) -> str:
-    """Return the content-type in lower case without parameters; empty if there is none."""
+    """Return the content-type in lower case without parameters; empty if it is missing."""
     given = header_of(request.scope, b"content-type") or ""
     return given.partition(";")[0].strip().lower()
 

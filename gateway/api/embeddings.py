@@ -92,7 +92,7 @@ class Embeddings(Described):
 
 @router.post(
     "/v1/embeddings",
-    summary="Vectors of texts.",
+    summary="Create embeddings of texts.",
     response_model=Embeddings,
     responses=refusals(*BODY, 401, 403, 404, 429, 502, 503, 504),
     openapi_extra=needs("api_key", optional=True, json=EmbeddingsRequest),

@@ -55,7 +55,7 @@ def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[s
 
 @router.post(
     "/v1/chat/completions",
-    summary="Answers a conversation.",
+    summary="Answer a conversation.",
     openapi_extra=needs("api_key", optional=True, json=ChatCompletionRequest),
     **_describe_answers(ChatCompletion, ChatCompletionChunk),
 )
@@ -68,7 +68,7 @@ async def chat_completions(request: Request) -> Response:
 
 @router.post(
     "/v1/completions",
-    summary="Continues a text.",
+    summary="Continue a text.",
     openapi_extra=needs("api_key", optional=True, json=CompletionRequest),
     **_describe_answers(Completion, CompletionChunk),
 )

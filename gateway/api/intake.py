@@ -32,7 +32,7 @@ _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 class Intake:
     """The memory permits of a request, held from before its body is read until it is token ids.
 
-    Use it with `async with`. If the client leaves, the code inside is cancelled and
+    Use it with `async with`. If the client disconnects, the code inside is cancelled and
     ClientDisconnected is raised.
     """
 

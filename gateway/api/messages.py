@@ -169,7 +169,7 @@ class Message(Lenient):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    # OpenAI's answers have it instead of the content if the assistant declined.
+    # Set instead of the content in OpenAI's answers if the assistant declined.
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -207,7 +207,7 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # Clients that keep history write an empty list of calls, too.
+        # Clients that store the history may send an empty list of calls.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))

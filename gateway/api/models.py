@@ -54,7 +54,7 @@ class Models(AnswerModel):
 @router.get("/v1/models/", include_in_schema=False)
 @router.get(
     "/v1/models",
-    summary="The base model, its adapters, and models for embeddings and ranking.",
+    summary="List the base model, its adapters, and models of embeddings and reranking.",
     responses=refusals(400, 401),
     openapi_extra=needs("api_key", optional=True, query=PAGE),
 )
@@ -81,7 +81,7 @@ async def list_models(
 
 @router.get(
     "/v1/models/{model:path}",
-    summary="One model.",
+    summary="Get a model.",
     responses=refusals(401, 403, 404, 503),
     openapi_extra=needs("api_key", optional=True),
 )

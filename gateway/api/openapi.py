@@ -72,11 +72,11 @@ _ANSWER_MODELS = (
 _REFERENCE = re.compile(r"#/components/schemas/(\w+)")
 _OTHER = "#/components/schemas/OtherObject"
 _REQUEST_ID = {
-    "description": "The request's own when it was short and plain.",
+    "description": "The request's own id if it is short and plain, else a new one.",
     "required": True,
     "schema": {"type": "string"},
 }
-# A path's parameter is any string, so FastAPI never refuses one.
+# Path parameters are strings, so FastAPI never refuses one and these schemas are unused.
 _UNUSED = ("HTTPValidationError", "ValidationError")
 
 

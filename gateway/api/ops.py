@@ -72,7 +72,7 @@ class Readiness(Health):
     troubles: list[TroubleState] | None = None
 
 
-@router.get("/health/live", summary="Whether the process answers.", responses=refusals())
+@router.get("/health/live", summary="Check that the process is alive.", responses=refusals())
 async def live() -> Health:
     """Report that the process answers."""
     return Health(status="ok")
@@ -86,7 +86,7 @@ async def live() -> Health:
 @router.get("/ping", include_in_schema=False, response_model_exclude_none=True)
 @router.get(
     "/health/ready",
-    summary="Whether a request would be served now; admins are told why not.",
+    summary="Check that requests can be served; admins also get the reasons why not.",
     response_model_exclude_none=True,
     responses=refusals() | {503: {"model": Readiness, "description": "Not ready."}},
     openapi_extra=needs("admin_key", optional=True),

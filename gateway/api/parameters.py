@@ -2,7 +2,7 @@
 
 A parameter is served, converted to a field of another name, accepted without effect, accepted as a
 hint that the response names, or refused by name. `parameter_table` and `renamed_parameters` decide.
-An unknown name is handled like a hint or refused; no parameter that matters is dropped silently.
+An unknown name is handled like a hint or refused. No parameter that matters is dropped silently.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
     """Add the hints of a chat to those of the request that it was converted from.
 
-    With `strict`, raise UnsupportedParameter if there is a hint.
+    With `strict`, raise UnsupportedParameter for any hint.
     """
     if chat.strict_unenforced:
         hints.append("tools.strict")
@@ -340,7 +340,7 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 
 
 def _find_successor(model: type[Strict], name: str) -> str | None:
-    """Return what to send instead of a parameter, looked up by its name or by its field."""
+    """Return what to send instead of a parameter, found by its name or by its field."""
     known, other = model.successors, RENAMED.get(name)
     if other is None:
         return known.get(name)

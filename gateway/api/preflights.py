@@ -21,7 +21,7 @@ class PreflightHints:
     """The hint of one process, logged once: strangers send preflights without a key."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """Take the allowed origins."""
+        """Create the hint for the allowed origins."""
         self._origins = origins
         self._is_logged = "*" in origins
 

@@ -49,9 +49,9 @@ class RerankRequest(MappedRequest):
 
 
 class Ranked(Described):
-    index: Annotated[int, Field(ge=0, description="The document's place in the request.")]
+    index: Annotated[int, Field(ge=0, description="The document's index in the request.")]
     relevance_score: float
-    document: Annotated[Document | None, Field(description="Where `return_documents` asks.")] = None
+    document: Annotated[Document | None, Field(description="With `return_documents`.")] = None
 
 
 class Ranking(Described):
@@ -67,7 +67,7 @@ class Ranking(Described):
 @router.post("/rerank", include_in_schema=False)
 @router.post(
     "/v1/rerank",
-    summary="Documents in the order in which they fit a query.",
+    summary="Rank documents by their relevance to a query.",
     response_model=Ranking,
     responses=refusals(*BODY, 401, 403, 404, 429, 502, 503, 504),
     openapi_extra=needs("api_key", optional=True, json=RerankRequest),

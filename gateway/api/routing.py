@@ -20,16 +20,16 @@ ADMIN = (401, 403, 429)
 """Statuses of endpoints for admins."""
 _DESCRIPTIONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
-    401: "No key, or a wrong one.",
-    403: "This key may not do this, or nobody may on this server.",
-    404: "No such model, adapter or key, for who asks.",
+    401: "The key is missing or wrong.",
+    403: "This key may not do this, or the feature is disabled.",
+    404: "The object does not exist, or not for this key.",
     413: "The body is larger than this server takes.",
     415: "The body is of another media type.",
-    429: "A limit of this key is reached; retry-after says when to try again. Or many wrong admin "
-    "keys came from this address.",
+    429: "A limit of this key is reached; retry-after says when to try again. Or this address has "
+    "sent many wrong admin keys.",
     500: "The server or its engine failed; a retry does not help.",
-    502: "The model's answer is none: not finite, or of a wrong shape.",
-    503: "The engine is not ready or too busy, or this server is ending; try again.",
+    502: "The model's answer is invalid: not finite, or of a wrong shape.",
+    503: "The engine is not ready or too busy, or this server shuts down; try again.",
     504: "The request took longer than this server allows.",
 }
 
@@ -103,7 +103,7 @@ def needs(
     """Describe the parts of a request that FastAPI does not read, for `openapi_extra`.
 
     Args:
-        key: the kind of key; None if the operation needs none.
+        key: the kind of key; None for no key.
         optional: a gateway may be configured without this key.
         json: the model of a JSON body; `openapi.build` adds its schema to the document.
         form: the schema of a multipart form.

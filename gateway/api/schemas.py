@@ -271,7 +271,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first tool's `strict` that cannot be enforced; None if there is none.
+        """The path of the first `strict` in tools that cannot be enforced.
 
         If the model decides whether to call a tool, only a structural tag could guide the arguments
         from the beginning of a call. No release of the model repository supports structural tags.

@@ -186,7 +186,7 @@ def _make_message_form(
                 param="tools",
             )
         if guided and guided_calls is None:
-            tools = None  # text in a required format is an answer, even if it looks like a call
+            tools = None  # text in a required format is an answer, even if it resembles a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:

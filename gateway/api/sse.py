@@ -1,4 +1,4 @@
-"""Server-sent events, with cancellation when the client leaves."""
+"""Server-sent events, with cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WireFormat(NamedTuple):
 
     Attributes:
         done: the last frame, also sent after an error.
-        keep_alive: the frame to send while there is no other.
+        keep_alive: the frame to send during silence.
         failure: builds the frame of an error after the headers.
     """
 
@@ -53,11 +53,11 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class cancel_on_disconnect:
-    """Context manager that cancels its body and raises ClientDisconnected when the client leaves.
+    """Context manager that cancels its body when the client disconnects.
 
-    Without it, a non-streaming handler would run to its end after the client has left. If the task
-    is cancelled from outside, raise ShuttingDown: the server cancels requests that exceed the
-    shutdown grace.
+    It then raises ClientDisconnected. Without it, a non-streaming handler would run to its end for
+    a client that has left. If the task is cancelled from outside, raise ShuttingDown: the server
+    cancels requests that exceed the shutdown grace.
     """
 
     def __init__(self, scope: Scope) -> None:

@@ -1,8 +1,8 @@
 """Parsing of untrusted JSON, within a fraction of a second.
 
 Stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no NaN, no lone
-surrogates, no duplicate keys. The limits keep later processing fast and within the recursion limits
-of serializers (orjson: 254 levels, pydantic: 255).
+surrogates, no duplicate keys. The limits bound the time of later processing, and the depth below
+the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Text:
 
 @router.post(
     "/tokenize",
-    summary="Text, or a conversation, to token ids.",
+    summary="Convert text or a conversation to token ids.",
     response_model=Tokens,
     responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=TokenizeRequest, empty=True),
@@ -86,7 +86,7 @@ async def tokenize(request: Request) -> Response:
             text = await intake.work(partial(_text, chat, wanted))
             special = wanted.add_special_tokens
             if special is None:
-                special = wanted.messages is None  # a chat template writes its own
+                special = wanted.messages is None  # chat templates add special tokens themselves
             capabilities = max(service.replicas.capabilities, key=longest_prompt)
             param = "prompt" if wanted.messages is None else "messages"
             check_text(service.prompts, capabilities, str(text), param=param)
@@ -121,7 +121,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
 
 @router.post(
     "/detokenize",
-    summary="Token ids to text.",
+    summary="Convert token ids to text.",
     response_model=Text,
     responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=DetokenizeRequest),

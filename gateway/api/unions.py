@@ -14,8 +14,8 @@ def by_type(
     """Return a discriminator by `type`.
 
     Args:
-        tags: the tag of each type; any other type has the tag `[other]`. Brackets keep tags out of
-            paths (`gateway.api.validation.get_path`).
+        tags: the tag of each type; any other type has the tag `[other]`. The brackets mark tags, so
+            that `gateway.api.validation.get_path` can remove them.
         untyped: the type of an object without one.
         expected: the allowed types as the error names them, if the union has no `[other]`.
     """

@@ -22,7 +22,7 @@ class Usage(BaseModel):
     total_tokens: _Count
     prompt_tokens_details: Annotated[
         PromptTokensDetails,
-        Field(description="Left out where it would tell a tenant what others have sent."),
+        Field(description="Left out if it would reveal to a tenant what others have sent."),
     ] = PromptTokensDetails(cached_tokens=0)
 
 

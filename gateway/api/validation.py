@@ -12,13 +12,13 @@ from pydantic_core import ErrorDetails
 from gateway.api import ignored
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Pydantic names the tried branch of a union within the get_path, besides `list[...]` and the like.
+# Union branches that pydantic adds to a path. Further ones contain a bracket, such as `list[...]`.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
 # Chat parameters that are replaced anywhere in a message, as they are not English words.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
-# Errors to look at; each costs 2 us.
+# Maximum number of pydantic's errors to examine; each costs 2 us.
 _MAX_PROBLEMS = 64
 _INPUT = "Input should be "
 _JSON_TYPES = {
@@ -34,9 +34,9 @@ _JSON_TYPES = {
 """JSON's names for pydantic's error types."""
 _TAGS = ("union_tag_invalid", "union_tag_not_found")
 _TAG = re.compile(r"'([^']*)'")
-# A field that may only be null, or an empty list.
+# Types of errors in a field that may only be null or an empty list.
 _NOT_SERVED = ("none_required", "empty_required")
-# The message already has the length that was found.
+# Types of errors whose message already has the length found.
 _LENGTHS = ("too_long", "too_short")
 
 

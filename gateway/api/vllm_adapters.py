@@ -44,7 +44,7 @@ async def _adapter_root(service: Admin) -> Path:
 
 @router.post(
     "/v1/load_lora_adapter",
-    summary="Adds an adapter from a folder of the server's host; vLLM's form.",
+    summary="Add an adapter from a folder of the server's host, in vLLM's form.",
     response_class=PlainTextResponse,
     responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", json=LoadLoraAdapter),
@@ -97,7 +97,7 @@ class UnloadLoraAdapter(Strict):
 
 @router.post(
     "/v1/unload_lora_adapter",
-    summary="Stops serving an adapter; vLLM's form.",
+    summary="Delete an adapter, in vLLM's form.",
     response_class=PlainTextResponse,
     responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=UnloadLoraAdapter),

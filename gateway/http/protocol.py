@@ -114,7 +114,7 @@ class HttpProtocol(asyncio.Protocol):
     do not pipeline, and an attacker could otherwise queue hundreds of requests with a few KB.
     """
 
-    # Slots save memory, as there may be many idle connections.
+    # Slots save memory, which matters with many idle connections.
     __slots__ = (
         "_app",
         "_app_state",
@@ -191,7 +191,7 @@ class HttpProtocol(asyncio.Protocol):
         self._starts = starts
         self._door = door
         self.address: str | None = None
-        """The client's IP address; None on a socket that has none."""
+        """The client's IP address; None on a Unix socket."""
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
@@ -333,7 +333,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._exchange is not None or self._stopped_reading:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
-            self._pending = 0  # empty header_lines before a request
+            self._pending = 0  # empty lines before a request
         else:
             self._enter(Phase.HEAD)
             # The request began in the data that ended the previous one, so its size is unknown:

@@ -131,7 +131,7 @@ class Workers:
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # While one is open anywhere, the kernel accepts connections nobody serves.
+                    # While any copy is open, the kernel accepts connections that are never served.
                     for listener in self._listeners:
                         listener.close()
                 for worker in workers:

@@ -54,7 +54,7 @@ def _describe_stream() -> Schema:
 
 @router.post(
     "/v1/messages",
-    summary="Answers a conversation, in Anthropic's protocol.",
+    summary="Answer a conversation, in Anthropic's protocol.",
     openapi_extra=needs("api_key", optional=True, json=MessagesRequest),
     response_model=Message,
     responses={200: _describe_stream(), **_describe_errors()},
@@ -70,7 +70,7 @@ async def messages(request: Request) -> Response:
 
 @router.post(
     "/v1/messages/count_tokens",
-    summary="How many tokens a conversation is, in Anthropic's protocol.",
+    summary="Count the tokens of a conversation, in Anthropic's protocol.",
     openapi_extra=needs("api_key", optional=True, json=Prompt),
     response_model=TokenCount,
     responses=_describe_errors(),

@@ -16,7 +16,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 MAX_SHOWN_CHARS = 200
 Lifecycle = Literal["active", "deprecated", "retired"]
 
-# Without the header any value is accepted, so the document states no types.
+# Without the header `anthropic-version` any value is accepted, so the document states no types.
 PAGE = [
     parameter("limit", f"With `anthropic-version`: models a page, 1 to {MAX_LIMIT}."),
     parameter("after_id", "With `anthropic-version`: the model in front of the page."),

@@ -38,7 +38,7 @@ class ReplicaChanged(AnswerModel):
     drain: bool
     override: Annotated[
         OverrideState | None,
-        Field(description="What admins have said; null: it is as the configuration has it."),
+        Field(description="The admins' override; null if the configuration applies."),
     ]
 
 
@@ -50,7 +50,7 @@ class RequestCancelled(AnswerModel):
 
 @router.post(
     "/v1/admin/requests/{request_id}/cancel",
-    summary="Ends a running request; its client is told so.",
+    summary="Cancel a running request; its client gets an error.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
@@ -65,7 +65,7 @@ async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -
 
 @router.post(
     "/v1/admin/replicas/{endpoint:path}",
-    summary="Weighs or drains a replica, on all gateways, whatever the configuration says.",
+    summary="Override the weight or drain of a replica, on all gateways.",
     responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=ReplicaChange),
     response_model_exclude_unset=True,
@@ -91,7 +91,7 @@ async def change(
 
 @router.delete(
     "/v1/admin/replicas/{endpoint:path}",
-    summary="Takes that back: a replica is again as the configuration has it.",
+    summary="Delete the override of a replica, so that the configuration applies again.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
     response_model_exclude_unset=True,

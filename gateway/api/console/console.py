@@ -48,9 +48,9 @@ class Console:
         self._waiting = Counter[str]()
 
     def enter(self) -> None:
-        """Add a reader of events, who must call `leave` at the end.
+        """Add a reader of events; the caller must call `leave` at the end.
 
-        Raise Overloaded if there are too many.
+        Raise Overloaded above the limit of readers.
         """
         if self._readers >= _MAX_READERS:
             raise Overloaded(f"{_MAX_READERS} consoles follow this gateway's events already.")
@@ -60,7 +60,7 @@ class Console:
         self._readers -= 1
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a request of this worker; return False if there is none with this id."""
+        """Cancel a request of this worker; return False if the id is unknown."""
         watched = self._service.monitor.requests.find(request_id)
         if watched is not None:
             watched.cancel()
@@ -116,7 +116,7 @@ class Console:
 def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """Return the successful response of a worker; None if all workers answered 404.
 
-    Raise Overloaded if none succeeded and one did not answer, as that one may have the request.
+    Raise Overloaded if all others failed and one did not answer, as that one may have the request.
     """
     for each in responses:
         if each is not None and each.status == 200:

@@ -23,7 +23,7 @@ router = ApiRouter()
 
 @router.get(
     "/v1/admin/state",
-    summary="Replicas, adapters, tenants and running requests of this gateway, now.",
+    summary="Get the current replicas, adapters, tenants and running requests of this gateway.",
     response_model=State,
     responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key"),
@@ -36,13 +36,13 @@ async def state(request: Request, _: Admin) -> Response:
 
 @router.get(
     "/v1/admin/events",
-    summary="The same as server-sent events: whole at first, then the changes.",
+    summary="Follow the state as server-sent events: complete at first, then changes.",
     response_class=Response,
     responses=refusals(*ADMIN, 503)
     | {
         200: {
-            "description": "An event `state` with the whole state, then at most once a second an "
-            "event `change` with a JSON Merge Patch (RFC 7396).",
+            "description": "An event `state` with the complete state, then at most once a second "
+            "an event `change` with a JSON Merge Patch (RFC 7396).",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     },

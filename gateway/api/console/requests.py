@@ -31,17 +31,21 @@ class RequestSeen(Described):
     prompt_tokens: Count
     completion_tokens: Count
     ended: float | None = None
-    status: Annotated[int | None, Field(description="499: its client left before the end.")] = None
-    stop: Annotated[str | None, Field(description="Why it ended early, if it did.")] = None
+    status: Annotated[int | None, Field(description="499 if the client left before the end.")] = (
+        None
+    )
+    stop: Annotated[str | None, Field(description="Why the request was aborted, if it was.")] = None
     stop_ms: Annotated[
         float | None,
-        Field(description="From that until the engine had let go of all of it."),
+        Field(
+            description="Milliseconds from the abort until the engine had stopped working on it."
+        ),
     ] = None
 
 
 @router.get(
     "/v1/requests/{request_id}",
-    summary="A request of this key that runs, or ended within the last minute.",
+    summary="Get a request of this key that runs, or ended within the last minute.",
     response_model_exclude_none=True,
     responses=refusals(401, 404, 503),
     openapi_extra=needs("api_key", optional=True),
