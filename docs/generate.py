@@ -125,7 +125,7 @@ def _parameters() -> str:
     completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     both = (chat & completions) | set(GenerationRequest.model_fields)
     rows = {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
-    rows |= {name: f"read as `{renamed.place}`" for name, renamed in RENAMED.items()}
+    rows |= {name: f"read as `{renamed.path}`" for name, renamed in RENAMED.items()}
     rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
     rows |= dict.fromkeys(HINTS, "accepted without effect, and named in `x-ignored-parameters`")
     rows |= dict.fromkeys(both, "served")
