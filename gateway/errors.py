@@ -119,7 +119,7 @@ class SwitchedOff(GatewayError):
         self.setting = setting
 
 
-NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
+OverloadCause = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
 """Reason why a request got no slot.
 
 The queue was full; the maximum time in the queue passed; the predicted wait for the first token was
@@ -238,7 +238,9 @@ class Overloaded(GatewayError):
     0 if unknown. `cause` is set if the request got no slot.
     """
 
-    def __init__(self, message: str, wait_s: float = 0.0, cause: NoTurn | None = None) -> None:
+    def __init__(
+        self, message: str, wait_s: float = 0.0, cause: OverloadCause | None = None
+    ) -> None:
         super().__init__(message)
         self.wait_s = wait_s
         self.cause = cause

@@ -40,7 +40,10 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class EmbeddingsRequest(MappedRequest):
-    """`input`: one text, several, the token ids of one, or the token ids of several."""
+    """A request for embeddings.
+
+    `input` is one text, several, the token ids of one, or the token ids of several.
+    """
 
     successors = OF_EMBEDDINGS
 

@@ -89,6 +89,7 @@ class Rules(TypedDict):
 
 
 def rules(settings: Settings) -> Rules:
+    """Return the settings about parameters as keyword arguments of `parse`."""
     return {"strict": settings.strict_parameters, "refuse_unknown": settings.refuse_unknown}
 
 

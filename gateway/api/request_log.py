@@ -122,6 +122,7 @@ def header_of(scope: Scope, name: bytes) -> str | None:
 
 
 def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange of a request."""
     exchange: Exchange = scope["extensions"][EXCHANGE]
     return exchange
 

@@ -53,6 +53,8 @@ _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
 
 
 class ChatCompletionRequest(GenerationRequest):
+    """A request for the next message of a chat."""
+
     successors = OF_CHATS
 
     messages: Messages
@@ -334,7 +336,10 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """`prompt`: one text, several, the token ids of one, or the token ids of several."""
+    """A request to complete a text.
+
+    `prompt` is one text, several, the token ids of one, or the token ids of several.
+    """
 
     successors = OF_COMPLETIONS
 

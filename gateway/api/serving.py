@@ -143,10 +143,15 @@ async def prepare_request(
 
 
 def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
+    """Return a completion's prompts, whose answers are plain text."""
     return wanted.prompts, None
 
 
 def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
+    """Render a chat by its template, with the form for parsing the answer.
+
+    Raise InvalidRequest if the template refuses the messages, or tools cannot be parsed.
+    """
     ids = TemplateIds(chat.tool_form)
     messages = [message.to_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
@@ -320,6 +325,7 @@ async def respond(
     wire: WireFormat,
     recorder: AnswerRecorder | None = None,
 ) -> Response:
+    """Run a prepared request and return its response: a stream, or JSON when it is complete."""
     service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer

@@ -27,6 +27,7 @@ class Usage(BaseModel):
 
 
 def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Build `usage` without cached tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

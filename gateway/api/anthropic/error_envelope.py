@@ -24,6 +24,7 @@ _TOO_LONG = "prompt is too long: "
 
 
 def build_envelope(error: Failure) -> bytes:
+    """Build Anthropic's error object as JSON."""
     message = failures.build_message(error)
     if isinstance(error, ContextLengthExceeded):
         message = _TOO_LONG + message

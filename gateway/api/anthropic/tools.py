@@ -127,6 +127,7 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
 
 
 def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
+    """Convert a tool choice to a chat's fields. Raise InvalidRequest for a wrong `name`."""
     if (choice.name is None) is (choice.type == "tool"):
         raise InvalidRequest(
             "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"
