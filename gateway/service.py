@@ -92,7 +92,7 @@ class Service:
     accounting: Accounting
     conversations: Conversations
     created: int
-    """Unix time for `/v1/models`: when the tokenizer folder was written, so equal on all gateways."""
+    """Unix time for `/v1/models`: the tokenizer folder's, so equal on all gateways."""
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
