@@ -23,7 +23,7 @@ from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.renamed_parameters import RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.settings import Settings
-from gateway.service_setup import load_prompts, running_service
+from gateway.service_setup import load_prompts, run_service
 from gateway.triton import names
 from ops.commands.up import DEMO_MODEL
 from ops.deployment.fields import FIELDS
@@ -190,7 +190,7 @@ async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
-        async with running_service(settings, load_prompts(settings)) as service:
+        async with run_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
             # A family without samples tells its labels nowhere else.
             labels: Mapping[str, tuple[str, ...]] = {

@@ -79,12 +79,12 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
-    """Raise ConfigurationError if `running_service` would refuse the configuration file."""
+    """Raise ConfigurationError if `run_service` would refuse the configuration file."""
     configuration_file(settings, workers, MappedModels().check)
 
 
 @asynccontextmanager
-async def running_service(
+async def run_service(
     settings: Settings,
     prompts: Prompts,
     workers: Path | None = None,

@@ -320,5 +320,5 @@ def _build_version(service: Service, version: Version) -> AdapterVersion:
         modules=sorted({rows.module for rows in version.modules}),
         source=version.source,
         added_by=version.added_by,
-        placement=service.placement(version.weights),
+        placement=service.get_placement(version.weights),
     )

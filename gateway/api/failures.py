@@ -15,7 +15,7 @@ import orjson
 from adapters import errors as adapter_errors
 from adapters.errors import AdapterError, StoreError, StoreUnavailable
 from gateway import errors
-from gateway.api.rate_headers import rate_headers
+from gateway.api.rate_headers import build_rate_headers
 from gateway.config.limits import LIMITS
 from gateway.http import http_errors
 
@@ -47,7 +47,7 @@ class ErrorRow(NamedTuple):
     retry_after_s: int | None = None
 
 
-def _adapter_rows(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], ErrorRow]:
+def _build_adapter_rows(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], ErrorRow]:
     return {kind: ErrorRow(status, _CLIENT, kind.code) for kind in kinds}
 
 
@@ -106,10 +106,10 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     http_errors.WebSocketNotOffered: ErrorRow(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: ErrorRow(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
-    **_adapter_rows(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
-    **_adapter_rows(403, adapter_errors.SourceNotAllowed),
-    **_adapter_rows(413, adapter_errors.TooLarge),
-    **_adapter_rows(
+    **_build_adapter_rows(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
+    **_build_adapter_rows(403, adapter_errors.SourceNotAllowed),
+    **_build_adapter_rows(413, adapter_errors.TooLarge),
+    **_build_adapter_rows(
         400,
         adapter_errors.BaseMismatch,
         adapter_errors.CorruptFile,
@@ -205,7 +205,7 @@ def _build_headers(error: Failure) -> dict[str, str]:
         return {"upgrade": "HTTP/1.1", "connection": "close"}
     status, _, _, retry_after_s = TABLE[type(error)]
     if isinstance(error, errors.RateLimited):
-        headers = rate_headers(error.quotas)
+        headers = build_rate_headers(error.quotas)
         if error.wait_ms is not None:
             headers["retry-after-ms"] = str(error.wait_ms)
             retry_after_s = -(-error.wait_ms // 1000)

@@ -16,12 +16,12 @@ from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, restore_client_name, rules, sort_fields
-from gateway.api.rate_headers import rate_headers
+from gateway.api.parameters import Parsed, get_rules, restore_client_name, sort_fields
+from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request
+from gateway.api.validation import build_invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
 from gateway.pipeline.mapped import (
@@ -112,7 +112,7 @@ async def prepare_call(
     async with Intake(request, tenant) as intake:
         # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, places=1) as reservation:
-            read = partial(parse, kind, **rules(service.settings))
+            read = partial(parse, kind, **get_rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
             service.metrics.count_unknown_parameters(unknown, name)
             model = service.access.route(router(service), tenant, wanted.model)
@@ -143,7 +143,7 @@ async def prepare_call(
                 inputs=ready,
                 account=account,
                 deadline=deadline,
-                headers=rate_headers(reservation.quotas) | ignored.build_headers(hints),
+                headers=build_rate_headers(reservation.quotas) | ignored.build_headers(hints),
                 id=request_id,
             )
 
@@ -160,5 +160,5 @@ def parse(
     try:
         request = kind.model_validate(fields.served)
     except ValidationError as error:
-        raise restore_client_name(invalid_request(error), fields.renamed) from None
+        raise restore_client_name(build_invalid_request(error), fields.renamed) from None
     return Parsed(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse
 
 from gateway.api.answer_schemas import Described, TroubleState
-from gateway.api.auth import may_read_details, metrics_reader
+from gateway.api.auth import authenticate_metrics_reader, may_read_details
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.siblings import is_internal
@@ -164,7 +164,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics of this process, or of all workers with a label for each worker."""
     worker: Worker | None = request.app.state.worker
     internal = is_internal(request)
-    service = service_of(request.scope) if internal else metrics_reader(request)
+    service = service_of(request.scope) if internal else authenticate_metrics_reader(request)
     service.metrics.engine_ready.set(service.replicas.ready)
     text = generate_latest(service.metrics.registry).decode()
     if worker is not None and not internal:

@@ -30,12 +30,12 @@ from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.tool_fields import Path, find_unknown_fields
 from gateway.api.validation import (
+    build_invalid_request,
     get_path,
-    invalid_request,
+    get_top_field,
     join_path,
     list_names,
     show_value,
-    top_field,
 )
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -88,7 +88,7 @@ class Rules(TypedDict):
     refuse_unknown: bool
 
 
-def rules(settings: Settings) -> Rules:
+def get_rules(settings: Settings) -> Rules:
     """Return the settings about parameters as keyword arguments of `parse`."""
     return {"strict": settings.strict_parameters, "refuse_unknown": settings.refuse_unknown}
 
@@ -120,7 +120,7 @@ def parse(
     try:
         request, nested = validate(model, served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise restore_client_name(invalid_request(error), renamed) from None
+        raise restore_client_name(build_invalid_request(error), renamed) from None
     unknown += nested
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
@@ -178,7 +178,7 @@ def sort_fields(
             if found and strict:
                 raise _build_unsupported(found[0])
             hints += found
-            unknown += _unknown_members(name, value)
+            unknown += _find_unknown_members(name, value)
         elif name in without_effect or (name in RENAMED and RENAMED[name].root in without_effect):
             uncounted.append(name)
         elif name in HINTS and not strict:
@@ -317,7 +317,7 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
     """Return the error with the client's name of a parameter that was renamed."""
-    name = renamed.get(top_field(error.param or ""))
+    name = renamed.get(get_top_field(error.param or ""))
     if name is None:
         return error
     return type(error)(f"{name} is read as {error.message}", param=name)
@@ -368,7 +368,7 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
     )
 
 
-def _unknown_members(name: str, value: Any) -> list[str]:
+def _find_unknown_members(name: str, value: Any) -> list[str]:
     """Return the paths of an object's unknown members."""
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):

@@ -31,7 +31,7 @@ async def refuse_many(request: Request) -> Response:
     )
 
 
-def parameter(name: str, description: str, **schema: Any) -> Schema:
+def describe_parameter(name: str, description: str, **schema: Any) -> Schema:
     """Describe a query parameter for the OpenAPI document."""
     return {"name": name, "in": "query", "description": description, "schema": schema}
 

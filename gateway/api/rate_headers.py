@@ -10,7 +10,7 @@ from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.request import WINDOW_S
 
 
-def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
+def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
     """Build the headers from `quotas`, which are keyed by the limits' names."""
     headers: dict[str, str] = {}
     if not quotas:

@@ -63,13 +63,13 @@ def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
     return {"chat_template_kwargs": {"enable_thinking": value}}
 
 
-def _think(value: Any) -> Fields:
+def _parse_think(value: Any) -> Fields:
     if isinstance(value, str):
         return {"reasoning_effort": value}
     return _enable_thinking(value, "think")
 
 
-def _thinking(value: Any) -> Fields:
+def _parse_thinking(value: Any) -> Fields:
     kind = value.get("type") if isinstance(value, dict) else value
     fields = _THINKING.get(kind) if isinstance(kind, str | bool) else None
     if fields is None:
@@ -94,7 +94,7 @@ _THINKING: Mapping[str | bool, Fields] = {
 }
 
 
-def _thinking_hints(value: Any) -> Iterable[str]:
+def _find_thinking_hints(value: Any) -> Iterable[str]:
     if isinstance(value, dict) and value.get("budget_tokens") is not None:
         yield "thinking.budget_tokens"
 
@@ -118,7 +118,7 @@ def _make_thinking_budget(name: str) -> RenamedParameter:
     return RenamedParameter("chat_template_kwargs.enable_thinking", read, hints)
 
 
-def _reasoning(value: Any) -> Fields:
+def _parse_reasoning(value: Any) -> Fields:
     if not isinstance(value, dict):
         raise InvalidRequest("reasoning: Input should be an object.", param="reasoning")
     if value.get("exclude"):
@@ -130,13 +130,13 @@ def _reasoning(value: Any) -> Fields:
     return fields if enabled is None else fields | _enable_thinking(enabled, "reasoning.enabled")
 
 
-def _reasoning_hints(value: Any) -> Iterable[str]:
+def _find_reasoning_hints(value: Any) -> Iterable[str]:
     for name in ("max_tokens", "summary", "generate_summary", "context", "mode"):
         if value.get(name) is not None:
             yield f"reasoning.{name}"
 
 
-def _format(value: Any) -> Fields:
+def _parse_format(value: Any) -> Fields:
     if value in ("", {}):
         return {}
     if value == "json":
@@ -145,16 +145,16 @@ def _format(value: Any) -> Fields:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _greedy(value: Any) -> Fields:
+def _parse_greedy(value: Any) -> Fields:
     return {"temperature": 0} if value is True else {}
 
 
 RENAMED: Mapping[str, RenamedParameter] = {
     "ebnf": _make_guide("grammar"),
     "enable_thinking": RenamedParameter("chat_template_kwargs.enable_thinking", _enable_thinking),
-    "format": RenamedParameter("response_format", _format),
+    "format": RenamedParameter("response_format", _parse_format),
     "grammar": _make_guide("grammar"),
-    "greed_sampling": RenamedParameter("temperature", _greedy),
+    "greed_sampling": RenamedParameter("temperature", _parse_greedy),
     "guided_choice": _make_guide("choice"),
     "guided_grammar": _make_guide("grammar"),
     "guided_json": _make_guide("json"),
@@ -167,8 +167,8 @@ RENAMED: Mapping[str, RenamedParameter] = {
     "random_seed": _make_alias("seed"),
     "reasoning": RenamedParameter(
         "reasoning_effort",
-        _reasoning,
-        _reasoning_hints,
+        _parse_reasoning,
+        _find_reasoning_hints,
         frozenset(
             {
                 *("effort", "enabled", "exclude"),
@@ -182,11 +182,11 @@ RENAMED: Mapping[str, RenamedParameter] = {
     "repeat_penalty": _make_alias("repetition_penalty"),
     "sampler_seed": RenamedParameter("seed", lambda value: {} if value == -1 else {"seed": value}),
     "stopping_strings": _make_alias("stop"),
-    "think": RenamedParameter("chat_template_kwargs.enable_thinking", _think),
+    "think": RenamedParameter("chat_template_kwargs.enable_thinking", _parse_think),
     "thinking": RenamedParameter(
         "chat_template_kwargs.enable_thinking",
-        _thinking,
-        _thinking_hints,
+        _parse_thinking,
+        _find_thinking_hints,
         frozenset({"type", "budget_tokens", "clear_thinking"}),
     ),
     "thinking_budget": _make_thinking_budget("thinking_budget"),

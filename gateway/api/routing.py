@@ -40,7 +40,7 @@ Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
 """A path parameter. An empty one is not refused as malformed but unknown, like any wrong name."""
 
 
-def _operation_id(route: APIRoute) -> str:
+def _build_operation_id(route: APIRoute) -> str:
     return f"{route.endpoint.__module__.rpartition('.')[2]}.{route.endpoint.__name__}"
 
 
@@ -66,7 +66,7 @@ class ApiRouter(APIRouter):
     """A router that adds HEAD to each GET route (RFC 9110, 9.1); the document lists only GET."""
 
     def __init__(self) -> None:
-        super().__init__(generate_unique_id_function=_operation_id)
+        super().__init__(generate_unique_id_function=_build_operation_id)
 
     def add_api_route(
         self,

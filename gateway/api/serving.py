@@ -25,7 +25,7 @@ from gateway.api.failures import status_of
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.intake import Intake
 from gateway.api.parameters import Parsed
-from gateway.api.rate_headers import rate_headers
+from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
@@ -309,7 +309,7 @@ class AnswerRecorder(Protocol):
 
 def build_headers(prepared: PreparedRequest) -> dict[str, str]:
     """Build the response headers: rate limits, adapter version and ignored parameters."""
-    headers = rate_headers(prepared.account.quotas)
+    headers = build_rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     unenforced = prepared.batch.unenforced

@@ -27,11 +27,11 @@ def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndFo
     except InvalidRequest:
         if all(message.role != "system" for message in chat.messages[1:]):
             raise
-        messages = _with_one_system_message(chat.messages)
+        messages = _move_system_messages(chat.messages)
         return render_chat(chat.model_copy(update={"messages": messages}), form)
 
 
-def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+def _move_system_messages(messages: Sequence[Message]) -> list[Message]:
     found: list[tuple[Message, list[str]]] = []
     for message in messages:
         role = "user" if message.role == "system" and found else message.role

@@ -83,7 +83,7 @@ async def tokenize(request: Request) -> Response:
             if wanted.model is not None:
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
-            text = await intake.work(partial(_text, chat, wanted))
+            text = await intake.work(partial(_render_text, chat, wanted))
             special = wanted.add_special_tokens
             if special is None:
                 special = wanted.messages is None  # chat templates add special tokens themselves
@@ -101,10 +101,12 @@ async def tokenize(request: Request) -> Response:
                 max_tokens = capabilities.max_seq_len
                 return orjson.dumps(Tokens(len(ids), max_tokens, ids.tolist(), strings))
 
-            return _json(await service.prompts.turns.run(name, len(ids), body), headers)
+            return _build_json_response(
+                await service.prompts.turns.run(name, len(ids), body), headers
+            )
 
 
-def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
+def _render_text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
     if wanted.prompt is not None and wanted.messages is None:
         return wanted.prompt
     if wanted.messages is None or wanted.prompt is not None:
@@ -138,8 +140,8 @@ async def detokenize(request: Request) -> Response:
             if max(wanted.tokens, default=0) >= size:
                 raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
             text = await intake.work(partial(service.prompts.decode, wanted.tokens))
-            return _json(orjson.dumps(Text(text)), headers)
+            return _build_json_response(orjson.dumps(Text(text)), headers)
 
 
-def _json(body: bytes, headers: dict[str, str]) -> Response:
+def _build_json_response(body: bytes, headers: dict[str, str]) -> Response:
     return Response(body, media_type="application/json", headers=headers)

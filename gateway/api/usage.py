@@ -41,12 +41,12 @@ def build_final_usage(
     """Build `usage` from the last deltas of all choices; cached tokens only if `reports_cached`."""
     usage = build_usage(prompt_tokens, sum(delta.tokens for delta in last))
     if reports_cached:
-        cached = cached_tokens(last, prompt_tokens)
+        cached = count_cached_tokens(last, prompt_tokens)
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return usage
 
 
-def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
+def count_cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
     """Return how many prompt tokens were in the engine's KV cache before the request.
 
     The choices of one prompt fill the cache for each other, so the least cached choice counts.

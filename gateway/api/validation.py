@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     type: str
 
 
-def invalid_request(
+def build_invalid_request(
     error: ValidationError,
     *,
     tagged: Collection[str] = frozenset(),
@@ -83,7 +83,7 @@ def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> Invali
     if type(error).__init__ is not InvalidRequest.__init__:
         return error  # Its message quotes a client's name, which may be equal to a parameter.
     param, message = error.param or "", error.message
-    head = top_field(param)
+    head = get_top_field(param)
     name = names.get(param) or names.get(head, head) + param.removeprefix(head)
     if name != param:
         message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
@@ -92,7 +92,7 @@ def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> Invali
     return error if message == error.message else type(error)(message, param=name)
 
 
-def top_field(param: str) -> str:
+def get_top_field(param: str) -> str:
     """Return the first field of a path, such as `tools` for `tools[0].function`."""
     return param.partition(".")[0].partition("[")[0]
 

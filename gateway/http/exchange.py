@@ -313,7 +313,7 @@ class Exchange:
         if self._has_no_body:
             return b""
         if self._body_bytes_left is None:
-            return self._chunk(body) if body else b""
+            return self._encode_chunk(body) if body else b""
         self._body_bytes_left -= len(body)
         if self._body_bytes_left < 0:
             raise RuntimeError("the answer is longer than its content-length")
@@ -323,7 +323,7 @@ class Exchange:
     _LAST = b"0\r\n\r\n"
 
     @staticmethod
-    def _chunk(body: bytes) -> bytes:
+    def _encode_chunk(body: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(body), body)
 
     def _write_with_head(self, data: bytes) -> None:
@@ -349,7 +349,7 @@ class Http10Exchange(Exchange):
     _LAST = b""
 
     @staticmethod
-    def _chunk(body: bytes) -> bytes:
+    def _encode_chunk(body: bytes) -> bytes:
         return body
 
     def write_chunk(self, data: bytes) -> bool:

@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
         own: socket.socket | None = None
         if self._worker is not None:
             signal.signal(STOP_NOW_SIGNAL, self._end_at_once)
-            *sockets, own = self._worker.sockets()
+            *sockets, own = self._worker.open_sockets()
             asyncio.get_running_loop().add_reader(self._worker.parent, self._on_parent_exit)
         if self._admin_port is not None:
             assert sockets is not None, "`bind` gives them"

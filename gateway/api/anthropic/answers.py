@@ -13,7 +13,7 @@ from gateway.api.answers import Body, build_continued
 from gateway.api.anthropic.error_envelope import build_envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import WireFormat
-from gateway.api.usage import cached_tokens
+from gateway.api.usage import count_cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import (
@@ -131,7 +131,7 @@ class MessageAnswer:
         """Build `usage`; cached tokens are counted separately from input tokens."""
         cached = 0
         if self._reports_cached:
-            cached = cached_tokens([last], self._prompt_tokens)
+            cached = count_cached_tokens([last], self._prompt_tokens)
         return {
             "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
@@ -160,7 +160,7 @@ class _EventSink:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
             for event in self._calls.take(delta):
-                frames += self._event(event)
+                frames += self._encode_event(event)
         if delta.finish is not None:
             ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
@@ -172,7 +172,7 @@ class _EventSink:
     async def drain(self, by: float | None = None) -> None:
         await self._body.drain(by)
 
-    def _event(self, event: Event | Reasoning) -> bytes:
+    def _encode_event(self, event: Event | Reasoning) -> bytes:
         frames = b""
         if not self._type or begins_block(event, self._type):
             frames = self._stop()

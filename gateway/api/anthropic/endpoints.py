@@ -21,7 +21,7 @@ from gateway.api.anthropic.requests import (
 )
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
-from gateway.api.parameters import rules
+from gateway.api.parameters import get_rules
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.serving import prepare_request, respond
@@ -61,7 +61,7 @@ def _describe_stream() -> Schema:
 )
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
-    read = partial(parse, MessagesRequest, **rules(service.settings))
+    read = partial(parse, MessagesRequest, **get_rules(service.settings))
     ready = await prepare_request(
         request, read, render_prompt, _make_answer, rename=restore_client_name
     )
@@ -81,7 +81,7 @@ async def count_tokens(request: Request) -> Response:
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
-            parsed = await intake.read(partial(parse, Prompt, **rules(service.settings)))
+            parsed = await intake.read(partial(parse, Prompt, **get_rules(service.settings)))
             wanted = parsed.request
             service.metrics.count_unknown_parameters(parsed.unknown, name)
             try:

@@ -20,8 +20,8 @@ from gateway.api.anthropic.tools import (
     Tool,
     ToolChoice,
     check_demand,
-    hosted_tools,
-    own_tools,
+    select_hosted_tools,
+    select_own_tools,
     to_chat_choice,
     to_function,
 )
@@ -32,7 +32,7 @@ from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
-from gateway.api.validation import invalid_request, join_dotted, rename_parameters
+from gateway.api.validation import build_invalid_request, join_dotted, rename_parameters
 from gateway.errors import InvalidRequest
 
 _CLIENT_NAMES: dict[str, str] = {
@@ -89,7 +89,7 @@ class Prompt(Strict):
 
     def to_chat(self) -> dict[str, Any]:
         """Build the fields of a chat request. Raise UnsupportedParameter and InvalidRequest."""
-        own = own_tools(self.tools) if self.tools else []
+        own = select_own_tools(self.tools) if self.tools else []
         names = {tool.name or "" for _, tool in own} if own else frozenset()
         messages = to_chat_messages(join_system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -139,7 +139,7 @@ class Prompt(Strict):
     def hints(self) -> Iterator[str]:
         """The names of parameters that are accepted without effect."""
         if self.tools and (self.tool_choice is None or self.tool_choice.type != "none"):
-            yield from name_hosted(hosted_tools(self.tools))
+            yield from name_hosted(select_hosted_tools(self.tools))
         if self.context_management:
             yield "context_management"
         if self.speed == "fast":
@@ -227,13 +227,13 @@ def parse(
             model, given.served, refuse_unknown=refuse_unknown, write_path=join_dotted
         )
     except ValidationError as error:
-        raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
+        raise build_invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.to_chat().items() if value is not None}
     try:
         chat = MessagesChat.model_validate(fields)
     except ValidationError as error:
-        raise restore_client_name(invalid_request(error)) from None
+        raise restore_client_name(build_invalid_request(error)) from None
     hints = [*given.hints, *wanted.hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)

@@ -42,7 +42,7 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
+def select_own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
     """Return the tools that the client runs, with their indexes.
 
     Raise InvalidRequest for a tool in OpenAI's form, and for a misspelled type.
@@ -55,7 +55,7 @@ def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
     return own
 
 
-def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
+def select_hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
     """Return the tools that are left out of the prompt."""
     return [
         HostedTool(f"tools.{n}.type", tool.type)
@@ -99,7 +99,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
         own: the names of those that the client runs.
     """
     if choice.type == "any" and not own:
-        refuse_hosted(hosted_tools(tools))
+        refuse_hosted(select_hosted_tools(tools))
     if choice.type == "tool" and choice.name not in own:
         named = [
             HostedTool(f"tools.{n}.type", tool.type or "")
