@@ -342,10 +342,12 @@ def _make_call_limit(
     )
 
 
-def _make_byte_budget(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
+def _make_byte_budget(
+    nbytes: int, settings: Settings, configuration: ConfigurationFile
+) -> Admission:
     """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
     return Admission(
-        lambda: room,
+        lambda: nbytes,
         lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         queue_of_tenant=_MAX_WAITING_BODIES_PER_TENANT,

@@ -150,8 +150,8 @@ def _find_tool_paths(
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
-            (f"$.$defs.arguments{place}", describe_path(f"tools[{last[name]}].function.parameters"))
-            for place, name in enumerate(enforced)
+            (f"$.$defs.arguments{index}", describe_path(f"tools[{last[name]}].function.parameters"))
+            for index, name in enumerate(enforced)
             if not tools[last[name]].function.strict
         ]
     )

@@ -110,15 +110,15 @@ class Intake:
             if self._history is not None:
                 permit, self._history = self._history, None
                 await permit.__aexit__(None, None, None)
-            turn = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
-            await turn.__aenter__()
-            self._history, self._history_bytes = turn, size
+            share = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
+            await share.__aenter__()
+            self._history, self._history_bytes = share, size
 
     async def _reserve_body(self, size: int) -> None:
         """Wait for a share of the body budget, for a body of `size` bytes."""
-        turn = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
-        await turn.__aenter__()
-        self._body = turn
+        share = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
+        await share.__aenter__()
+        self._body = share
 
 
 def _count_parts(body: bytes) -> int:

@@ -289,9 +289,9 @@ def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
 
     An adapter above the tenant's share of the budget needs the whole share.
     """
-    sends = service.upload_budget
-    cost = min(nbytes, sends.largest() or nbytes)
-    return sends.permit(caller.tenant, caller.priority, cost=cost)
+    budget = service.upload_budget
+    cost = min(nbytes, budget.largest() or nbytes)
+    return budget.permit(caller.tenant, caller.priority, cost=cost)
 
 
 class AnswerRecorder(Protocol):
