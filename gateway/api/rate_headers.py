@@ -21,6 +21,6 @@ def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        # Counting by whole seconds may end a second after the minute that is promised.
+        # Counts are by full seconds, so a limit may reset a second after the promised minute.
         headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

@@ -287,7 +287,7 @@ async def _prepare(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of weights.
 
-    An adapter above the tenant's share of the budget needs the whole share.
+    An adapter above the tenant's share of the budget needs all of that share.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.largest() or nbytes)
