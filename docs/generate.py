@@ -23,7 +23,7 @@ from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.renamed_parameters import RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.settings import Settings
-from gateway.service_setup import load_prompts, running_service
+from gateway.service_setup import load_prompts, run_service
 from gateway.triton import names
 from ops.commands.up import DEMO_MODEL
 from ops.deployment.fields import FIELDS
@@ -125,7 +125,7 @@ def _parameters() -> str:
     completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     both = (chat & completions) | set(GenerationRequest.model_fields)
     rows = {name: _format_refused(NOT_SERVED[name]) for name in NOT_SERVED}
-    rows |= {name: f"read as `{renamed.place}`" for name, renamed in RENAMED.items()}
+    rows |= {name: f"read as `{renamed.path}`" for name, renamed in RENAMED.items()}
     rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
     rows |= dict.fromkeys(HINTS, "accepted without effect, and named in `x-ignored-parameters`")
     rows |= dict.fromkeys(both, "served")
@@ -193,7 +193,7 @@ async def _collect_metrics() -> list[tuple[str, str, tuple[str, ...], str]]:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
-        async with running_service(settings, load_prompts(settings)) as service:
+        async with run_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
             # The labels of a family without samples are only here.
             labels: Mapping[str, tuple[str, ...]] = {

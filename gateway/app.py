@@ -32,7 +32,7 @@ from gateway.api.console import actions as console_actions
 from gateway.api.console import following as console_following
 from gateway.api.console import internal as console_internal
 from gateway.api.console import requests as console_requests
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.preflights import PreflightHints
 from gateway.api.request_log import Handler, RequestLog
@@ -45,11 +45,11 @@ from gateway.api.responses.unfinished import Unfinished
 from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
-from gateway.http.errors import TooManyConnections
 from gateway.http.exchange import OVER_CONNECTION_LIMIT
+from gateway.http.http_errors import TooManyConnections
 from gateway.http.workers import Worker
 from gateway.scheduling.start_queue import StartQueue
-from gateway.service_setup import load_prompts, running_service
+from gateway.service_setup import load_prompts, run_service
 
 _RATES = ("limit", "remaining", "reset")
 
@@ -80,7 +80,7 @@ _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
 
 
 @cache
-def _document() -> bytes:
+def _build_document() -> bytes:
     """Build the OpenAPI document on demand: it takes a tenth of the start, and few ask for it."""
     return openapi.build(ROUTES)
 
@@ -97,7 +97,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         workers = None if worker is None else worker.folder
         async with (
-            running_service(settings, prompts, workers, api.state.starts) as api.state.service,
+            run_service(settings, prompts, workers, api.state.starts) as api.state.service,
             poll_conditions(api.state.service, lambda: api.state.connections.problem),
             Background(api.state.service) as api.state.background,
         ):
@@ -121,7 +121,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     api.state.connections = Connections(settings.max_connections)
     api.state.starts = StartQueue()
     api.state.worker = worker
-    api.state.openapi = _document
+    api.state.openapi = _build_document
     api.routes.extend(ROUTES)
     return api
 
@@ -150,7 +150,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
-    def around(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
+    def wrap(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
         """Wrap an application in the middleware of every request."""
         if settings.cors_origins:
             app = CORSMiddleware(
@@ -166,11 +166,14 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
         return RequestLog(app, labels, generates=generates)
 
     # Inside FastAPI's handler of last resort, whose answer would not have the error envelope.
-    api.add_middleware(around)
+    api.add_middleware(wrap)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
-    hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
-    refuse_connection = around(_endpoint(_refuse_connection))
-    too_many_parameters = around(_endpoint(queries.refuse_many))
+    hot = {
+        path: wrap(_make_endpoint_app(handler), generates=True)
+        for path, handler in handlers.items()
+    }
+    refuse_connection = wrap(_make_endpoint_app(_refuse_connection))
+    too_many_parameters = wrap(_make_endpoint_app(queries.refuse_many))
     preflights = PreflightHints(settings.cors_origins)
 
     def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -197,7 +200,7 @@ async def _refuse_connection(_: Request) -> Response:
     raise TooManyConnections
 
 
-def _endpoint(handler: Handler) -> ASGIApp:
+def _make_endpoint_app(handler: Handler) -> ASGIApp:
     """Return a handler as an ASGI application that answers errors like FastAPI does."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -47,9 +47,9 @@ class EngineStats(NamedTuple):
 class TokenDelta:
     """New token ids from the engine; `final` marks the last delta of the request.
 
-    `stats` is None if the engine reported none; `logprobs` belong to `ids`. A model that returns
-    text sets `text` instead of ids, and perhaps `tokens`, the number of tokens. The last delta has
-    `finish` if the engine reports why it ended, and `unshown`, the number of tokens without text.
+    `stats` is None if not reported; `logprobs` belong to `ids`. A model that returns text sets
+    `text` instead of ids, and perhaps `tokens`, the number of tokens. The last delta has `finish`
+    if the engine reports why it ended, and `unshown`, the number of tokens without text.
     """
 
     ids: list[int]

@@ -119,7 +119,7 @@ class SwitchedOff(GatewayError):
         self.setting = setting
 
 
-NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
+OverloadCause = Literal["queue_full", "queue_timeout", "expected_wait", "too_late", "core_busy"]
 """Reason why a request got no slot.
 
 The queue was full; the maximum time in the queue passed; the predicted wait for the first token was
@@ -197,11 +197,11 @@ class AdapterDoesNotFit(EngineError):
 
 
 class EngineBroken(EngineError):
-    """The engine itself is broken, so further requests will fail there too."""
+    """The engine itself is broken, so further requests to it will fail, too."""
 
 
 class EngineStepFailed(GatewayError):
-    """The engine aborted all its requests, most likely because of one of them, and keeps running.
+    """The engine aborted all its requests, most likely because of one of them, but still runs.
 
     It does not report which request it was, so this one may have caused the failure.
     """
@@ -212,7 +212,7 @@ class EngineUnavailable(GatewayError):
 
 
 class EngineUnreachable(EngineUnavailable):
-    """There is no connection to Triton. `why` is for operators only, as it may hold addresses."""
+    """Triton cannot be connected to. `why` is for operators only, as it may hold addresses."""
 
     def __init__(self, message: str, *, why: str) -> None:
         super().__init__(message)
@@ -232,13 +232,15 @@ class AnswerLost(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """There is no free slot for the request, in the gateway or in the engine.
+    """No slot is free for the request, in the gateway or in the engine.
 
     `wait_s` is the estimated wait in seconds, or the time that queued requests have waited so far;
     0 if unknown. `cause` is set if the request got no slot.
     """
 
-    def __init__(self, message: str, wait_s: float = 0.0, cause: NoTurn | None = None) -> None:
+    def __init__(
+        self, message: str, wait_s: float = 0.0, cause: OverloadCause | None = None
+    ) -> None:
         super().__init__(message)
         self.wait_s = wait_s
         self.cause = cause

@@ -22,7 +22,7 @@ from gateway.service_setup import check_configuration, load_tracer_class
 from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
-# New objects after which the garbage collector looks for cycles: about a hundred requests.
+# New objects after which the garbage collector runs: those of about a hundred requests.
 # Python's default is reached every few requests.
 _GC_THRESHOLD_OBJECTS = 10_000
 
@@ -105,9 +105,9 @@ def _serve_with_workers(settings: Settings) -> int:
 def _relax_garbage_collection() -> None:
     """Make the garbage collector run rarely and skip the objects that exist now.
 
-    Those objects live as long as the process, and an answered request leaves no cycles behind, so
-    there is hardly anything to collect. Scanning all objects repeatedly took a tenth of the CPU and
-    delayed every request by 90 ms at a time.
+    Those objects live as long as the process, and requests create no reference cycles, so hardly
+    anything can be collected. Scanning all objects repeatedly took a tenth of the CPU and delayed
+    every request by 90 ms at a time.
     """
     gc.collect()
     gc.freeze()

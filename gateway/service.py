@@ -92,7 +92,7 @@ class Service:
     accounting: Accounting
     conversations: Conversations
     created: int
-    """Unix time for `/v1/models`: when the tokenizer folder was written."""
+    """Unix time for `/v1/models`: the tokenizer folder's, so equal on all gateways."""
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
@@ -117,20 +117,20 @@ class Service:
     @property
     def shortfalls(self) -> list[str]:
         """Messages for operators about adapter versions missing on replicas' disks."""
-        return shortfalls(self.adapters.placement, self.disks())
+        return shortfalls(self.adapters.placement, self.list_disks())
 
-    def placement(self, weights: str) -> dict[str, str]:
+    def get_placement(self, weights: str) -> dict[str, str]:
         """Return the state of an adapter's weights on each replica that reads them from disk.
 
         The keys are the replicas' endpoints. `weights` is the name of the weights.
         """
         return {
             endpoint: self.adapters.placement.state(weights, endpoint)
-            for endpoint, reads in self.disks().items()
+            for endpoint, reads in self.list_disks().items()
             if reads
         }
 
-    def disks(self) -> dict[str, bool]:
+    def list_disks(self) -> dict[str, bool]:
         """Return, by endpoint, whether each replica reads adapters from its own disk now."""
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
@@ -146,7 +146,7 @@ class Service:
             tasks.create_task(self.overrides.follow(self.troubles))
             tasks.create_task(self.accounting.keep_books())
             tasks.create_task(self.conversations.follow())
-            tasks.create_task(self.adapters.follow_disks(self.disks, self.troubles))
+            tasks.create_task(self.adapters.follow_disks(self.list_disks, self.troubles))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()

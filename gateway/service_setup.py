@@ -59,8 +59,8 @@ _TENANT_UPLOAD_SHARE = 0.5
 # Each waiting request holds a connection, and connections are limited for all tenants together.
 _MAX_WAITING_BODIES_PER_TENANT = 32
 # Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
-# loop as much time as the thread's work, so the rest keeps both at a third of a core. The remaining
-# time is for the tokens of all other requests.
+# loop as much time as the thread's work, so with the rest each uses a third of a core. The last
+# third is for the tokens of all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
@@ -79,12 +79,12 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
-    """Raise ConfigurationError if `running_service` would refuse the configuration file."""
+    """Raise ConfigurationError if `run_service` would refuse the configuration file."""
     configuration_file(settings, workers, MappedModels().check)
 
 
 @asynccontextmanager
-async def running_service(
+async def run_service(
     settings: Settings,
     prompts: Prompts,
     workers: Path | None = None,
@@ -128,7 +128,7 @@ async def running_service(
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
-            # Folders of models have quoted names, so none is called `@replicas`.
+            # Folders of models have quoted names, so this name is free.
             FollowedOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
@@ -215,7 +215,7 @@ async def _open_keys(
     shared = None
     if settings.redis_url is not None:
         shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
-    # Folders of models have quoted names, so none is called `@keys`.
+    # Folders of models have quoted names, so this name is free.
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys
@@ -342,10 +342,12 @@ def _make_call_limit(
     )
 
 
-def _make_byte_budget(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
+def _make_byte_budget(
+    nbytes: int, settings: Settings, configuration: ConfigurationFile
+) -> Admission:
     """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
     return Admission(
-        lambda: room,
+        lambda: nbytes,
         lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         queue_of_tenant=_MAX_WAITING_BODIES_PER_TENANT,

@@ -16,7 +16,7 @@ from adapters.errors import store_errors
 from gateway.api.body import get_media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
-from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
+from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 
 _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024

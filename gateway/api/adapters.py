@@ -37,7 +37,7 @@ router = ApiRouter()
 class AdapterVersion(AnswerModel):
     version: str
     digest: str
-    task_id: Annotated[str, Field(description="A string: JavaScript would round the number.")]
+    task_id: Annotated[str, Field(description="A string, as JavaScript would round the number.")]
     created: Count
     dtype: str
     rank: Count
@@ -45,21 +45,21 @@ class AdapterVersion(AnswerModel):
     modules: list[str]
     source: Annotated[
         str,
-        Field(description="`upload`, another way in, or where it was fetched, without secrets."),
+        Field(description="`upload`, another method, or the source's URL without secrets."),
     ]
     added_by: Annotated[
         str | None,
         Field(
-            description="The admin, by the beginning of the key's hash; `configuration` for what "
-            "the configuration file declares, and `GATEWAY_ADAPTERS` for what that names; null for "
-            "what is older than this record."
+            description="The admin, by the beginning of the key's hash; `configuration` for an "
+            "adapter of the configuration file, `GATEWAY_ADAPTERS` for one of that setting; null "
+            "for versions that are older than this field."
         ),
     ]
     placement: Annotated[
         dict[str, str],
         Field(
-            description="By replica that reads adapters from its own disk: held, on its way, or "
-            "why it is not held."
+            description="For each replica that reads adapters from its own disk: held, on its way, "
+            "or the reason why it is not held."
         ),
     ]
 
@@ -90,7 +90,7 @@ class Adapters(AnswerModel):
     object: Literal["list"] = "list"
     data: list[Adapter]
     declared: Annotated[
-        list[DeclaredAdapter], Field(description="Those of the configuration file.")
+        list[DeclaredAdapter], Field(description="The adapters of the configuration file.")
     ]
 
 
@@ -98,8 +98,8 @@ class AdapterAdded(Adapter):
     shared: Annotated[
         bool | None,
         Field(
-            description="Whether Redis has it, for the other gateways; false: they get it once "
-            "Redis can be used again, null without a Redis."
+            description="True if Redis has the adapter for other gateways; false if they get it "
+            "once Redis is available again; null without Redis."
         ),
     ]
     warnings: list[str]
@@ -128,7 +128,7 @@ class AdapterOfSource(Strict):
 
 @router.post(
     "/v1/adapters",
-    summary="Adds an adapter, or a new version of one.",
+    summary="Add an adapter, or a new version of one.",
     status_code=201,
     responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", form=UPLOAD, json=AdapterOfSource),
@@ -195,7 +195,7 @@ async def _add_upload(request: Request, service: Service, audit: Audit) -> Added
 
 @router.get(
     "/v1/adapters",
-    summary="All adapters with their versions.",
+    summary="List all adapters with their versions.",
     responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key"),
 )
@@ -222,7 +222,7 @@ class Rollback(Strict):
 
 @router.post(
     "/v1/adapters/{name:path}/rollback",
-    summary="Serves an older version of an adapter.",
+    summary="Serve an older version of an adapter.",
     responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=Rollback, empty=True),
 )
@@ -240,7 +240,7 @@ async def rollback(
 
 @router.post(
     "/v1/adapters/{name:path}/verify",
-    summary="Reads every version of an adapter with its checksums.",
+    summary="Verify the checksums of all versions of an adapter.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
@@ -253,7 +253,7 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
 # A name may have slashes, so these routes come after those with a suffix such as /rollback.
 @router.get(
     "/v1/adapters/{name:path}",
-    summary="One adapter with its versions.",
+    summary="Get an adapter with its versions.",
     responses=refusals(*ADMIN, 404),
     openapi_extra=needs("admin_key"),
 )
@@ -263,7 +263,7 @@ async def show(service: Admin, name: Name) -> Adapter:
 
 @router.delete(
     "/v1/adapters/{name:path}",
-    summary="Stops serving an adapter.",
+    summary="Delete an adapter.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
@@ -320,5 +320,5 @@ def _build_version(service: Service, version: Version) -> AdapterVersion:
         modules=sorted({rows.module for rows in version.modules}),
         source=version.source,
         added_by=version.added_by,
-        placement=service.placement(version.weights),
+        placement=service.get_placement(version.weights),
     )

@@ -60,7 +60,7 @@ class _Generated(Described):
 
 Continued = Annotated[
     Literal[True],
-    Field(description="Sampled by two replicas, as the first failed; else it is not there."),
+    Field(description="Sampled by two replicas, as the first failed; otherwise absent."),
 ]
 
 

@@ -134,7 +134,7 @@ class OpenAIAnswer:
     """Writer of the answer to a chat or completion request; `model` is the name in the request.
 
     Choices are numbered in the order of `generations`, prompt by prompt. The tokens of a prompt
-    count once, whatever its number of choices.
+    count once for all its choices.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class OpenAIAnswer:
         self._prompt_tokens = batch.prompt_tokens
         self._choices = batch.choices
         self._prompts = batch.prompts
-        # The generations of one prompt.
+        # Number of generations of each prompt.
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.websites import check_website, passes_website_check
 from gateway.config.tenants import Tenant
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
 
@@ -44,28 +44,30 @@ def credentials_of(scope: Scope) -> Sequence[str]:
     return found
 
 
-async def _tenant(request: Request) -> Tenant | None:
+async def _get_tenant(request: Request) -> Tenant | None:
     return authenticate_tenant(request)
 
 
-async def _service(request: Request) -> Service:
+async def _get_service(request: Request) -> Service:
     return service_of(request.scope)
 
 
-async def _auditor(request: Request) -> Audit:
+async def _make_audit(request: Request) -> Audit:
     """Return the audit log of an admin. Raise UnknownUrl on a port that is not for admins.
 
     Errors of `Access.admin` for a missing or wrong key pass through.
     """
     _check_port(request)
-    return Audit(_admin_key(request))
+    return Audit(_check_admin_key(request))
 
 
-async def _admin(request: Request, _: Annotated[Audit, Depends(_auditor)]) -> Service:
+async def _get_service_for_admin(
+    request: Request, _: Annotated[Audit, Depends(_make_audit)]
+) -> Service:
     return service_of(request.scope)
 
 
-def metrics_reader(request: Request) -> Service:
+def authenticate_metrics_reader(request: Request) -> Service:
     """Return the service to a caller that may read metrics, which contain tenant names.
 
     On a separate admin port, or if the gateway needs no keys at all, any caller may.
@@ -73,14 +75,14 @@ def metrics_reader(request: Request) -> Service:
     _check_port(request)
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
-        _admin_key(request)
+        _check_admin_key(request)
     elif service.access.open:
         check_website(request.scope)
     return service
 
 
 def may_read_details(request: Request) -> bool:
-    """Return True if `metrics_reader` would admit the caller.
+    """Return True if `authenticate_metrics_reader` would admit the caller.
 
     It is for endpoints that show other callers less. Probes may send any key, so a key that is not
     an admin's does not count as a wrong key here.
@@ -93,20 +95,20 @@ def may_read_details(request: Request) -> bool:
     return not service.access.open or passes_website_check(request.scope)
 
 
-Running = Annotated[Service, Depends(_service)]
+Running = Annotated[Service, Depends(_get_service)]
 """Dependency: the service, for any caller."""
 
-Caller = Annotated[Tenant | None, Depends(_tenant)]
+Caller = Annotated[Tenant | None, Depends(_get_tenant)]
 """Dependency: the result of `authenticate_tenant`."""
 
-Admin = Annotated[Service, Depends(_admin)]
-"""Dependency: the service, for admins only; see `_auditor`."""
+Admin = Annotated[Service, Depends(_get_service_for_admin)]
+"""Dependency: the service, for admins only; see `_make_audit`."""
 
-Auditor = Annotated[Audit, Depends(_auditor)]
+Auditor = Annotated[Audit, Depends(_make_audit)]
 """Dependency: the audit log of the admin. FastAPI checks the key once for `Admin` and `Auditor`."""
 
 
-def _admin_key(request: Request) -> str:
+def _check_admin_key(request: Request) -> str:
     client = request.client
     return service_of(request.scope).access.admin(
         credentials_of(request.scope), None if client is None else client.host
@@ -118,7 +120,7 @@ def _metrics_need_a_key(request: Request) -> bool:
 
 
 def is_for_admins(request: Request) -> bool:
-    """Return True if the request came to the port for admins, or if there is no such port."""
+    """Return True if the request came to the port for admins, or if no such port is set."""
     port = request.app.state.admin_port
     return port is None or request.scope["server"][1] == port
 

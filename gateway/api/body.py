@@ -18,7 +18,7 @@ from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import find_problem, join_path
 from gateway.errors import ClientDisconnected, InvalidRequest
-from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
+from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -122,7 +122,7 @@ def parse_json(model: type[M], body: bytes) -> M:
 
 
 def get_media_type(request: Request) -> str:
-    """Return the content-type in lower case without parameters; empty if there is none."""
+    """Return the content-type in lower case without parameters; empty if it is missing."""
     given = header_of(request.scope, b"content-type") or ""
     return given.partition(";")[0].strip().lower()
 

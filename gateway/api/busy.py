@@ -14,16 +14,16 @@ from random import getrandbits
 from typing import Any
 
 from gateway.api import failures
-from gateway.api.anthropic import errors as anthropic
+from gateway.api.anthropic import error_envelope as anthropic
 from gateway.api.auth import credentials_of
 from gateway.api.envelopes import is_anthropic
 from gateway.api.request_log import find_own_id
-from gateway.errors import NoTurn, Overloaded
+from gateway.errors import OverloadCause, Overloaded
 from gateway.http.exchange import EXCHANGE, OVER_CONNECTION_LIMIT, Exchange
 from gateway.http.protocol import RefusalAnswer
 from gateway.service import Service
 
-_CAUSE: NoTurn = "core_busy"
+_CAUSE: OverloadCause = "core_busy"
 _COUNT_INTERVAL_S = 0.1
 
 

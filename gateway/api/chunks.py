@@ -176,7 +176,7 @@ def _split_template(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, byt
 
 
 class CountingFrames(Frames):
-    """Frame encoder that adds the usage of all choices so far (`continuous_usage_stats` of vLLM)."""
+    """Frame encoder that adds the usage of all choices so far (vLLM's `continuous_usage_stats`)."""
 
     def __init__(self, *, prompt_tokens: int, counts: list[int], index: int, **more: Any) -> None:
         """Create the encoder; `counts`, shared by all choices, has the tokens of each so far."""

@@ -40,7 +40,7 @@ class CustomCalls:
         self._index = -1
 
     def rewrite(self, events: Iterable[MessageEvent]) -> list[ChatEvent]:
-        """Return the events with inputs in place of arguments, and without the ends of calls."""
+        """Return the events with inputs instead of arguments, and without the ends of calls."""
         found: list[ChatEvent] = []
         for event in events:
             if isinstance(event, CallStart) and event.name in self._names:

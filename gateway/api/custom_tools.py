@@ -33,7 +33,7 @@ def input_to_arguments(text: str) -> str:
 def arguments_to_input(arguments: str) -> str:
     """Return the tool's input, or its beginning if the call was cut.
 
-    Some models write the input itself in place of arguments: that text is returned unchanged.
+    Some models write the input itself instead of arguments: that text is returned unchanged.
     """
     try:
         found = from_json(arguments, allow_partial="trailing-strings")

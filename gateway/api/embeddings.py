@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.field_types import JsonInt, TokenIds
-from gateway.api.mapped import MappedCall, MappedRequest, prepare_call
+from gateway.api.mapped_requests import MappedCall, MappedRequest, prepare_call
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.successors import OF_EMBEDDINGS
@@ -46,7 +46,10 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class EmbeddingsRequest(MappedRequest):
-    """`input`: one text, several, the token ids of one, or the token ids of several."""
+    """A request for embeddings.
+
+    `input` is one text, several, the token ids of one, or the token ids of several.
+    """
 
     successors = OF_EMBEDDINGS
 
@@ -98,7 +101,7 @@ class Embeddings(Described):
 
 @router.post(
     "/v1/embeddings",
-    summary="Vectors of texts.",
+    summary="Create embeddings of texts.",
     response_model=Embeddings,
     responses=refusals(*BODY, 401, 403, 404, 429, 502, 503, 504),
     openapi_extra=needs("api_key", optional=True, json=EmbeddingsRequest),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.api import failures
-from gateway.api.anthropic import errors as anthropic
+from gateway.api.anthropic import error_envelope as anthropic
 from gateway.api.failures import ErrorResponse, Failure
 from gateway.api.meant_paths import find_meant_path
 

@@ -16,7 +16,7 @@ from gateway.api.failures import Failure, get_refusal_reason
 from gateway.api.meant_paths import find_meant_path
 from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
-from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
+from gateway.http.http_errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
 
 
 async def _handle_failure(request: Request, error: Failure) -> Response:

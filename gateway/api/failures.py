@@ -15,9 +15,9 @@ import orjson
 from adapters import errors as adapter_errors
 from adapters.errors import AdapterError, StoreError, StoreUnavailable
 from gateway import errors
-from gateway.api.rate_headers import rate_headers
+from gateway.api.rate_headers import build_rate_headers
 from gateway.config.limits import LIMITS
-from gateway.http import errors as http_errors
+from gateway.http import http_errors
 
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
 """Base classes of all errors in `TABLE`."""
@@ -47,14 +47,14 @@ class ErrorRow(NamedTuple):
     retry_after_s: int | None = None
 
 
-def _adapter_rows(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], ErrorRow]:
+def _build_adapter_rows(status: int, *kinds: type[AdapterError]) -> dict[type[Exception], ErrorRow]:
     return {kind: ErrorRow(status, _CLIENT, kind.code) for kind in kinds}
 
 
 TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.InvalidRequest: ErrorRow(400, _CLIENT),
     errors.UnsupportedParameter: ErrorRow(400, _CLIENT, "unsupported_parameter"),
-    # LangChain looks for this code.
+    # LangChain checks for this code.
     errors.ContextLengthExceeded: ErrorRow(400, _CLIENT, "context_length_exceeded"),
     errors.ConversationsOff: ErrorRow(400, _CLIENT, "unsupported_parameter"),
     errors.ConversationTooLarge: ErrorRow(413, _CLIENT, "conversation_too_large"),
@@ -65,7 +65,7 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.NotFound: ErrorRow(404, _CLIENT),
     errors.PreviousResponseNotFound: ErrorRow(404, _CLIENT, "previous_response_not_found"),
     errors.KeyNotFound: ErrorRow(404, _CLIENT, "key_not_found"),
-    # Nothing says when to try again: a wrong key stays wrong.
+    # No retry-after, as a retry with a wrong key does not help.
     errors.TooManyWrongKeys: ErrorRow(429, _CLIENT, "too_many_wrong_keys"),
     # `_get_type` and `_build_headers` use the limit's own type and time to retry.
     errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
@@ -102,14 +102,14 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     http_errors.SlowRequest: ErrorRow(408, _CLIENT, "request_timeout"),
     http_errors.ContentTooLarge: ErrorRow(413, _CLIENT, "content_too_large"),
     http_errors.UnsupportedMediaType: ErrorRow(415, _CLIENT, "unsupported_media_type"),
-    # Codex continues over HTTP after this status, and tries again for seconds after any other.
+    # Codex continues over HTTP after this status, but retries for seconds after any other.
     http_errors.WebSocketNotOffered: ErrorRow(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: ErrorRow(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
-    **_adapter_rows(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
-    **_adapter_rows(403, adapter_errors.SourceNotAllowed),
-    **_adapter_rows(413, adapter_errors.TooLarge),
-    **_adapter_rows(
+    **_build_adapter_rows(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
+    **_build_adapter_rows(403, adapter_errors.SourceNotAllowed),
+    **_build_adapter_rows(413, adapter_errors.TooLarge),
+    **_build_adapter_rows(
         400,
         adapter_errors.BaseMismatch,
         adapter_errors.CorruptFile,
@@ -175,7 +175,7 @@ def build_envelope(error: Failure) -> bytes:
 def status_of(error: BaseException | None) -> int:
     """Return the HTTP status for an error, 200 for None.
 
-    It is also used if the response had begun with another status.
+    It is also used after the response has started with another status.
     """
     if error is None:
         return 200
@@ -205,11 +205,11 @@ def _build_headers(error: Failure) -> dict[str, str]:
         return {"upgrade": "HTTP/1.1", "connection": "close"}
     status, _, _, retry_after_s = TABLE[type(error)]
     if isinstance(error, errors.RateLimited):
-        headers = rate_headers(error.quotas)
+        headers = build_rate_headers(error.quotas)
         if error.wait_ms is not None:
             headers["retry-after-ms"] = str(error.wait_ms)
             retry_after_s = -(-error.wait_ms // 1000)
-    elif status < 429:  # no SDK tries these again
+    elif status < 429:  # SDKs do not retry these
         return {}
     else:
         headers = {}
@@ -231,7 +231,7 @@ def _get_type(error: Failure) -> str:
 def build_message(error: Failure) -> str:
     """Return the message for the client, valid in JSON."""
     if isinstance(error, StoreUnavailable):
-        return "The adapter store does not answer; try again."  # the error's own has addresses
+        return "The adapter store does not answer; try again."  # the error's own text has addresses
     text = str(error)
     if isinstance(error, StoreError):
         text = f"{text[0].upper()}{text[1:]}."

@@ -18,7 +18,7 @@ class JsonSchema(Strict):
 
 
 def _wrap_schema(value: Any) -> Any:
-    """Return OpenAI's form of a `json_schema` that is a schema itself, as trtllm-serve takes it."""
+    """Convert a `json_schema` that is itself a schema (trtllm-serve's form) to OpenAI's form."""
     if not isinstance(value, dict) or "schema" in value:
         return value
     return {"schema": value} if value.keys() - {"name", "description", "strict"} else value

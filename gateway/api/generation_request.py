@@ -262,5 +262,5 @@ class GenerationRequest(Strict):
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """Build a looser guide for engines that cannot enforce the guide; None if there is none."""
+        """Build a looser guide for engines that cannot enforce the guide; None by default."""
         return None

@@ -19,8 +19,12 @@ from gateway.api.answer_schemas import (
 from gateway.api.answers import OpenAIAnswer
 from gateway.api.chunks import Kind
 from gateway.api.generation_request import GenerationRequest
-from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.api.parameters import parse, rules
+from gateway.api.logprobs import (
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+)
+from gateway.api.parameters import get_rules, parse
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
@@ -55,12 +59,12 @@ def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[s
 
 @router.post(
     "/v1/chat/completions",
-    summary="Answers a conversation.",
+    summary="Answer a conversation.",
     openapi_extra=needs("api_key", optional=True, json=ChatCompletionRequest),
     **_describe_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
-    read = partial(parse, ChatCompletionRequest, **rules(service_of(request.scope).settings))
+    read = partial(parse, ChatCompletionRequest, **get_rules(service_of(request.scope).settings))
     return await respond(
         request, await prepare_request(request, read, render_chat, _make_answer), OPENAI
     )
@@ -68,12 +72,12 @@ async def chat_completions(request: Request) -> Response:
 
 @router.post(
     "/v1/completions",
-    summary="Continues a text.",
+    summary="Continue a text.",
     openapi_extra=needs("api_key", optional=True, json=CompletionRequest),
     **_describe_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
-    read = partial(parse, CompletionRequest, **rules(service_of(request.scope).settings))
+    read = partial(parse, CompletionRequest, **get_rules(service_of(request.scope).settings))
     return await respond(
         request, await prepare_request(request, read, get_prompts, _make_answer), OPENAI
     )
@@ -95,12 +99,14 @@ def _make_answer(
         kind, custom = "chat", wanted.custom_names
     logprobs = None
     if wanted.num_alternatives is not None:
-        form = chat_logprobs if kind == "chat" else completion_logprobs
+        form = build_chat_logprobs if kind == "chat" else build_completion_logprobs
         as_ids = bool(wanted.return_tokens_as_token_ids)
         logprobs = partial(form, prompts=service.prompts, as_ids=as_ids)
     of_prompt = None
     if options.prompt_logprobs is not None:
-        of_prompt = partial(prompt_logprobs, prompts=service.prompts, count=options.prompt_logprobs)
+        of_prompt = partial(
+            build_prompt_logprobs, prompts=service.prompts, count=options.prompt_logprobs
+        )
     return OpenAIAnswer(
         kind,
         wanted.model,

@@ -16,7 +16,7 @@ from gateway.generation import Guide
 from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
-# The guide type `json` alone would allow an array as well.
+# A schema, as the guide type `json` alone would also allow an array.
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -27,7 +27,7 @@ DescribePath = Callable[[str], str]
 
 
 def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    """Return the JSON schema of a `response_format`; None if it has none.
+    """Return the JSON schema of a `response_format`; None for other types.
 
     Raise InvalidRequest if type json_schema has no schema, or two.
     """
@@ -150,8 +150,8 @@ def _find_tool_paths(
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
-            (f"$.$defs.arguments{place}", describe_path(f"tools[{last[name]}].function.parameters"))
-            for place, name in enumerate(enforced)
+            (f"$.$defs.arguments{index}", describe_path(f"tools[{last[name]}].function.parameters"))
+            for index, name in enumerate(enforced)
             if not tools[last[name]].function.strict
         ]
     )

@@ -1,7 +1,7 @@
 """Tools that a provider runs, or that a provider's models know without a schema.
 
-This server does not run such tools or describe them to the model. It leaves them out of the prompt
-and names them in `x-ignored-parameters`. Only a tool choice that demands a call of one is refused.
+This server does not run such tools or describe them to the model. The prompt omits them, and
+`x-ignored-parameters` names them. Only a tool choice that demands a call of one is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:
 
 
 def refuse_hosted(hosted: Sequence[HostedTool]) -> None:
-    """Raise UnsupportedParameter if there are tools, none of which can be called."""
+    """Raise UnsupportedParameter if a demanded call could only use these hosted tools."""
     if hosted:
         param, kind = hosted[0]
         raise UnsupportedParameter(

@@ -32,7 +32,7 @@ _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 class Intake:
     """The memory permits of a request, held from before its body is read until it is token ids.
 
-    Use it with `async with`. If the client leaves, the code inside is cancelled and
+    Use it with `async with`. If the client disconnects, the code inside is cancelled and
     ClientDisconnected is raised.
     """
 
@@ -98,10 +98,10 @@ class Intake:
         holding one could deadlock. Raise ConversationTooLarge if `size` exceeds the limit of a
         body, and Overloaded if the wait is too long.
         """
-        most = self._service.settings.max_body_bytes
-        if size > most:
+        max_bytes = self._service.settings.max_body_bytes
+        if size > max_bytes:
             raise ConversationTooLarge(
-                f"The conversation has {size} bytes before this request; allowed: {most}."
+                f"The conversation has {size} bytes before this request; allowed: {max_bytes}."
             )
         self._size = max(self._size, size)
         if size > _MAX_INLINE_HISTORY_BYTES:
@@ -110,15 +110,15 @@ class Intake:
             if self._history is not None:
                 permit, self._history = self._history, None
                 await permit.__aexit__(None, None, None)
-            turn = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
-            await turn.__aenter__()
-            self._history, self._history_bytes = turn, size
+            share = self._service.history_budget.permit(self._tenant, self._priority, cost=size)
+            await share.__aenter__()
+            self._history, self._history_bytes = share, size
 
     async def _reserve_body(self, size: int) -> None:
         """Wait for a share of the body budget, for a body of `size` bytes."""
-        turn = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
-        await turn.__aenter__()
-        self._body = turn
+        share = self._service.body_budget.permit(self._tenant, self._priority, cost=size)
+        await share.__aenter__()
+        self._body = share
 
 
 def _count_parts(body: bytes) -> int:

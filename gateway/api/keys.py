@@ -33,8 +33,12 @@ class Key(AnswerModel):
     note: str
     created_at: Count
     created_by: Annotated[str, Field(description="The beginning of the hash of an admin's key.")]
-    expires_at: Annotated[Count | None, Field(description="From then on the key is refused.")]
-    last_used_at: Annotated[Count | None, Field(description="To the minute, and a minute late.")]
+    expires_at: Annotated[
+        Count | None, Field(description="Unix time from which the key is refused.")
+    ]
+    last_used_at: Annotated[
+        Count | None, Field(description="Unix time, to the minute and up to a minute late.")
+    ]
 
 
 class Keys(AnswerModel):
@@ -43,7 +47,7 @@ class Keys(AnswerModel):
 
 
 class KeyCreated(Key):
-    value: Annotated[str, Field(description="The key, which nobody can be shown again.")]
+    value: Annotated[str, Field(description="The key, which cannot be shown again.")]
 
 
 class KeyDeleted(AnswerModel):
@@ -74,7 +78,7 @@ Issued = Annotated[IssuedKeys, Depends(_get_issued_keys)]
 
 @router.post(
     "/v1/keys",
-    summary="Makes a key for a tenant of the configuration file.",
+    summary="Create a key for a tenant of the configuration file.",
     status_code=201,
     responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", json=NewKey),
@@ -102,7 +106,7 @@ async def create(
 
 @router.get(
     "/v1/keys",
-    summary="All keys that were made here, oldest first, but those that were deleted.",
+    summary="List the keys created over this API, oldest first, without deleted ones.",
     responses=refusals(*ADMIN, 503),
     openapi_extra=needs("admin_key"),
 )
@@ -113,7 +117,7 @@ async def list_all(keys: Issued) -> Keys:
 
 @router.delete(
     "/v1/keys/{key_id}",
-    summary="Ends a key, on all gateways and for good.",
+    summary="Revoke a key on all gateways.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )

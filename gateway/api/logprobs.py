@@ -9,7 +9,9 @@ from gateway.deltas import TokenLogprob
 from gateway.tokenization.prompts import Prompts
 
 
-def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool) -> dict[str, Any]:
+def build_chat_logprobs(
+    entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
+) -> dict[str, Any]:
     """Build `logprobs` of a chat choice or chunk; `as_ids` writes tokens as `token_id:N`."""
 
     def describe(token_id: int, logprob: float) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(
+def build_completion_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 ) -> dict[str, Any]:
     """Build `logprobs` of a completion choice or chunk; `text_offset` counts characters.
@@ -49,7 +51,7 @@ def completion_logprobs(
     }
 
 
-def prompt_logprobs(
+def build_prompt_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, count: int
 ) -> list[dict[str, Any] | None]:
     """Build `prompt_logprobs` in vLLM's form: the prompt's token and the likeliest, by token id.
@@ -82,7 +84,7 @@ def _token_text(prompts: Prompts, token_id: int) -> str:
 
 
 def _decode(raw: bytes) -> str:
-    """Return a token as text; a part of a character is written as `bytes:` and hex, as by OpenAI."""
+    """Return a token as text; a part of a character is written as `bytes:` and hex (OpenAI)."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

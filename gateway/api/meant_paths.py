@@ -1,4 +1,4 @@
-"""The endpoint that a client with a wrong base URL meant."""
+"""Suggestion of the right endpoint to a client with a wrong base URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PATHS = frozenset(
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     }
 )
-# Bounded in each part: a path has as many bytes as all headers may have.
+# Each part is bounded, as a path may be 64 KiB long.
 _WRITTEN = re.compile(r"/{1,4}((?:v1/{1,4}){0,4})([a-z_/]{1,32}?)/?")
 
 

@@ -27,30 +27,30 @@ from gateway.parsers.tools.ids import TemplateIds
 
 
 class Strict(BaseModel):
-    """No coercion, no unknown fields: what is not understood is refused by name.
+    """Base of models that refuse unknown fields and do not convert types.
 
-    Built when it is first asked for. That takes up to 20 ms once, and a gateway does without the
-    memory for protocols that nobody uses of it.
+    A model is built at its first use. That takes up to 20 ms once, and saves memory for protocols
+    that are not used.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
     successors: ClassVar[Successors] = {}
-    """Names to send in place of other endpoints' parameters, of a request."""
+    """Names to send instead of other endpoints' parameters; for models of requests."""
 
 
 class Lenient(Strict):
-    """Within a conversation clients send back, and add, what says nothing to the model.
+    """Base of models within conversations, which ignore unknown fields.
 
-    `cache_control`, `provider_specific_fields`, `thinking_blocks`, `reasoning_details`, a call's
-    `index`, `parsed`: there are new ones with each client. What would change the answer has a field
-    that refuses it.
+    Clients send extra fields that mean nothing to the model: `cache_control`, `index` of a call,
+    `parsed`, `provider_specific_fields`, `reasoning_details`, `thinking_blocks` and more. A field
+    that would change the answer is declared, so that it can be refused.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     @property
     def takes_any_field(self) -> bool:
-        """Return True if this server serves no field of the object, so none can be misspelled."""
+        """True if this server uses no field of the object, so misspelled fields do not matter."""
         return False
 
 
@@ -60,12 +60,12 @@ FUNCTION_OR_CUSTOM = by_type(
 
 
 class TextPart(Lenient):
-    """Also what an assistant said when it declined: those are its words, all the same."""
+    """A part of a message with text; a refusal of the assistant counts as text, too."""
 
-    # `input_text` and `output_text` are what the Responses API calls such a part.
+    # `input_text` and `output_text` are the names in the Responses API.
     type: Literal["text", "refusal", "input_text", "output_text"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
-    # A part of two kinds would lose one of them.
+    # Refused, as a part with text and another content would lose the latter.
     image_url: None = None
     input_audio: None = None
     audio_url: None = None
@@ -74,8 +74,10 @@ class TextPart(Lenient):
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments as templates take them: an object, which is its JSON where one adds it to
-    text or prints it (DeepSeek's and Phi-4-mini's do: OpenAI's arguments are text).
+    """A call's arguments for chat templates: an object that is JSON when used as text.
+
+    OpenAI's arguments are text, so some templates (DeepSeek, Phi-4-mini) append them to text or
+    print them.
     """
 
     def __str__(self) -> str:
@@ -86,7 +88,7 @@ class Arguments(dict[str, Any]):
 
 
 class FunctionCall(Lenient):
-    """`arguments` is JSON text at OpenAI; some clients send the object itself, or null for none."""
+    """The function of a call. `arguments` is JSON text; some clients send an object or null."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -98,17 +100,17 @@ class ToolCall(Lenient):
     function: FunctionCall
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """With `arguments` as an object and an id that the form's template accepts.
+        """Return the call for a template: `arguments` as an object, and an id in the model's form.
 
-        Raises InvalidRequest.
+        Raise InvalidRequest for arguments that the template cannot take.
         """
         arguments: Any = self.function.arguments or "{}"
         if isinstance(arguments, str):
             try:
                 arguments = _parse_arguments(arguments, by_parameters=ids.form in BY_PARAMETERS)
             except InvalidRequest as error:
-                said = f"messages: of a call, {error.message}"
-                raise InvalidRequest(said, param="messages") from None
+                text = f"messages: of a call, {error.message}"
+                raise InvalidRequest(text, param="messages") from None
         if isinstance(arguments, dict):
             arguments = Arguments(arguments)
         call_id = ids.of_call(self.id, self.function.name)
@@ -122,7 +124,7 @@ class CustomCall(Lenient):
 
 
 class ChatCustomCall(Lenient):
-    """A call of a custom tool, which is one of a function to templates."""
+    """A call of a custom tool. Templates get it as a call of a function."""
 
     id: str
     type: Literal["custom"]
@@ -135,10 +137,12 @@ class ChatCustomCall(Lenient):
 
 
 def _parse_arguments(text: str, *, by_parameters: bool) -> Any:
-    """What a call's JSON is to templates.
+    """Parse a call's arguments for templates.
 
-    A call that was cut or malformed goes back as it is, for the model to mend; to a template that
-    goes through the parameters, as many of them as are whole. Raises InvalidRequest.
+    Truncated or malformed text is returned unchanged, so that the model can correct it. For a
+    template that lists the parameters (`by_parameters`), return the complete members instead.
+
+    Raise InvalidRequest for JSON above the limits of `strict_json`.
     """
     raw = text.encode()
     try:
@@ -161,11 +165,11 @@ Off = Annotated[bool, AfterValidator(_check_off)]
 
 
 class Message(Lenient):
-    """One chat message; the template decides which roles it accepts."""
+    """A chat message; the template decides which roles it accepts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    # Of an assistant that declined: OpenAI's answers then have it in the place of the content.
+    # Set instead of the content in OpenAI's answers if the assistant declined.
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -184,8 +188,8 @@ class Message(Lenient):
         | None
     ) = None
     tool_call_id: str | None = None
-    # What they ask for would be missed: a voice, a call of the old form, an answer that goes on
-    # from this message (`continue_final_message`), images of Ollama's form.
+    # Refused, as they would change the answer: a voice, a call in the old form, images in Ollama's
+    # form, and prefixes that the answer should continue (use `continue_final_message`).
     audio: None = None
     function_call: None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -203,14 +207,14 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # Clients that keep history write an empty list of calls, too.
+        # Clients that store the history may send an empty list of calls.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """The dict that chat templates expect: text content, ids of the model's own form."""
-        # Templates know the older name of this role.
+        """Return the message for chat templates, with text content and ids in the model's form."""
+        # Templates only know the older name of the role.
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
         if self.name is not None:
@@ -221,15 +225,17 @@ class Message(Lenient):
             message["tool_call_id"] = ids.of_answer(self.tool_call_id)
         if self.tool_calls:
             message["tool_calls"] = [call.to_template(ids) for call in self.tool_calls]
-            # The first templates of DeepSeek-V3 and R1 show a call only where the content is none.
+            # The first templates of DeepSeek-V3 and R1 show a call only if the content is null.
             if ids.form == "deepseek_v3":
                 message["content"] = message["content"] or None
         return _to_gpt_oss(message) if ids.form == "openai" else message
 
 
 def _to_gpt_oss(message: dict[str, Any]) -> dict[str, Any]:
-    """As gpt-oss' template takes it: it calls the reasoning `thinking`, and before a call it takes
-    that or content, which is reasoning to it."""
+    """Convert a message for gpt-oss' template, which calls the reasoning `thinking`.
+
+    Before a call it accepts either reasoning or content, so both are joined to `thinking`.
+    """
     thoughts = [message.pop("reasoning_content", "")]
     if "tool_calls" in message:
         thoughts.append(message["content"])
@@ -243,10 +249,10 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,12
 
 
 def _check_contents(messages: list[Message]) -> list[Message]:
-    """Raise InvalidRequest for a message that says nothing.
+    """Raise InvalidRequest for a message without content.
 
-    An assistant may have called a tool, declined or only thought. Its null may be the answer to an
-    earlier request that ended before its content.
+    An assistant's message may have a tool call, a refusal or only reasoning instead. Its null may
+    also be an answer that ended before its content began.
     """
     if None in [message.content for message in messages]:
         for number, message in enumerate(messages):

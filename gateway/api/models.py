@@ -23,17 +23,16 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# A shared cache must not give one form for the other.
+# A shared cache must not mix up the two forms.
 _VARIES = ("vary", "anthropic-version")
 
 
 class Model(AnswerModel):
-    """`root` is the exact version, which is a model name as well; `parent` the base model.
+    """A model. `root` is the exact version, which is a model name as well; `parent` the base model.
 
-    `max_model_len` is that of the replica that takes most; OpenRouter's clients read it as
-    `context_length`. `modes` say how replicas are driven: of
-    several, not each serves every parameter. Of other models they say what these do: `embeddings`
-    or `rerank`.
+    `max_model_len` is the longest of all replicas; OpenRouter's clients read it as
+    `context_length`. `modes` are the ways in which replicas are driven, which support different
+    parameters. For other models, `modes` is their task: `embeddings` or `rerank`.
     """
 
     id: str
@@ -55,7 +54,7 @@ class Models(AnswerModel):
 @router.get("/v1/models/", include_in_schema=False)
 @router.get(
     "/v1/models",
-    summary="The base model, its adapters, and models for embeddings and ranking.",
+    summary="List the base model, its adapters, and models of embeddings and reranking.",
     responses=refusals(400, 401),
     openapi_extra=needs("api_key", optional=True, query=PAGE),
 )
@@ -82,7 +81,7 @@ async def list_models(
 
 @router.get(
     "/v1/models/{model:path}",
-    summary="One model.",
+    summary="Get a model.",
     responses=refusals(401, 403, 404, 503),
     openapi_extra=needs("api_key", optional=True),
 )
@@ -95,7 +94,7 @@ async def retrieve_model(
 
 
 def _find(service: Service, tenant: Tenant | None, model: str) -> Model:
-    """Return a model that a tenant may use. Raises what `Access.route` raises."""
+    """Return a model that a tenant may use. Errors of `Access.route` pass through."""
     if (other := service.mapped.get(model)) is not None:
         service.access.route(service.mapped, tenant, model)
         return _build_mapped(service, other)
@@ -141,7 +140,7 @@ def _build_adapter(service: Service, model: str, version: Version) -> Model:
 def _build_model(
     service: Service, name: str, created: int, *, root: str, parent: str | None
 ) -> Model:
-    # Unknown while Triton is away; the list itself stays up so that clients show the model.
+    # Null while Triton is unavailable. The list is still served, so that clients show the model.
     replicas = service.replicas
     served = replicas.capabilities if replicas.ready else []
     length = max([capabilities.max_seq_len for capabilities in served], default=None)

@@ -1,8 +1,7 @@
-"""GET /openapi.json: this server's OpenAPI 3.1 document, which FastAPI makes of the routes
-when it is first asked for.
+"""GET /openapi.json: this server's OpenAPI 3.1 document, built from the routes on first request.
 
-FastAPI knows what a route declares. The models of what we read and write ourselves are added here:
-bodies (`body` says why), the events of a stream, and errors.
+FastAPI only knows the models that routes declare. This module adds the other models: bodies (see
+`body`), events of streams, and errors.
 """
 
 from __future__ import annotations
@@ -73,11 +72,11 @@ _ANSWER_MODELS = (
 _REFERENCE = re.compile(r"#/components/schemas/(\w+)")
 _OTHER = "#/components/schemas/OtherObject"
 _REQUEST_ID = {
-    "description": "The request's own when it was short and plain.",
+    "description": "The request's own id if it is short and plain, else a new one.",
     "required": True,
     "schema": {"type": "string"},
 }
-# A path's parameter is any string, so FastAPI never refuses one.
+# Path parameters are strings, so FastAPI never refuses one and these schemas are unused.
 _UNUSED = ("HTTPValidationError", "ValidationError")
 
 
@@ -89,13 +88,13 @@ class OpenApi(Described):
 
 @router.get("/openapi.json", summary="This document.", response_model=OpenApi, responses=refusals())
 async def document(request: Request) -> Response:
-    # Off the event loop: the first time it takes a tenth of a second.
+    # In a thread, as the first call takes a tenth of a second.
     text = await asyncio.to_thread(request.app.state.openapi)
     return Response(text, media_type="application/json")
 
 
 def build(routes: Sequence[APIRoute]) -> bytes:
-    """The document of these routes, as JSON."""
+    """Build the document of these routes as JSON."""
     described = get_openapi(
         title="triton-openai-gateway",
         version=version("triton-openai-gateway"),
@@ -119,7 +118,7 @@ def build(routes: Sequence[APIRoute]) -> bytes:
 
 
 def _allow_overlap(part: Any) -> None:
-    """Write `anyOf` for unions in which an object of a known type is also one of any type."""
+    """Replace `oneOf` by `anyOf` in unions where an object may match several branches."""
     if isinstance(part, list):
         for each in part:
             _allow_overlap(each)
@@ -133,14 +132,14 @@ def _allow_overlap(part: Any) -> None:
 
 
 def _without_head(route: APIRoute) -> APIRoute:
-    """What answers GET answers HEAD, too, which the document need not say."""
+    """Return a copy of a route without HEAD, which the document need not list."""
     listed = copy(route)
     listed.methods = (route.methods or set()) - {"HEAD"}
     return listed
 
 
 def _build_schemas() -> dict[str, Schema]:
-    """The schemas of what no route declares as its body or answer, by name."""
+    """Build the schemas of models that no route declares, by name."""
     _, definitions = models_json_schema(
         [(model, "validation") for model in (*_REQUEST_MODELS, *_ANSWER_MODELS)],
         ref_template="#/components/schemas/{model}",
@@ -156,9 +155,9 @@ def _build_schemas() -> dict[str, Schema]:
 
 
 def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
-    """Let schemas say that unknown names are accepted, at any depth of most requests.
+    """Allow unknown names in the schemas of most requests, at any depth.
 
-    Of an input that is embedded or ranked, members are content and stay as they are.
+    Inputs of embeddings and reranking keep their closed schemas, as their members are content.
     """
     waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN_REQUESTS)]
     found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}

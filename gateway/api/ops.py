@@ -1,4 +1,4 @@
-"""GET /health/live, /health/ready, /version and /metrics, and other servers' names for health."""
+"""GET /health/live, /health/ready, /version and /metrics, and aliases of other servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse
 
 from gateway.api.answer_schemas import Described, TroubleState
-from gateway.api.auth import may_read_details, metrics_reader
+from gateway.api.auth import authenticate_metrics_reader, may_read_details
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.siblings import is_internal
@@ -32,7 +32,7 @@ _RELEASE = Release(version=version("triton-openai-gateway"))
 
 
 class DrivenModel(Described):
-    """The model of Triton that is driven, why that one, and what is amiss with it."""
+    """The Triton model in use, the reason for its choice, and a warning about problems with it."""
 
     mode: str
     model: str
@@ -41,7 +41,7 @@ class DrivenModel(Described):
 
 
 class PoolMember(Described):
-    """One replica: what it serves, as far as it was seen, and what it is given."""
+    """A replica: its model, if known, and its weight, state and load."""
 
     mode: str | None
     model: str | None
@@ -51,11 +51,14 @@ class PoolMember(Described):
 
 
 class Readiness(Health):
-    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is,
-    `pool` what each of several serves, and `disks` which adapter versions replicas lack on theirs.
-    `troubles` has what is wrong and still holds, the worst first.
+    """The readiness of this gateway.
 
-    All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
+    `triton` and `adapters` are the reasons why it is not ready. `replicas` is the state of each
+    replica, `pool` the model and load of each of several replicas, and `disks` the adapter versions
+    missing on replicas' disks. `troubles` are the current problems, the worst first.
+
+    All fields but `status` are only for callers that may read the metrics, as they contain
+    addresses and names of adapters.
     """
 
     triton: str | None = None
@@ -69,13 +72,13 @@ class Readiness(Health):
     troubles: list[TroubleState] | None = None
 
 
-@router.get("/health/live", summary="Whether the process answers.", responses=refusals())
+@router.get("/health/live", summary="Check that the process is alive.", responses=refusals())
 async def live() -> Health:
-    """The process answers."""
+    """Report that the process answers."""
     return Health(status="ok")
 
 
-# Names of vLLM, SageMaker, Triton, NIM and Kubernetes: their clients ask before they send anything.
+# Aliases of vLLM, SageMaker, Triton, NIM and Kubernetes, whose clients check health first.
 @router.get("/healthz", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/v1/health/ready", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/v2/health/ready", include_in_schema=False, response_model_exclude_none=True)
@@ -83,16 +86,16 @@ async def live() -> Health:
 @router.get("/ping", include_in_schema=False, response_model_exclude_none=True)
 @router.get(
     "/health/ready",
-    summary="Whether a request would be served now; admins are told why not.",
+    summary="Check that requests can be served; admins also get the reasons why not.",
     response_model_exclude_none=True,
     responses=refusals() | {503: {"model": Readiness, "description": "Not ready."}},
     openapi_extra=needs("admin_key", optional=True),
 )
 async def ready(request: Request, response: Response) -> Readiness:
-    """200 when requests should come here, else 503.
+    """Return 200 if requests should be sent here, else 503.
 
-    A replica's open breaker does not count: only a request can close it again, and every gateway
-    would be out of rotation at once.
+    An open circuit breaker of a replica does not matter: only a request can close it again, and all
+    gateways would leave the rotation at once.
     """
     readiness = _build_readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503
@@ -137,7 +140,7 @@ def _build_readiness(service: Service) -> Readiness:
         found.replicas = states
         found.pool = _build_pool(service)
     if service.settings.redis_url is not None:
-        # Known adapters are served from disk without it, so this gateway stays in rotation.
+        # Without Redis, adapters on disk are still served, so the gateway stays ready.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"
     found.disks = service.shortfalls or None
     if service.adapters.refused:
@@ -158,10 +161,10 @@ async def release() -> Release:
     openapi_extra=needs("admin_key", optional=True),
 )
 async def metrics(request: Request) -> Response:
-    """Those of this process, or of all workers of this gateway, each with its number."""
+    """Return the metrics of this process, or of all workers with a label for each worker."""
     worker: Worker | None = request.app.state.worker
     internal = is_internal(request)
-    service = service_of(request.scope) if internal else metrics_reader(request)
+    service = service_of(request.scope) if internal else authenticate_metrics_reader(request)
     service.metrics.engine_ready.set(service.replicas.ready)
     text = generate_latest(service.metrics.registry).decode()
     if worker is not None and not internal:

@@ -1,10 +1,10 @@
-"""What becomes of parameters that requests for a generation have no field for.
+"""Parameters of generation requests that have no field, and how each is handled.
 
-The fields of `generation_request` and `schemas` are served. The names here are what OpenAI's
-platform, vLLM, TensorRT-LLM's own server, SGLang, NVIDIA Dynamo, llama.cpp, Ollama, LM Studio,
-text-generation-webui, OpenRouter, Groq, Mistral, Qwen, GLM and others call things, as their
-documentation had them in November 2026. GATEWAY_UNKNOWN_PARAMETERS says what becomes of any other
-name, so a name that changes an answer belongs here. docs/parameters.md is made from this file.
+The fields of `generation_request` and `schemas` are served. The names here come from the
+documentation of OpenAI's platform, vLLM, TensorRT-LLM's own server, SGLang, NVIDIA Dynamo,
+llama.cpp, Ollama, LM Studio, text-generation-webui, OpenRouter, Groq, Mistral, Qwen, GLM and others
+in November 2026. GATEWAY_UNKNOWN_PARAMETERS decides about all other names, so add any name that
+changes an answer. docs/parameters.md is generated from this file.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 HARMLESS = frozenset(
     {
-        # Bookkeeping, routing and caching hints of OpenAI's platform.
+        # Metadata, routing and caching hints of OpenAI's platform.
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
         # Ids and labels of a request at other servers, and marks of what to cache.
         *("betas", "billing_policy", "client_metadata", "fallback_credit_token"),
         *("user_profile_id", "workspace_id"),
         *("cache_control", "litellm_metadata", "request_id", "rid", "tags", "user_id"),
-        # They say more of what is off: `NOT_SERVED` has what would turn it on.
+        # Details of features that are off; `NOT_SERVED` has the parameters that enable them.
         *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("dynatemp_exponent", "dynatemp_high", "dynatemp_low", "smoothing_curve"),
         *("mirostat_eta", "mirostat_tau", "xtc_threshold"),
     }
 )
-"""Without effect on the answer, and nobody would miss one."""
+"""Parameters without effect on the answer, which are accepted silently."""
 
 HINTS = frozenset(
     {
-        # How a local runner is to load and run the model.
+        # Options for loading and running the model in local servers.
         *("cache_prompt", "f16_kv", "id_slot", "keep_alive", "low_vram", "main_gpu"),
         *("max_context_length", "n_keep", "num_batch", "num_ctx", "num_gpu", "num_keep"),
         *("num_thread", "numa", "penalty_last_n", "repeat_last_n", "repetition_penalty_range"),
@@ -39,23 +39,23 @@ HINTS = frozenset(
         *("timings_per_token", "truncation_length", "use_mlock", "use_mmap", "vocab_only"),
         *("backend_sampling", "draft_model", "n_discard", "n_indent", "return_progress"),
         *("sse_ping_interval", "ttl"),
-        # Which provider OpenRouter should take, and what it should tell.
+        # OpenRouter's choice of a provider, and its reports.
         *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
-        # Where other servers are to compute an answer, and how its chunks are cut.
+        # Placement of a request in other servers, and the size of its chunks.
         *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
         *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
         *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),
         *("incremental_output", "stream_interval", "tool_stream"),
-        # How a server is to report, or to check what it was sent.
+        # Reports and input checks of a server.
         *("disable_tool_validation", "perf_metrics_in_response", "return_cached_tokens_details"),
         *("return_spec_tokens_details", "sensitive_word_check"),
-        # Wishes of OpenAI's and Anthropic's other protocols.
+        # Options of OpenAI's and Anthropic's other protocols.
         *("access_programs", "context_management", "diagnostics", "fallbacks", "image"),
         *("personality", "speed", "verbosity"),
     }
 )
-"""Wishes that this server has nothing to do with. They are named in x-ignored-parameters, and
-refused where GATEWAY_STRICT_PARAMETERS says so."""
+"""Parameters that do not apply to this server. They are named in x-ignored-parameters, and refused
+if GATEWAY_STRICT_PARAMETERS is set."""
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "adaptive_target": (-1,),
@@ -208,17 +208,17 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "xtc_probability": (0,),
 }
-"""What would change the answer, with the values that ask for nothing (0 stands for 0.0, too). Some
-are fields of one of the endpoints, and served there; some are another protocol's."""
+"""Parameters that would change the answer, with their neutral values (0 also stands for 0.0). Some
+are fields of one of the endpoints and served there; some belong to another protocol."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
-"""More such values, where a template writes the prompt."""
+"""Further neutral values for chats, whose prompt a template writes."""
 NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (True,)}
-"""And where the client does."""
+"""Further neutral values for completions, whose prompt the client writes."""
 
 UNSET: Mapping[str, tuple[Any, ...]] = {
     "max_completion_tokens": (-1,),
     "max_tokens": (-1,),
     "prompt_logprobs": (False,),
 }
-"""Values of fields that mean what null does."""
+"""Values of fields that mean the same as null."""

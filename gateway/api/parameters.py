@@ -1,9 +1,8 @@
-"""What becomes of every parameter: a body of JSON to a request.
+"""Parsing of a JSON body into a request, with a decision about every parameter.
 
-A parameter is served, read as what it is called here, accepted without effect because it has no
-meaning to lose, accepted as a hint that the answer names, or refused by name; nothing is dropped
-silently. `parameter_table` and `renamed_parameters` say which. A name that no table has is named in
-the answer as a hint is, or refused.
+A parameter is served, converted to a field of another name, accepted without effect, accepted as a
+hint that the response names, or refused by name. `parameter_table` and `renamed_parameters` decide.
+An unknown name is handled like a hint or refused. No parameter that matters is dropped silently.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.tool_fields import Path, find_unknown_fields
 from gateway.api.validation import (
+    build_invalid_request,
     get_path,
-    invalid_request,
+    get_top_field,
     join_path,
     list_names,
     show_value,
-    top_field,
 )
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -46,15 +45,16 @@ M = TypeVar("M", bound=Strict)
 
 _SERVED_FIELDS = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
 _MAX_TYPO_CHARS = 64
-"""Characters; for a longer unknown name no similar one is looked for."""
+"""Maximum characters of an unknown name for which a similar name is suggested."""
 
 
 class Parsed(NamedTuple, Generic[M]):
-    """A request as it is served.
+    """A parsed request.
 
     Attributes:
-        hints: names of parameters that were accepted and have no effect here.
-        unknown: those of them that this server does not know at all.
+        request: the request.
+        hints: names of parameters that were accepted without effect.
+        unknown: the hints whose names are in no table.
     """
 
     request: M
@@ -63,15 +63,15 @@ class Parsed(NamedTuple, Generic[M]):
 
 
 class SortedFields(NamedTuple):
-    """The fields of a body that a model has, and what became of all others.
+    """The fields of a body, sorted by how they are handled.
 
     Attributes:
-        served: what the model is to validate.
-        hints: names that were accepted and have no effect.
-        uncounted: names of the protocol that have no effect at this endpoint, which never refuses
-            them: they are served where the same body asks for an answer.
-        unknown: names that no table has.
-        renamed: by the name of a served field, what the client called it.
+        served: the fields for the model to validate.
+        hints: names that were accepted without effect.
+        uncounted: names that this endpoint accepts without effect and never refuses, because
+            another endpoint of the protocol serves them in the same body.
+        unknown: names that are in no table.
+        renamed: the client's name of each renamed field, by the field's name.
     """
 
     served: Fields
@@ -82,23 +82,31 @@ class SortedFields(NamedTuple):
 
 
 class Rules(TypedDict):
-    """The settings for parameters, as arguments of each protocol's `parse`."""
+    """The settings about parameters, as keyword arguments of each protocol's `parse`."""
 
     strict: bool
     refuse_unknown: bool
 
 
-def rules(settings: Settings) -> Rules:
+def get_rules(settings: Settings) -> Rules:
+    """Return the settings about parameters as keyword arguments of `parse`."""
     return {"strict": settings.strict_parameters, "refuse_unknown": settings.refuse_unknown}
 
 
 def parse(
     model: type[R], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
 ) -> Parsed[R]:
-    """Validate the JSON body of a request of OpenAI's.
+    """Parse and validate the JSON body of a chat or completion request.
 
-    `strict` refuses hints, and unknown names with them; `refuse_unknown` refuses those alone.
-    Raises InvalidRequest or UnsupportedParameter naming the parameter.
+    Args:
+        model: the class of the request.
+        body: the JSON body.
+        strict: refuse hints and unknown names.
+        refuse_unknown: refuse unknown names.
+
+    Raises:
+        InvalidRequest: A parameter is malformed, or its name is unknown and refused.
+        UnsupportedParameter: A parameter would change the answer and is not served.
     """
     # null means unset: the SDKs send it for parameters that are passed as None.
     given = {k: v for k, v in _flatten(load_object(body)).items() if v is not None}
@@ -112,7 +120,7 @@ def parse(
     try:
         request, nested = validate(model, served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise as_written(invalid_request(error), renamed) from None
+        raise restore_client_name(build_invalid_request(error), renamed) from None
     unknown += nested
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
@@ -139,7 +147,7 @@ def sort_fields(
     refuse_unknown: bool,
     without_effect: Collection[str] = (),
 ) -> SortedFields:
-    """Sort the fields of a body by what becomes of each.
+    """Sort the fields of a body by how each is handled.
 
     Args:
         model: whose fields are served.
@@ -156,7 +164,7 @@ def sort_fields(
     uncounted: list[str] = []
     unknown: list[str] = []
     renamed: dict[str, str] = {}
-    # What `model_fields` gives, without its look-up in two properties.
+    # Equal to `model_fields`, without the cost of two properties.
     fields = model.__pydantic_fields__
     if given.keys() <= fields.keys():
         return SortedFields(given, hints, uncounted, unknown, renamed)
@@ -170,7 +178,7 @@ def sort_fields(
             if found and strict:
                 raise _build_unsupported(found[0])
             hints += found
-            unknown += _unknown_members(name, value)
+            unknown += _find_unknown_members(name, value)
         elif name in without_effect or (name in RENAMED and RENAMED[name].root in without_effect):
             uncounted.append(name)
         elif name in HINTS and not strict:
@@ -213,9 +221,9 @@ def validate(
 
 
 def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[Path]]:
-    """Return the fields as `model`, and the paths of unknown names within objects that are closed.
+    """Return the fields as `model`, and the paths of unknown names within closed objects.
 
-    Raises ValidationError, for unknown names too where these are refused.
+    Raise ValidationError, also for unknown names if these are refused.
     """
     try:
         return model.model_validate(fields), []
@@ -229,9 +237,9 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add to a request's hints those of the chat that it is.
+    """Add the hints of a chat to those of the request that it was converted from.
 
-    `strict` refuses them. Raises UnsupportedParameter.
+    With `strict`, raise UnsupportedParameter for any hint.
     """
     if chat.strict_unenforced:
         hints.append("tools.strict")
@@ -242,9 +250,9 @@ def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) 
 
 
 def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
-    """The hints of grammars that are not enforced, and of tools where a format rules calls out.
+    """Return hints for grammars that are not enforced, and for tools that a format excludes.
 
-    `strict` refuses them. Raises UnsupportedParameter.
+    With `strict`, raise UnsupportedParameter instead.
     """
     hints: list[str] = []
     if chat.grammar_unenforced:
@@ -264,7 +272,7 @@ def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[
 
 
 def _flatten(data: Fields) -> Fields:
-    """Move the members of containers beside them; what stands there already counts."""
+    """Move the members of containers to the top level, where existing fields take precedence."""
     if data.keys().isdisjoint(CONTAINERS):
         return data
     for container in CONTAINERS:
@@ -281,12 +289,15 @@ def _flatten(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Puts what `name` means into `served`, and who shown so into `renamed`."""
+    """Add the fields that `name` stands for to `served`, and the client's name to `renamed`.
+
+    Raise InvalidRequest if a field has another value already.
+    """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
             continue
         given = served.get(field)
-        # Variables of the template add up; of anything else there can be only one.
+        # Only template variables can be merged; any other field can be given once.
         if field == "chat_template_kwargs" and _can_be_joined(meant, given):
             served[field] = meant | given
         elif given is None or _is_same(given, meant):
@@ -304,16 +315,16 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
     return isinstance(given, dict) and not meant.keys() & given.keys()
 
 
-def as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
-    """Return a refusal that names what the client wrote, where that was read as another field."""
-    name = renamed.get(top_field(error.param or ""))
+def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
+    """Return the error with the client's name of a parameter that was renamed."""
+    name = renamed.get(get_top_field(error.param or ""))
     if name is None:
         return error
     return type(error)(f"{name} is read as {error.message}", param=name)
 
 
 def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
-    """Raise UnsupportedParameter unless the value asks for nothing."""
+    """Raise UnsupportedParameter unless the value is neutral."""
     here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
     if _is_one_of(value, neutral):
@@ -322,7 +333,7 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
         raise UnsupportedParameter(
             f"{name} is not a parameter of this endpoint; send {successor} instead.", param=name
         )
-    # An empty value says no more than its absence.
+    # Do not suggest an empty value, which means the same as leaving the parameter out.
     shown = [each for each in neutral if each not in ("", [], {})]
     values = " or ".join([orjson.dumps(each).decode() for each in shown])
     instead = f" or send {values}" if values else ""
@@ -330,7 +341,7 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 
 
 def _find_successor(model: type[Strict], name: str) -> str | None:
-    """Return what to send in place of a parameter, also by the field that it is read as."""
+    """Return what to send instead of a parameter, found by its name or by its field."""
     known, other = model.successors, RENAMED.get(name)
     if other is None:
         return known.get(name)
@@ -346,7 +357,7 @@ def _build_unsupported(
 
 
 def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
-    """Return the refusal of unknown names, with a known one that is similar to the first."""
+    """Build the error for unknown names, with a similar known name for the first of them."""
     similar: list[str] = []
     if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
@@ -357,7 +368,7 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
     )
 
 
-def _unknown_members(name: str, value: Any) -> list[str]:
+def _find_unknown_members(name: str, value: Any) -> list[str]:
     """Return the paths of an object's unknown members."""
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
@@ -366,7 +377,7 @@ def _unknown_members(name: str, value: Any) -> list[str]:
 
 
 def _shorten(name: str) -> str:
-    """Return a client's name for something, no longer than is shown."""
+    """Cut a client's name to little more than is shown, to save memory."""
     return name[: MAX_NAME_CHARS + 1]
 
 
@@ -375,5 +386,5 @@ def _is_one_of(value: Any, options: tuple[Any, ...]) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return True for equal values of JSON: 1 is 1.0. For Python it is True as well."""
+    """Return True for equal JSON values: 1 equals 1.0, but not true, unlike in Python."""
     return one == other and isinstance(one, bool) is isinstance(other, bool)

@@ -1,4 +1,4 @@
-"""Requests without generation options: their fields, and the names that have no effect."""
+"""Requests without generation options: parsing, with the same rules for unknown names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from gateway.api import ignored
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, as_written, rules, sort_fields, validate
+from gateway.api.parameters import Parsed, get_rules, restore_client_name, sort_fields, validate
 from gateway.api.request_log import context_of, service_of
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request
+from gateway.api.validation import build_invalid_request
 
 M = TypeVar("M", bound=Strict)
 
@@ -36,7 +36,7 @@ async def read_plain(
         UnsupportedParameter: A field would change the answer and is not served.
     """
     service = service_of(request.scope)
-    parsed = await intake.read(partial(_parse, model, **rules(service.settings)))
+    parsed = await intake.read(partial(_parse, model, **get_rules(service.settings)))
     tenant = context_of(request.scope).tenant or ""
     service.metrics.count_unknown_parameters(parsed.unknown, tenant)
     return parsed.request, ignored.build_headers(parsed.hints)
@@ -55,6 +55,6 @@ def _parse(
     try:
         wanted, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise as_written(invalid_request(error), fields.renamed) from None
+        raise restore_client_name(build_invalid_request(error), fields.renamed) from None
     unknown = (*fields.unknown, *nested)
     return Parsed(wanted, (*fields.hints, *unknown), unknown)

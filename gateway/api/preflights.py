@@ -1,6 +1,6 @@
-"""A hint in the log for browsers' pages that may not call this gateway.
+"""A log message about browser pages that are not allowed to call this gateway.
 
-A browser tells its page only that the request failed, so an operator finds the reason here.
+The browser only reports that the request failed, so the log is where operators find the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PreflightHints:
     """The hint of one process, logged once: strangers send preflights without a key."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """Take the allowed origins."""
+        """Create the hint for the allowed origins."""
         self._origins = origins
         self._is_logged = "*" in origins
 
@@ -30,8 +30,8 @@ class PreflightHints:
         if self._is_logged or scope["method"] != "OPTIONS":
             return
         origin = header_of(scope, b"origin")
-        asked = header_of(scope, b"access-control-request-method")
-        if origin is None or asked is None or origin in self._origins:
+        method = header_of(scope, b"access-control-request-method")
+        if origin is None or method is None or origin in self._origins:
             return
         self._is_logged = True
         log.warning(

@@ -1,4 +1,4 @@
-"""Parameters of a query: their description, and numbers among them."""
+"""Query parameters: limits, numbers, and their description for OpenAPI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_PARAMETERS = 1024
 
 
 def has_too_many(scope: Scope) -> bool:
-    """Return True if the query has more parameters than are read.
+    """Return True if the query has too many parameters.
 
     The framework reads all parameters for each endpoint: 30,000 take 16 ms.
     """
@@ -31,17 +31,20 @@ async def refuse_many(request: Request) -> Response:
     )
 
 
-def parameter(name: str, description: str, **schema: Any) -> Schema:
-    """Return a parameter of a query as the OpenAPI document has it."""
+def describe_parameter(name: str, description: str, **schema: Any) -> Schema:
+    """Describe a query parameter for the OpenAPI document."""
     return {"name": name, "in": "query", "description": description, "schema": schema}
 
 
 def parse_int(request: Request, name: str, *, minimum: int, maximum: int) -> int | None:
-    """Return a number of the query, or None if it has none. Raises InvalidRequest."""
+    """Return a query parameter as an integer; None if it is missing.
+
+    Raise InvalidRequest if it is not a number from `minimum` to `maximum`.
+    """
     text = request.query_params.get(name)
     if text is None:
         return None
-    # No more than a few digits are read: `int` takes long for many.
+    # Limit the digits, as `int` takes long for many.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
     if not minimum <= number <= maximum:
         raise InvalidRequest(

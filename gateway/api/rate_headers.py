@@ -10,8 +10,8 @@ from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.request import WINDOW_S
 
 
-def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """`quotas` are by the names of limits; some have no header."""
+def build_rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
+    """Build the headers from `quotas`, which are keyed by the limits' names."""
     headers: dict[str, str] = {}
     if not quotas:
         return headers
@@ -21,6 +21,6 @@ def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        # What is counted by whole seconds is gone up to one later than the minute that is promised.
+        # Counts are by full seconds, so a limit may reset a second after the promised minute.
         headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

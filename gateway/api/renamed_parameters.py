@@ -1,4 +1,4 @@
-"""Parameters that the gateway serves under another name, and how their values are read."""
+"""Parameters that the gateway serves under another name, with the conversion of their values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 Fields = dict[str, Any]
 
 CONTAINERS = ("options", "nvext", "extra_body")
-"""Objects whose members count as parameters beside them: Ollama's, NVIDIA Dynamo's, and what
-OpenAI's Python package takes out of the object before it sends a request."""
+"""Objects whose members count as top-level parameters: Ollama's, NVIDIA Dynamo's, and `extra_body`,
+which OpenAI's Python package merges before it sends a request."""
 
 
 def _no_hints(_: Any) -> Iterable[str]:
@@ -21,12 +21,12 @@ def _no_hints(_: Any) -> Iterable[str]:
 
 
 class RenamedParameter(NamedTuple):
-    """A field of this server under the name that others have for it.
+    """A parameter of other servers that stands for a field of this server.
 
     Attributes:
         path: the field, or the path of a member.
-        read: turns a value into fields. Raises InvalidRequest.
-        hints: names what of a value has no effect here.
+        read: converts a value into fields. Raises InvalidRequest.
+        hints: returns the parts of a value that have no effect here.
         members: all known members of an object as value; None for values without members.
     """
 
@@ -48,7 +48,7 @@ def _make_alias(name: str) -> RenamedParameter:
 
 
 def _make_guide(kind: str) -> RenamedParameter:
-    """Return a guide's name. An empty guide is no guide."""
+    """Return a parameter that stands for a guide; an empty value means no guide."""
 
     def read(value: Any) -> Fields:
         return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
@@ -57,19 +57,19 @@ def _make_guide(kind: str) -> RenamedParameter:
 
 
 def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
-    # Templates compare it with false, or ask whether it is empty: "false" would be neither.
+    # Templates compare it with false or test its truth, so the string "false" would count as true.
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}: Input should be true or false.", param=name)
     return {"chat_template_kwargs": {"enable_thinking": value}}
 
 
-def _think(value: Any) -> Fields:
+def _parse_think(value: Any) -> Fields:
     if isinstance(value, str):
         return {"reasoning_effort": value}
     return _enable_thinking(value, "think")
 
 
-def _thinking(value: Any) -> Fields:
+def _parse_thinking(value: Any) -> Fields:
     kind = value.get("type") if isinstance(value, dict) else value
     fields = _THINKING.get(kind) if isinstance(kind, str | bool) else None
     if fields is None:
@@ -88,21 +88,21 @@ def _thinking(value: Any) -> Fields:
 _THINKING: Mapping[str | bool, Fields] = {
     **dict.fromkeys((True, "enabled"), _enable_thinking(True)),
     **dict.fromkeys((False, "disabled"), _enable_thinking(False)),
-    # The model decides, as it does where nothing is said.
+    # The model decides, which is the default.
     "adaptive": {},
     "auto": {},
 }
 
 
-def _thinking_hints(value: Any) -> Iterable[str]:
+def _find_thinking_hints(value: Any) -> Iterable[str]:
     if isinstance(value, dict) and value.get("budget_tokens") is not None:
         yield "thinking.budget_tokens"
 
 
 def _make_thinking_budget(name: str) -> RenamedParameter:
-    """Return a name of the most tokens of thoughts: 0 turns them off, -1 sets no bound.
+    """Return a parameter that limits reasoning tokens: 0 disables reasoning, -1 means no limit.
 
-    No engine bounds them, so any other number is a hint.
+    Engines cannot limit them, so any other number is a hint.
     """
 
     def read(value: Any) -> Fields:
@@ -118,7 +118,7 @@ def _make_thinking_budget(name: str) -> RenamedParameter:
     return RenamedParameter("chat_template_kwargs.enable_thinking", read, hints)
 
 
-def _reasoning(value: Any) -> Fields:
+def _parse_reasoning(value: Any) -> Fields:
     if not isinstance(value, dict):
         raise InvalidRequest("reasoning: Input should be an object.", param="reasoning")
     if value.get("exclude"):
@@ -130,13 +130,13 @@ def _reasoning(value: Any) -> Fields:
     return fields if enabled is None else fields | _enable_thinking(enabled, "reasoning.enabled")
 
 
-def _reasoning_hints(value: Any) -> Iterable[str]:
+def _find_reasoning_hints(value: Any) -> Iterable[str]:
     for name in ("max_tokens", "summary", "generate_summary", "context", "mode"):
         if value.get(name) is not None:
             yield f"reasoning.{name}"
 
 
-def _format(value: Any) -> Fields:
+def _parse_format(value: Any) -> Fields:
     if value in ("", {}):
         return {}
     if value == "json":
@@ -145,16 +145,16 @@ def _format(value: Any) -> Fields:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _greedy(value: Any) -> Fields:
+def _parse_greedy(value: Any) -> Fields:
     return {"temperature": 0} if value is True else {}
 
 
 RENAMED: Mapping[str, RenamedParameter] = {
     "ebnf": _make_guide("grammar"),
     "enable_thinking": RenamedParameter("chat_template_kwargs.enable_thinking", _enable_thinking),
-    "format": RenamedParameter("response_format", _format),
+    "format": RenamedParameter("response_format", _parse_format),
     "grammar": _make_guide("grammar"),
-    "greed_sampling": RenamedParameter("temperature", _greedy),
+    "greed_sampling": RenamedParameter("temperature", _parse_greedy),
     "guided_choice": _make_guide("choice"),
     "guided_grammar": _make_guide("grammar"),
     "guided_json": _make_guide("json"),
@@ -167,8 +167,8 @@ RENAMED: Mapping[str, RenamedParameter] = {
     "random_seed": _make_alias("seed"),
     "reasoning": RenamedParameter(
         "reasoning_effort",
-        _reasoning,
-        _reasoning_hints,
+        _parse_reasoning,
+        _find_reasoning_hints,
         frozenset(
             {
                 *("effort", "enabled", "exclude"),
@@ -182,11 +182,11 @@ RENAMED: Mapping[str, RenamedParameter] = {
     "repeat_penalty": _make_alias("repetition_penalty"),
     "sampler_seed": RenamedParameter("seed", lambda value: {} if value == -1 else {"seed": value}),
     "stopping_strings": _make_alias("stop"),
-    "think": RenamedParameter("chat_template_kwargs.enable_thinking", _think),
+    "think": RenamedParameter("chat_template_kwargs.enable_thinking", _parse_think),
     "thinking": RenamedParameter(
         "chat_template_kwargs.enable_thinking",
-        _thinking,
-        _thinking_hints,
+        _parse_thinking,
+        _find_thinking_hints,
         frozenset({"type", "budget_tokens", "clear_thinking"}),
     ),
     "thinking_budget": _make_thinking_budget("thinking_budget"),

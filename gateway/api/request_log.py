@@ -1,6 +1,6 @@
-"""Around every request: its id on the answer, and one log line, count and span at its end.
+"""Middleware of every request: its id, and at its end one log line, count and trace span.
 
-A request counts as what it ended with: the headers of a stream say 200 before anybody knows.
+A request is counted by how it ended: a stream that failed later has sent status 200 in its headers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger("gateway.requests")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _CONTEXT, _SERVICE = "gateway.request", "gateway.service"
-# Of a request that nobody waits for an answer to any more.
+# The status of a request whose client has left.
 _DISCONNECTED_STATUS = status_of(ClientDisconnected())
 _BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-# Asked every few seconds by machines.
+# Not traced, as machines poll these every few seconds.
 _UNTRACED = {
     *("/health", "/health/live", "/health/ready", "/healthz", "/metrics", "/ping"),
     *("/v1/health/ready", "/v2/health/ready"),
@@ -45,16 +45,17 @@ _UNTRACED = {
 
 
 class RequestLog:
-    """A client's own ``x-request-id`` is honoured when it is short and plain.
+    """ASGI middleware that gives each request an id and logs, counts and traces it.
 
-    An exception that nobody handles is answered here and not by Starlette, whose handler of last
-    resort is outside of all middleware: its answer would have no request id and no count.
+    A client's own ``x-request-id`` is used if it is short and plain. Unhandled exceptions are
+    answered here: Starlette's handler of last resort is outside of all middleware, so its answers
+    would have no request id and would not be counted.
     """
 
     def __init__(
         self, app: ASGIApp, paths: Mapping[object, str], *, generates: bool = False
     ) -> None:
-        """`generates` says that what comes here may generate."""
+        """Wrap `app`; `paths` maps endpoints to labels, `generates` is set for generations."""
         self._app = app
         self._paths = paths
         self._generates = generates
@@ -72,7 +73,7 @@ class RequestLog:
         exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
         service: Service = scope["app"].state.service
         scope[_SERVICE] = service
-        # What other workers ask has no port. What made them ask has a line of its own.
+        # Requests of other workers have no port; the client's request is logged there.
         of_worker = scope["server"][1] is None
         if service.tracer is not None and scope["path"] not in _UNTRACED and not of_worker:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
@@ -80,22 +81,22 @@ class RequestLog:
             await self._app(scope, receive, send)
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as unexpected:  # a panic in Rust is no Exception
+        except BaseException as unexpected:  # a panic in Rust is a BaseException
             context.error = type(unexpected)
             if exchange.status:
                 context.late_status = status_of(unexpected)
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
-            told, headers, body = build_error_response(scope["path"], exchange.fields, failed)
-            response = Response(body, told, headers, "application/json")
+            code, headers, body = build_error_response(scope["path"], exchange.fields, failed)
+            response = Response(body, code, headers, "application/json")
             await response(scope, receive, send)
         finally:
-            # Unmatched paths share one label: a scanner must not fill the metrics.
+            # Unmatched paths share one label, so that scanners cannot create many series.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
             status = exchange.status or _DISCONNECTED_STATUS
             ended = context.late_status or status
-            # Alerts read it: a key that sets short deadlines must not wake anybody.
+            # Alerts use this count, and must not fire because a client sets short deadlines.
             counted = _DISCONNECTED_STATUS if context.error in _BY_DEADLINE else ended
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
@@ -108,36 +109,37 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Within `RequestLog`: to ask Starlette's application for it takes ten times as long."""
+    """Return the service, within `RequestLog`; ten times faster than Starlette's `app.state`."""
     service: Service = scope[_SERVICE]
     return service
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """What a request says under this name, in lower case."""
+    """Return a request's header by its lower-case name; None if it is missing."""
     fields: Mapping[bytes, bytes] = scope["extensions"][EXCHANGE].fields
     value = fields.get(name)
     return None if value is None else value.decode("latin-1")
 
 
 def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange of a request."""
     exchange: Exchange = scope["extensions"][EXCHANGE]
     return exchange
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """What is known of the request, within `RequestLog`."""
+    """Return the context of a request, within `RequestLog`."""
     context: RequestContext = scope[_CONTEXT]
     return context
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a request can have this id."""
+    """Return True if a text is a valid request id."""
     return _SANE_ID.fullmatch(text.encode()) is not None
 
 
 def find_own_id(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the id that its client has given a request with these headers; None without one."""
+    """Return the client's valid request id in these headers; None without one."""
     given = headers.get(b"x-request-id")
     return given if given is not None and _SANE_ID.fullmatch(given) else None
 

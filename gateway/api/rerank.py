@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the shape that Jina and Cohere gave it and other servers answer."""
+"""POST /v1/rerank, in the form of Jina, Cohere and other servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.api.answer_schemas import Described
 from gateway.api.embeddings import MAX_INPUTS, InputUsage
 from gateway.api.field_types import JsonInt
-from gateway.api.mapped import MappedRequest, prepare_call
+from gateway.api.mapped_requests import MappedRequest, prepare_call
 from gateway.api.messages import Strict
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
@@ -24,7 +24,7 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# The query is read again with each document: of two long ones there would be no end.
+# Limits the total work, as the query is processed again with each document.
 _MAX_CHARS = 32 * 2**20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -49,13 +49,13 @@ class RerankRequest(MappedRequest):
 
 
 class Ranked(Described):
-    index: Annotated[int, Field(ge=0, description="The document's place in the request.")]
+    index: Annotated[int, Field(ge=0, description="The document's index in the request.")]
     relevance_score: float
-    document: Annotated[Document | None, Field(description="Where `return_documents` asks.")] = None
+    document: Annotated[Document | None, Field(description="With `return_documents`.")] = None
 
 
 class Ranking(Described):
-    """The best first."""
+    """The documents, the most relevant first."""
 
     id: str
     model: str
@@ -67,7 +67,7 @@ class Ranking(Described):
 @router.post("/rerank", include_in_schema=False)
 @router.post(
     "/v1/rerank",
-    summary="Documents in the order in which they fit a query.",
+    summary="Rank documents by their relevance to a query.",
     response_model=Ranking,
     responses=refusals(*BODY, 401, 403, 404, 429, 502, 503, 504),
     openapi_extra=needs("api_key", optional=True, json=RerankRequest),

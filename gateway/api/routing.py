@@ -1,4 +1,4 @@
-"""FastAPI's routes, and what the OpenAPI document says that their signatures do not tell."""
+"""A router for FastAPI, and helpers for parts of the OpenAPI document that signatures lack."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Schema = dict[str, Any]
 Key = Literal["api_key", "admin_key"]
 
 BODY = (400, 413, 415)
-"""What any endpoint with a body may refuse it with."""
+"""Statuses of endpoints with a body."""
 ADMIN = (401, 403, 429)
-"""How any endpoint for admins may refuse who asks."""
+"""Statuses of endpoints for admins."""
 _DESCRIPTIONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
-    401: "No key, or a wrong one.",
-    403: "This key may not do this, or nobody may on this server.",
-    404: "No such model, adapter or key, for who asks.",
+    401: "The key is missing or wrong.",
+    403: "This key may not do this, or the feature is disabled.",
+    404: "The object does not exist, or not for this key.",
     413: "The body is larger than this server takes.",
     415: "The body is of another media type.",
-    429: "A limit of this key is reached; retry-after says when to try again. Or many wrong admin "
-    "keys came from this address.",
+    429: "A limit of this key is reached; retry-after says when to try again. Or this address has "
+    "sent many wrong admin keys.",
     500: "The server or its engine failed; a retry does not help.",
-    502: "The model's answer is none: not finite, or of a wrong shape.",
-    503: "The engine is not ready or too busy, or this server is ending; try again.",
+    502: "The model's answer is invalid: not finite, or of a wrong shape.",
+    503: "The engine is not ready or too busy, or this server shuts down; try again.",
     504: "The request took longer than this server allows.",
 }
 
@@ -37,19 +37,19 @@ _DESCRIPTIONS = {
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
-"""A path's parameter. Nothing has an empty name, so that one is unknown and not malformed."""
+"""A path parameter. An empty one is not refused as malformed but unknown, like any wrong name."""
 
 
-def _operation_id(route: APIRoute) -> str:
+def _build_operation_id(route: APIRoute) -> str:
     return f"{route.endpoint.__module__.rpartition('.')[2]}.{route.endpoint.__name__}"
 
 
 @contextmanager
 def _without_pydantic_1() -> Iterator[None]:
-    """FastAPI asks of each route's models whether they are pydantic 1's, and loads that to know.
+    """Prevent FastAPI from importing `pydantic.v1`, which takes 1.4 MiB that nothing else uses.
 
-    None are; it would be 1.4 MiB that nothing else uses. A module of None cannot be imported, which
-    FastAPI takes for a pydantic that has it no more.
+    FastAPI imports it to check whether a route's models are pydantic 1's. None in `sys.modules`
+    makes the import fail, which FastAPI takes for a pydantic without it.
     """
     name = "pydantic.v1"
     if name in sys.modules:
@@ -63,10 +63,10 @@ def _without_pydantic_1() -> Iterator[None]:
 
 
 class ApiRouter(APIRouter):
-    """Whatever answers GET answers HEAD as well (RFC 9110, 9.1); the document lists GET alone."""
+    """A router that adds HEAD to each GET route (RFC 9110, 9.1); the document lists only GET."""
 
     def __init__(self) -> None:
-        super().__init__(generate_unique_id_function=_operation_id)
+        super().__init__(generate_unique_id_function=_build_operation_id)
 
     def add_api_route(
         self,
@@ -84,7 +84,7 @@ class ApiRouter(APIRouter):
 
 
 def refusals(*statuses: int) -> dict[int | str, Schema]:
-    """The errors of an operation, for its `responses`; any may fail with 500."""
+    """Describe the errors of an operation for its `responses`; 500 is always included."""
     return {
         status: {"description": _DESCRIPTIONS[status], "content": _ERROR}
         for status in sorted({*statuses, 500})
@@ -100,11 +100,15 @@ def needs(
     empty: bool = False,
     query: Sequence[Schema] = (),
 ) -> Schema:
-    """What we read of a request ourselves, for the `openapi_extra` of its operation.
+    """Describe the parts of a request that FastAPI does not read, for `openapi_extra`.
 
-    `optional` is a key that not every gateway asks for; `empty` a body that may be left out;
-    `query` are parameters, as the document has them.
-    `openapi.build` puts the schemas of JSON bodies into the document.
+    Args:
+        key: the kind of key; None for no key.
+        optional: a gateway may be configured without this key.
+        json: the model of a JSON body; `openapi.build` adds its schema to the document.
+        form: the schema of a multipart form.
+        empty: the body may be left out.
+        query: descriptions of query parameters.
     """
     described: Schema = {}
     if key is not None:
@@ -122,5 +126,5 @@ def needs(
 
 
 def reference(model: type[BaseModel]) -> Schema:
-    """To its schema in the document."""
+    """Return a reference to a model's schema in the document."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}

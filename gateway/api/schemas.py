@@ -1,4 +1,4 @@
-"""OpenAI's requests: for an answer in a chat, and for the continuation of a text."""
+"""OpenAI's requests for chats and completions."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
 TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
-"""A place in one of the tools that can be called, by its number among these."""
+"""The path of a field in a callable tool, with the tool's index among callable tools."""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
-"""Bytes."""
+"""Maximum bytes of an echoed text, and of tools' schemas with truncate_prompt_tokens."""
 
 
 class ChatCompletionRequest(GenerationRequest):
+    """A request for the next message of a chat."""
+
     successors = OF_CHATS
 
     messages: Messages
@@ -95,7 +97,7 @@ class ChatCompletionRequest(GenerationRequest):
                 calls.update([call.id for call in message.tool_calls])
 
     def _check_tool_names(self) -> None:
-        """Raise InvalidRequest for an allowed tool that there is not, and for ambiguous names."""
+        """Raise InvalidRequest for an unknown allowed tool, and for ambiguous names."""
         choice, tools = self.tool_choice, self.tools or []
         if isinstance(choice, AllowedChoice):
             names = {tool.function.name for tool in tools}
@@ -118,9 +120,9 @@ class ChatCompletionRequest(GenerationRequest):
         self._check_schemas()
 
     def _check_schemas(self) -> None:
-        """Raise InvalidRequest for two tools of one name whose arguments differ.
+        """Raise InvalidRequest for two tools of one name with different schemas.
 
-        The model would read both schemas, and a guide could enforce one of them only.
+        The model would read both schemas, but a guide could enforce only one.
         """
         known: dict[str, dict[str, Any] | None] = {}
         for number, tool in enumerate(self.callable_tools):
@@ -134,10 +136,10 @@ class ChatCompletionRequest(GenerationRequest):
                 )
 
     def _check_size_outside_prompt(self) -> None:
-        """What its answer begins with, and is read with, stays until that has ended.
+        """Raise InvalidRequest for a too large echoed text or too large tools' schemas.
 
-        Templates cut thoughts out of a message, and all else goes where the prompt is cut: then no
-        limit on prompts bounds it. Raises InvalidRequest.
+        Both are held in memory until the answer ends, and the limit on prompts does not bound them:
+        templates remove reasoning from messages, and truncation removes the rest of the prompt.
         """
         sizes = {"echo": len(self.echo_text.encode())}
         if self.truncate_prompt_tokens is not None:
@@ -221,7 +223,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @cached_property
     def _callable_indexes(self) -> Sequence[int]:
-        """The places in `tools` of those that `tool_choice` allows."""
+        """The indexes in `tools` of the tools that `tool_choice` allows."""
         tools, choice = self.tools or [], self.tool_choice
         if not isinstance(choice, AllowedChoice):
             return range(len(tools))
@@ -244,34 +246,37 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def plain_text_tools(self) -> frozenset[str]:
-        """The names of tools whose calls may have plain text in place of JSON."""
+        """The names of tools whose calls may have plain text instead of JSON."""
         return self.custom_names
 
     @property
     def grammar_unenforced(self) -> bool:
-        """Return True if the prompt has a grammar of a custom tool, which is not enforced."""
+        """True if the prompt has a grammar of a custom tool, which is not enforced."""
         if self.tool_choice == "none":
             return False
         return any(isinstance(tool, ChatCustomTool) and tool.grammar for tool in self.tools or ())
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as chat templates take them, whatever `tool_choice` is; None without tools."""
+        """The callable tools in the form of chat templates; None without tools.
+
+        They are included even if `tool_choice` is none.
+        """
         if not self.tools:
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
 
     @property
     def allows_calls(self) -> bool:
-        """Return True if the answer may call a tool, by itself or because it is forced to."""
+        """True if the answer may or must call a tool."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The first `strict` of a tool that is no more than a wish.
+        """The path of the first `strict` in tools that cannot be enforced.
 
-        Where the model decides whether it calls, its arguments could be guided from where a call
-        begins: by a structural tag, which no release of the model repository takes.
+        If the model decides whether to call a tool, only a structural tag could guide the arguments
+        from the beginning of a call. No release of the model repository supports structural tags.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
@@ -280,14 +285,15 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def format_excludes_tools(self) -> bool:
-        """Whether no tool can be called because a format holds from the answer's first token on,
-        and is one that calls could not be told from.
+        """True if tools cannot be called because the answer must be in a format.
+
+        The format applies from the first token on, and calls could not be distinguished from it.
         """
         return self._tools_may_be_called and self._has_format and self.either is None
 
     @property
     def either(self) -> Either | None:
-        """The calls that an answer in a format may be in its place, None where none may."""
+        """The form of calls that may replace an answer in a format; None without such calls."""
         wanted = self.response_format
         if wanted is None or self.structured_outputs is not None or not self._tools_may_be_called:
             return None
@@ -312,13 +318,13 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def echo_text(self) -> str:
-        """As at vLLM: the last message, where the assistant has said that one, too."""
+        """The text of the last message if it is the assistant's and `echo` is set (as at vLLM)."""
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
 
     @property
     def forced_call(self) -> ForcedCall | None:
-        """The call that must happen, None where none must."""
+        """The call that the answer must make; None if it need not."""
         choice = self.tool_choice
         if choice is None:
             return None
@@ -330,7 +336,10 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """`prompt`: one text, several, the token ids of one, or the token ids of several."""
+    """A request to complete a text.
+
+    `prompt` is one text, several, the token ids of one, or the token ids of several.
+    """
 
     successors = OF_COMPLETIONS
 
@@ -367,7 +376,7 @@ class CompletionRequest(GenerationRequest):
         message: MessageForm | None = None,
         caller: Caller = DEFAULT_CALLER,
     ) -> Options:
-        """To choose the best, all are generated, with their log probabilities."""
+        """Build the options; for `best_of`, all sequences are generated with log probabilities."""
         options = super().build_options(lora, message, caller)
         if self.echo:
             options = replace(options, echo=True)
@@ -392,7 +401,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """One or more prompts, all text or all token ids."""
+        """The prompts, all text or all token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -400,6 +409,6 @@ class CompletionRequest(GenerationRequest):
         return self.prompt
 
 
-# Every gateway is asked for one of these soon, and then its streams should not wait for it.
+# Build these models now: building them at the first request would delay running streams.
 ChatCompletionRequest.model_rebuild()
 CompletionRequest.model_rebuild()

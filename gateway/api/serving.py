@@ -25,7 +25,7 @@ from gateway.api.failures import status_of
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.intake import Intake
 from gateway.api.parameters import Parsed
-from gateway.api.rate_headers import rate_headers
+from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
@@ -49,8 +49,8 @@ from gateway.tokenization.chat_format import ChatFormat
 
 # Writing so many takes at most 5 ms, like other work on the event loop.
 _MAX_INLINE_LOGPROBS = 100
-# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two parts
-# of the pattern, so a header of 64 KiB is scanned in linear time.
+# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two
+# parts of the pattern, so a header of 64 KiB is scanned in linear time.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _Permit = AbstractAsyncContextManager[object]
@@ -143,10 +143,15 @@ async def prepare_request(
 
 
 def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
+    """Return a completion's prompts, whose answers are plain text."""
     return wanted.prompts, None
 
 
 def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
+    """Render a chat by its template, with the form for parsing the answer.
+
+    Raise InvalidRequest if the template refuses the messages, or tools cannot be parsed.
+    """
     ids = TemplateIds(chat.tool_form)
     messages = [message.to_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
@@ -186,7 +191,7 @@ def _make_message_form(
                 param="tools",
             )
         if guided and guided_calls is None:
-            tools = None  # text in a required format is an answer, even if it looks like a call
+            tools = None  # text in a required format is an answer, even if it resembles a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
@@ -282,11 +287,11 @@ async def _prepare(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of weights.
 
-    An adapter above the tenant's share of the budget needs the whole share.
+    An adapter above the tenant's share of the budget needs all of that share.
     """
-    sends = service.upload_budget
-    cost = min(nbytes, sends.largest() or nbytes)
-    return sends.permit(caller.tenant, caller.priority, cost=cost)
+    budget = service.upload_budget
+    cost = min(nbytes, budget.largest() or nbytes)
+    return budget.permit(caller.tenant, caller.priority, cost=cost)
 
 
 class AnswerRecorder(Protocol):
@@ -304,7 +309,7 @@ class AnswerRecorder(Protocol):
 
 def build_headers(prepared: PreparedRequest) -> dict[str, str]:
     """Build the response headers: rate limits, adapter version and ignored parameters."""
-    headers = rate_headers(prepared.account.quotas)
+    headers = build_rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     unenforced = prepared.batch.unenforced
@@ -320,6 +325,7 @@ async def respond(
     wire: WireFormat,
     recorder: AnswerRecorder | None = None,
 ) -> Response:
+    """Run a prepared request and return its response: a stream, or JSON when it is complete."""
     service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
@@ -355,7 +361,7 @@ async def _write(
     if service.settings.keep_alive_in_queue:
         body.start_keep_alive()
     sink = answer.stream(body, usage)
-    # Start keep-alive comments only after admission: after a comment the queue could not answer 503.
+    # Start keep-alive comments only after admission: after a comment, no 503 can be sent.
     await generate(service, context, batch, sink, on_slot=body.start_keep_alive)
     if recorder is not None:
         await recorder.record_stream(body)

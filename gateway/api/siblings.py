@@ -1,4 +1,4 @@
-"""The other workers of this gateway, asked over the sockets in the folder that they share."""
+"""Requests to the other workers of this gateway, over the sockets in their shared folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 
 log = logging.getLogger(__name__)
 
@@ -19,24 +19,28 @@ _MAX_BODY_BYTES = 64 * 2**20
 
 
 class WorkerResponse(NamedTuple):
+    """Status and body returned by another worker."""
+
     status: int
     body: bytes
 
 
 def is_internal(request: Request) -> bool:
-    """Whether another worker asks: only they come in by such a socket, which has no port."""
+    """Return True if another worker sent the request: its Unix socket has no port."""
     return request.app.state.worker is not None and request.scope["server"][1] is None
 
 
 def check_internal(request: Request) -> None:
-    """Raises UnknownUrl for anybody else."""
+    """Raise UnknownUrl unless another worker sent the request."""
     if not is_internal(request):
         raise UnknownUrl(request.method, request.url.path)
 
 
 async def ask(path: Path, target: str, method: str = "GET") -> WorkerResponse | None:
-    """What the worker at this socket says; None where it does not answer in time (it is starting,
-    or stuck)."""
+    """Send a request to the worker at a socket and return its response.
+
+    Return None if it does not answer in time, for example because it is starting or stuck.
+    """
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             return await _ask(path, target, method)

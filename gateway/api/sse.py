@@ -1,4 +1,4 @@
-"""Server-sent events that stop working when the client leaves."""
+"""Server-sent events, with cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class WireFormat(NamedTuple):
-    """What a protocol's streams have besides the frames of an answer.
+    """The parts of a protocol's streams beside the frames of an answer.
 
     Attributes:
-        done: what comes last, after an error too.
-        patience: what goes out while nothing else does.
-        failure: the frame of an error after the headers.
+        done: the last frame, also sent after an error.
+        keep_alive: the frame to send during silence.
+        failure: builds the frame of an error after the headers.
     """
 
     done: bytes
@@ -37,15 +37,15 @@ class WireFormat(NamedTuple):
 
 OPENAI = WireFormat(
     done=b"data: [DONE]\n\n",
-    # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
+    # Only a comment: openai-python's decoder fails on an `id:`, `event:` or `retry:` line alone.
     keep_alive=b": keep-alive\n\n",
     failure=lambda error: b"data: " + build_envelope(error) + b"\n\n",
 )
-# The same for every stream, so they are encoded once and not for each response.
+# The headers of every stream, encoded once.
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # nginx would otherwise collect tokens into a buffer.
+    # Stops nginx from buffering tokens.
     (b"x-accel-buffering", b"no"),
 )
 
@@ -53,11 +53,11 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class cancel_on_disconnect:
-    """Cancels the body when the client goes away and raises ClientDisconnected in its place.
+    """Context manager that cancels its body when the client disconnects.
 
-    Without this a handler that does not stream would run to its end for nobody. Raises ShuttingDown
-    when it is cancelled from outside: the server does that to requests which outlive the shutdown
-    grace.
+    It then raises ClientDisconnected. Without it, a non-streaming handler would run to its end for
+    a client that has left. If the task is cancelled from outside, raise ShuttingDown: the server
+    cancels requests that exceed the shutdown grace.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -71,7 +71,7 @@ class cancel_on_disconnect:
         self._task = task
         if self._client.disconnected:
             raise ClientDisconnected
-        # A task that waits for ASGI's message costs as much as validating the request.
+        # A callback, as a task that waits for ASGI's message costs as much as validation.
         self._client.on_disconnect = self._cancel
 
     async def __aexit__(
@@ -96,9 +96,9 @@ class cancel_on_disconnect:
 
 
 class EventBody:
-    """The body of an `EventStream`: the headers pass the middlewares, frames do not.
+    """The body of an `EventStream`. The headers pass the middlewares, frames do not.
 
-    Several tasks may drain it: nothing is waited for between taking bytes and writing them.
+    Several tasks may drain it, as bytes are taken and written without awaiting in between.
     """
 
     def __init__(
@@ -119,24 +119,27 @@ class EventBody:
         return self._head is None
 
     def start_keep_alive(self) -> None:
-        """From now on the first frame is late after `keep_alive_s`; called again, changes nothing."""
+        """Send keep-alive frames if the first frame takes longer than `keep_alive_s` from now.
+
+        Further calls have no effect.
+        """
         if self._timer is None and not self._is_stopped:
-            # No task: the first frame is rarely late.
+            # A timer is cheaper than a task, and the first frame is rarely late.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._keep_alive_s, self._start_comments)
 
     def write(self, data: bytes) -> bool:
-        """False when `drain` should be awaited before the next one."""
+        """Write frames; return False if `drain` should be awaited before the next ones."""
         self._unsent += data
         return False
 
     async def drain(self, by: float | None = None) -> None:
-        """As `Exchange.drain`."""
+        """Send waiting frames, then wait like `Exchange.drain`."""
         if self._unsent:
             self.stop_keep_alive()
             await self._start()
             self._exchange.write(self._take_waiting())
-            # From here on a token costs nothing of its own here.
+            # Further frames go directly to the exchange, without any cost here.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
@@ -145,7 +148,7 @@ class EventBody:
         self._exchange.end(self._take_waiting() + data)
 
     def stop_keep_alive(self) -> None:
-        """No comments any more."""
+        """Stop sending keep-alive frames."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -174,13 +177,13 @@ class EventBody:
 
 
 class EventStream(Response):
-    """Sends frames as they are written, then what ends a stream in its protocol.
+    """A response that streams frames as they are written, then the protocol's last frame.
 
-    The first frame is awaited before the headers, so that a get_refusal_reason by the engine is a real 4xx
-    or 5xx; only when it takes longer than `keep_alive_s` after `EventBody.start_keep_alive` do headers and
-    comments go out first, so that proxies keep the line. An error after the headers is one frame.
-    Everything runs in one task. (sse-starlette costs twice as much CPU per frame, and Starlette's
-    StreamingResponse does not wait for the first frame.)
+    The headers wait for the first frame, so that a refusal by the engine is a real 4xx or 5xx. If
+    the first frame takes longer than `keep_alive_s` after `EventBody.start_keep_alive`, headers and
+    keep-alive frames are sent first, so that proxies keep the connection open. An error after the
+    headers is sent as a frame. Everything runs in one task. (sse-starlette costs twice as much CPU
+    per frame, and Starlette's StreamingResponse does not wait for the first frame.)
     """
 
     def __init__(
@@ -191,7 +194,15 @@ class EventStream(Response):
         account: AbstractAsyncContextManager[None],
         wire: WireFormat,
     ) -> None:
-        """`account` is open for as long as `write` runs; it sees the error that ends it."""
+        """Create the response.
+
+        Args:
+            write: writes the frames.
+            headers: additional response headers.
+            keep_alive_s: seconds of silence before a keep-alive frame.
+            account: a context manager around `write`, which sees its error.
+            wire: the protocol's frames.
+        """
         self._account = account
         self._write = write
         self._wire = wire
@@ -208,10 +219,10 @@ class EventStream(Response):
             "headers": self.raw_headers,
         }
         exchange = exchange_of(scope)
-        # Nobody asks for what the client has said while a stream lasts.
+        # Free the request's headers, which are not needed during the stream.
         scope["headers"], exchange.fields = (), _NO_FIELDS
         body = EventBody(head, exchange, send, self._keep_alive_s, self._wire.keep_alive)
-        del head  # which would be kept until the last
+        del head  # else it would stay in memory until the end of the stream
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):
@@ -232,7 +243,7 @@ class EventStream(Response):
 
 
 def to_failure(error: Exception) -> Failure:
-    """What a client that has half an answer is to_failure of its end."""
+    """Return the error to report within a stream; log unexpected errors as InternalError."""
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

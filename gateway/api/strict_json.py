@@ -1,8 +1,8 @@
-"""JSON from strangers: parsed, or refused within a fraction of a second.
+"""Parsing of untrusted JSON, within a fraction of a second.
 
 Stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no NaN, no lone
-surrogates, no key twice in one object. The limits keep what comes later fast and within the
-recursion limits of whoever writes the value out again (orjson: 254 levels, pydantic: 255).
+surrogates, no duplicate keys. The limits bound the time of later processing, and the depth below
+the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic_core import from_json
 from gateway.errors import InvalidRequest
 
 _MAX_DEPTH = 100
-# Objects and arrays, and again keys and strings: so many parse and validate in some 0.2 s.
+# Limit of objects and arrays, and of keys and strings: parsing and validating takes about 0.2 s.
 _MAX_PARTS = 200_000
-_MAX_KEYS = 4096  # pydantic collects an error for every unknown key, at 4 us each
+_MAX_KEYS = 4096  # of an object; pydantic collects an error for every unknown key, 4 us each
 _CONTAINERS = frozenset({dict, list})
-_SHORT_BYTES = 16 * 1024  # bytes
+_SHORT_BYTES = 16 * 1024
 
 
 def load(
@@ -31,9 +31,13 @@ def load(
     repeated_keys: bool = False,
     max_depth: int = _MAX_DEPTH,
 ) -> Any:
-    """The value. Raises InvalidRequest, whose message begins with `what`.
+    """Parse JSON. Raise InvalidRequest, whose message begins with `what`.
 
-    `repeated_keys` is for what a model has written: of a key that comes twice the last counts.
+    Args:
+        text: the JSON text.
+        what: the name of the text in errors.
+        repeated_keys: accept duplicate keys and use the last value; for text written by a model.
+        max_depth: the maximum nesting depth.
     """
     plain = _strip_strings(text, what)
     containers, colons = plain.count(b"{") + plain.count(b"["), plain.count(b":")
@@ -43,7 +47,7 @@ def load(
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
     if len(text) <= _SHORT_BYTES and containers <= max_depth and colons <= _MAX_KEYS:
-        # Written again it has no key twice. That is quicker than a look at each part.
+        # Serializing drops duplicate keys, so counting colons is faster than visiting each part.
         keys = _strip_strings(orjson.dumps(value), what).count(b":")
     else:
         keys, largest = _count_keys(value, what, max_depth)
@@ -57,8 +61,9 @@ def load(
 
 
 def load_partial(text: bytes, what: str) -> dict[str, Any]:
-    """Of a JSON object that a model wrote, and that was cut, the members that are whole; of any
-    other text none. Raises InvalidRequest as `load`.
+    """Return the complete members of a truncated JSON object, written by a model.
+
+    Return an empty dict for any other text. Raise InvalidRequest like `load`.
     """
     plain = _strip_strings(text, what)
     _check_parts(plain.count(b"{") + plain.count(b"["), "objects and arrays", what)
@@ -70,7 +75,7 @@ def load_partial(text: bytes, what: str) -> dict[str, Any]:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body. Raises InvalidRequest."""
+    """Parse a request's body, which must be a JSON object. Raise InvalidRequest."""
     value = load(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
@@ -78,7 +83,7 @@ def load_object(body: bytes) -> dict[str, Any]:
 
 
 def _strip_strings(text: bytes, what: str) -> bytes:
-    """The text between strings: every other piece, once the escaped quotes are gone."""
+    """Return the text without strings, after removing escaped quotes. Raise InvalidRequest."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     _check_parts(text.count(b'"') // 2, "keys and strings", what)
@@ -91,7 +96,10 @@ def _check_parts(count: int, kind: str, what: str) -> None:
 
 
 def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
-    """How many keys there are in all, and in the largest object. Raises when nested too deep."""
+    """Return the number of keys in total, and in the largest object.
+
+    Raise InvalidRequest if the value is nested too deeply.
+    """
     level = [value] if type(value) in _CONTAINERS else []
     depth = total = largest = 0
     while level:
@@ -105,7 +113,7 @@ def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
                 total += len(container)
                 largest = max(largest, len(container))
                 inner = container.values()
-            # Long lists of numbers and strings are passed over without a step of Python for each.
+            # Skip long lists of numbers and strings without a Python step per item.
             if not _CONTAINERS.isdisjoint(map(type, inner)):
                 below += [item for item in inner if type(item) in _CONTAINERS]
         level = below
@@ -113,7 +121,7 @@ def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
 
 
 def _find_repeated_key(text: bytes) -> str:
-    """The first key that comes twice in one object; orjson keeps the last and does not tell."""
+    """Return the first duplicate key; orjson accepts duplicates and does not report them."""
     found: list[str] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:

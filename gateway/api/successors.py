@@ -1,7 +1,7 @@
-"""Names to send in place of parameters that belong to other endpoints, by endpoint.
+"""Suggested names for parameters of other endpoints, by endpoint.
 
-A name here is also in `parameter_table`, `renamed_parameters` or a request's fields, so it is never
-accepted as unknown. The path of a field stands for all names that are read as the field elsewhere.
+Each name here is also in `parameter_table`, `renamed_parameters` or a request's fields, so it is
+never accepted as unknown. The path of a field also stands for the names that are renamed to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where system messages may stand: many templates refuse one that is not the first.
+"""Rendering of chats with system messages that are not the first message.
 
-Chats of OpenAI's are theirs to write; in protocols whose clients remind models of something later
-on, such a message is the user's for those templates.
+Many templates refuse them. Clients of OpenAI's protocol must avoid such messages; for protocols
+whose clients add reminders later in a conversation, they are rendered as user messages.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from gateway.tokenization.chat_format import ChatFormat
 
 
 def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndForm:
-    """As `rendered`, with system messages in their place where the template takes them there.
+    """Render a chat like `render_chat`; if the template refuses later system messages, move them.
 
-    Raises InvalidRequest.
+    Later system messages then become user messages. Raise InvalidRequest if the template refuses
+    the chat for another reason.
     """
     try:
         return render_chat(chat, form)
     except InvalidRequest:
         if all(message.role != "system" for message in chat.messages[1:]):
             raise
-        messages = _with_one_system_message(chat.messages)
+        messages = _move_system_messages(chat.messages)
         return render_chat(chat.model_copy(update={"messages": messages}), form)
 
 
-def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+def _move_system_messages(messages: Sequence[Message]) -> list[Message]:
     found: list[tuple[Message, list[str]]] = []
     for message in messages:
         role = "user" if message.role == "system" and found else message.role

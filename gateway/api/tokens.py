@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize, as vLLM has them."""
+"""POST /tokenize and POST /detokenize, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = ApiRouter()
 
 
 class TokenizeRequest(Strict):
-    """A `prompt`, or `messages` for the chat template."""
+    """Text to tokenize: either a `prompt`, or `messages` for the chat template."""
 
     successors = OF_TOKENIZE
 
@@ -68,7 +68,7 @@ class Text:
 
 @router.post(
     "/tokenize",
-    summary="Text, or a conversation, to token ids.",
+    summary="Convert text or a conversation to token ids.",
     response_model=Tokens,
     responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=TokenizeRequest, empty=True),
@@ -83,10 +83,10 @@ async def tokenize(request: Request) -> Response:
             if wanted.model is not None:
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
-            text = await intake.work(partial(_text, chat, wanted))
+            text = await intake.work(partial(_render_text, chat, wanted))
             special = wanted.add_special_tokens
             if special is None:
-                special = wanted.messages is None  # a chat template writes its own
+                special = wanted.messages is None  # chat templates add special tokens themselves
             capabilities = max(service.replicas.capabilities, key=longest_prompt)
             param = "prompt" if wanted.messages is None else "messages"
             check_text(service.prompts, capabilities, str(text), param=param)
@@ -98,13 +98,15 @@ async def tokenize(request: Request) -> Response:
                 strings = (
                     [token(token_id) for token_id in ids] if wanted.return_token_strs else None
                 )
-                most = capabilities.max_seq_len
-                return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
+                max_tokens = capabilities.max_seq_len
+                return orjson.dumps(Tokens(len(ids), max_tokens, ids.tolist(), strings))
 
-            return _json(await service.prompts.threads.run(name, len(ids), body), headers)
+            return _build_json_response(
+                await service.prompts.threads.run(name, len(ids), body), headers
+            )
 
 
-def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
+def _render_text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
     if wanted.prompt is not None and wanted.messages is None:
         return wanted.prompt
     if wanted.messages is None or wanted.prompt is not None:
@@ -121,7 +123,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
 
 @router.post(
     "/detokenize",
-    summary="Token ids to text.",
+    summary="Convert token ids to text.",
     response_model=Text,
     responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=DetokenizeRequest),
@@ -138,8 +140,8 @@ async def detokenize(request: Request) -> Response:
             if max(wanted.tokens, default=0) >= size:
                 raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
             text = await intake.work(partial(service.prompts.decode, wanted.tokens))
-            return _json(orjson.dumps(Text(text)), headers)
+            return _build_json_response(orjson.dumps(Text(text)), headers)
 
 
-def _json(body: bytes, headers: dict[str, str]) -> Response:
+def _build_json_response(body: bytes, headers: dict[str, str]) -> Response:
     return Response(body, media_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Messages of protocols that tell more, or less, in one than a chat does, gathered to turns."""
+"""Conversion of other protocols' messages to turns of a chat."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest
 
-# Parts are apart where templates know only text: glued together, the last word of one and the
-# first of the next would be one word.
+# Separator of text parts, so that the last word of one and the first of the next stay apart.
 BETWEEN = "\n"
 
 
 @dataclass(slots=True)
 class Turn:
-    """All that one side says in a row; or, of `tool`, what one tool gave."""
+    """The consecutive messages of one role; for the role `tool`, one tool's result."""
 
     role: str
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     answers: str | None = None
-    """The call that a tool's result is of."""
+    """Id of the call that a tool's result answers."""
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         function = {"name": name, "arguments": arguments}
         self.calls.append({"id": call_id, "type": "function", "function": function})
 
     def to_message(self) -> dict[str, Any]:
-        """As OpenAI's chats have it."""
+        """Return the turn as one message of OpenAI's chats."""
         message: dict[str, Any] = {"role": self.role, "content": BETWEEN.join(self.texts)}
         if self.thoughts:
             message["reasoning_content"] = BETWEEN.join(self.thoughts)
@@ -59,7 +58,7 @@ def check_result(
 
 
 def get_or_add_turn(turns: list[Turn], role: str) -> Turn:
-    """The one that is open, where it is of this side; else a new one."""
+    """Return the last turn if it has this role; else append a new turn."""
     if not turns or turns[-1].role != role:
         turns.append(Turn(role))
     return turns[-1]

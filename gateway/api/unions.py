@@ -1,4 +1,4 @@
-"""Unions of objects that are told apart by their `type`."""
+"""Unions of objects that are distinguished by their `type`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def by_type(
     """Return a discriminator by `type`.
 
     Args:
-        tags: the tag of each type; any other type has the tag `[other]`. Brackets keep tags out of
-            paths (`gateway.api.validation.get_path`).
+        tags: the tag of each type; any other type has the tag `[other]`. The brackets mark tags, so
+            that `gateway.api.validation.get_path` can remove them.
         untyped: the type of an object without one.
         expected: the allowed types as the error names them, if the union has no `[other]`.
     """
@@ -23,7 +23,7 @@ def by_type(
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind is None:
-            # A reference may be no more than an id.
+            # An item reference may consist of an id only.
             bare = isinstance(value, dict) and "id" in value and "role" not in value
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"

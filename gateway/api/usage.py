@@ -22,11 +22,12 @@ class Usage(BaseModel):
     total_tokens: _Count
     prompt_tokens_details: Annotated[
         PromptTokensDetails,
-        Field(description="Left out where it would tell a tenant what others have sent."),
+        Field(description="Left out if it would reveal to a tenant what others have sent."),
     ] = PromptTokensDetails(cached_tokens=0)
 
 
 def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Build `usage` without cached tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -40,12 +41,12 @@ def build_final_usage(
     """Build `usage` from the last deltas of all choices; cached tokens only if `reports_cached`."""
     usage = build_usage(prompt_tokens, sum(delta.tokens for delta in last))
     if reports_cached:
-        cached = cached_tokens(last, prompt_tokens)
+        cached = count_cached_tokens(last, prompt_tokens)
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return usage
 
 
-def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
+def count_cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
     """Return how many prompt tokens were in the engine's KV cache before the request.
 
     The choices of one prompt fill the cache for each other, so the least cached choice counts.

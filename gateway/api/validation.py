@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a body, in words that name no class of ours."""
+"""Conversion of pydantic's validation errors to messages for clients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pydantic_core import ErrorDetails
 from gateway.api import ignored
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Pydantic names the tried branch of a union within the get_path, besides `list[...]` and the like.
+# Union branches that pydantic adds to a path. Further ones contain a bracket, such as `list[...]`.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
-# Of a chat's parameters, those that are no words of any other language.
+# Chat parameters that are replaced anywhere in a message, as they are not English words.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
-# The first of many say enough, and each costs 2 us.
+# Maximum number of pydantic's errors to examine; each costs 2 us.
 _MAX_PROBLEMS = 64
 _INPUT = "Input should be "
 _JSON_TYPES = {
@@ -31,34 +31,37 @@ _JSON_TYPES = {
     "int_type": "an integer",
     "float_type": "a number",
 }
-"""JSON's names for the types of pydantic's errors."""
+"""JSON's names for pydantic's error types."""
 _TAGS = ("union_tag_invalid", "union_tag_not_found")
 _TAG = re.compile(r"'([^']*)'")
-# A field that may only be null, or an empty list.
+# Types of errors in a field that may only be null or an empty list.
 _NOT_SERVED = ("none_required", "empty_required")
-# The message already has the length that was found.
+# Types of errors whose message already has the length found.
 _LENGTHS = ("too_long", "too_short")
 
 
 class Problem(NamedTuple):
-    """A fault of a body, without a full stop, and the path of the field as written."""
+    """An error in a body: the field's path as the client wrote it, a message without a full stop,
+    and pydantic's error type."""
 
     path: list[int | str]
     words: str
     type: str
 
 
-def invalid_request(
+def build_invalid_request(
     error: ValidationError,
     *,
     tagged: Collection[str] = frozenset(),
     unserved: Collection[str] = frozenset(),
 ) -> InvalidRequest:
-    """Return the refusal of a body, with the path of the parameter and the value found.
+    """Build the error for an invalid body, with the parameter's path and the value found.
 
-    `tagged` are fields with lists of objects that are told apart by a field of theirs. With them
-    the path is written as Anthropic does (`system.0.text`), else as OpenAI does (`stop[0]`). Of the
-    types of such objects, `unserved` are refused elsewhere, so no error offers them.
+    Args:
+        error: pydantic's error.
+        tagged: fields with lists of tagged objects. If given, paths are written as Anthropic does
+            (`system.0.text`), else as OpenAI does (`stop[0]`).
+        unserved: types of such objects that are refused elsewhere, so errors do not suggest them.
     """
     problem = find_problem(error, unserved)
     path = _without_tags(problem.path, tagged)
@@ -76,11 +79,11 @@ def invalid_request(
 
 
 def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The refusal of a chat in the words of another protocol: `names` has its for a chat's."""
+    """Return the error of a chat with another protocol's names; `names` maps chat parameters."""
     if type(error).__init__ is not InvalidRequest.__init__:
-        return error  # It writes its own message, of a client's name that may be such a word.
+        return error  # Its message quotes a client's name, which may be equal to a parameter.
     param, message = error.param or "", error.message
-    head = top_field(param)
+    head = get_top_field(param)
     name = names.get(param) or names.get(head, head) + param.removeprefix(head)
     if name != param:
         message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
@@ -89,16 +92,16 @@ def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> Invali
     return error if message == error.message else type(error)(message, param=name)
 
 
-def top_field(param: str) -> str:
-    """Return the field of a body that a path begins with, as `tools` of `tools[0].function`."""
+def get_top_field(param: str) -> str:
+    """Return the first field of a path, such as `tools` for `tools[0].function`."""
     return param.partition(".")[0].partition("[")[0]
 
 
 def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()) -> Problem:
     """Return the problem to report.
 
-    Of the branches of a union, the one that got furthest shows what was meant. Where several did,
-    each says what it would have taken.
+    For a union, report the branch that got furthest, as it is most likely what the client meant.
+    If several got as far, the message lists what each accepts.
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
@@ -114,7 +117,7 @@ def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()
 
 
 def _build_tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
-    """Return the problem of an object whose `type` is missing, or none of those that are known."""
+    """Build the problem of an object whose `type` is missing or unknown."""
     path, value = get_path(problem), problem["input"]
     if problem["type"] == "union_tag_not_found":
         return Problem(path, "Field required" + _describe_fields(value), problem["type"])
@@ -126,7 +129,7 @@ def _build_tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Prob
 
 
 def get_path(problem: ErrorDetails) -> list[int | str]:
-    """The path of the field, as the client wrote it."""
+    """Return the field's path as the client wrote it, without pydantic's union branches."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
 
 
@@ -142,7 +145,7 @@ def join_dotted(path: Iterable[int | str]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Return a value of JSON in at most 67 characters; of a container, its type."""
+    """Return a JSON value as text of at most 67 characters; a container is shown by its type."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -155,7 +158,7 @@ def show_value(value: Any) -> str:
 
 
 def list_names(names: Collection[str]) -> str:
-    """Return the first names of a list in one text; each is escaped and cut."""
+    """Join the first eight names, escaped and cut."""
     shown = [ignored.escape(name[:_MAX_VALUE_CHARS]) for name in [*names][:_MAX_NAMES]]
     return ", ".join(shown) + (", ..." if len(names) > _MAX_NAMES else "")
 
@@ -165,27 +168,27 @@ def _shorten(text: str) -> str:
 
 
 def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
-    """Return how far the branch of a union got that has this problem."""
+    """Return a sort key for how far the union branch with this problem got."""
     path, kind = get_path(problem), problem["type"]
-    # A list that is too long was not left for its items.
+    # pydantic does not validate the items of a list that is too long.
     is_too_long = kind == "too_long"
-    # Of a list's branches for items of several types, the one that stopped last fits most items.
+    # Among branches for items of several types, the one that failed last fits most items.
     indexes = [part for part in path if isinstance(part, int)]
     rank = 1
     if kind in _JSON_TYPES or (kind == "literal_error" and isinstance(problem["input"], dict)):
         rank = 0
     elif kind == "literal_error" and path[-1:] == ["type"]:
-        rank = 2  # An object of a wrong type lacks the members of the right one, too.
+        rank = 2  # Above missing members, as an object of a wrong type also lacks members.
     return is_too_long, len(path), indexes, rank
 
 
 def _is_of_type(problem: ErrorDetails) -> bool:
-    """Return True if the value is of another type, or none of a few values."""
+    """Return True if the value has a wrong type, or is not one of a few allowed values."""
     return problem["type"] in _JSON_TYPES or problem["type"] == "literal_error"
 
 
 def _get_kind(problem: ErrorDetails) -> str:
-    """Return pydantic's type of a problem, and one of our own for what is too long if not empty."""
+    """Return pydantic's error type; `empty_required` if the field must be an empty list."""
     is_never_filled = problem.get("ctx", {}).get("max_length") == 0
     return "empty_required" if is_never_filled else problem["type"]
 
@@ -202,7 +205,7 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _describe_found(problem: ErrorDetails) -> str:
-    """Return what was found, where the words have no such part."""
+    """Return a suffix that says what was found; empty if the message says so already."""
     kind, value = _get_kind(problem), problem["input"]
     if kind == "missing":
         return _describe_fields(value)
@@ -220,7 +223,7 @@ def _describe_fields(value: Any) -> str:
 
 
 def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | str]:
-    """Pydantic names the tag behind the place in the list, where the client has no such field."""
+    """Remove the tags that pydantic adds to a path after the index in a list."""
     return [
         part
         for n, part in enumerate(path)

@@ -1,7 +1,7 @@
-"""Answers with many numbers: write_embeddings off the event loop, on_sent in pieces, within bounds on memory.
+"""Answers with many numbers, encoded in a thread and sent in pieces to limit memory.
 
-2048 embeddings of 4096 numbers are 90 MB of text. To write them takes seconds, and the lock of the
-interpreter all along but between two rows; to send them in one piece would copy them once more.
+2048 embeddings of 4096 numbers are 90 MB of text. Encoding takes seconds and holds the GIL except
+between rows. Sending one large piece would copy it once more.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MAX_INLINE_NUMBERS = 8192
-"""Writing so many takes a millisecond."""
+"""Numbers that are encoded on the event loop, which takes a millisecond."""
 _PIECE_BYTES = 256 * 1024
 
 
 def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
-    """The rows of a numpy array of float32 as OpenAI's objects, separated by commas.
+    """Encode the rows of a float32 array as OpenAI's objects, separated by commas.
 
-    `first` is the place of the first one in the answer. Base64 is of little-endian float32, as
-    numpy has them on the machines that Triton runs on.
+    `first` is the index of the first row in the answer. Base64 holds little-endian float32, which
+    is numpy's order on the machines that Triton runs on.
     """
     objects = []
     for index, row in enumerate(rows, first):
@@ -36,14 +36,14 @@ def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
 
 
 def estimate_bytes(rows: int, width: int, *, as_base64: bool) -> int:
-    """About what so many take here: as numbers and as text."""
+    """Estimate the bytes that embeddings take in memory, as numbers and as text."""
     return rows * width * (4 + (6 if as_base64 else 12))
 
 
 class LargeAnswer(Response):
-    """JSON in pieces, each of which is forgotten once it is with the client.
+    """A JSON response in pieces, each of which is freed once it is sent.
 
-    `on_sent` is called at the end, however that comes.
+    `on_sent` is called at the end, also if the client leaves or sending fails.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ async def _adapter_root(service: Admin) -> Path:
 
 @router.post(
     "/v1/load_lora_adapter",
-    summary="Adds an adapter from a folder of the server's host; vLLM's form.",
+    summary="Add an adapter from a folder of the server's host, in vLLM's form.",
     response_class=PlainTextResponse,
     responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", json=LoadLoraAdapter),
@@ -55,7 +55,7 @@ async def load(
     root: Annotated[Path, Depends(_adapter_root)],
     wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, MAX_JSON_BYTES)],
 ) -> str:
-    """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
+    """Add an adapter from a folder of this host below GATEWAY_ADAPTER_ROOT, in vLLM's form."""
     name = wanted.lora_name
     with audit_change(audit, service, "adapters.load", name) as action:
         action.after = to_audit_state(await _load_adapter(service, root, wanted, audit.admin))
@@ -73,7 +73,7 @@ async def _load_adapter(
             param="lora_name",
         )
     folder = root / wanted.lora_path
-    # The same words for what is elsewhere and what is nowhere: others' folders are not to_audit_state of.
+    # The same error for a missing folder and one elsewhere, so that no other paths are revealed.
     if not await run_in_threadpool(is_folder_below, root, folder):
         raise InvalidRequest(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
@@ -97,7 +97,7 @@ class UnloadLoraAdapter(Strict):
 
 @router.post(
     "/v1/unload_lora_adapter",
-    summary="Stops serving an adapter; vLLM's form.",
+    summary="Delete an adapter, in vLLM's form.",
     response_class=PlainTextResponse,
     responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=UnloadLoraAdapter),

@@ -1,7 +1,6 @@
-"""GET / and /operators, the console's pages, and GET /web/{path}, what they are made of.
+"""GET / and /operators, the console's pages, and GET /web/{path}, their files.
 
-They are the same for everybody and need no key: all that they show they ask this API for, with the
-key of who looks at them.
+The files contain no data and need no key: the pages call this API with the user's key.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from fastapi import Request, Response
 from gateway.api.auth import is_for_admins
 from gateway.api.request_log import service_of
 from gateway.api.routing import ApiRouter
-from gateway.http.errors import UnknownUrl
+from gateway.http.http_errors import UnknownUrl
 from gateway.web.files import WebFile, load_web_files
 
 router = ApiRouter()
@@ -30,13 +29,13 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # No text becomes a document, a script or a script's address: the browser refuses it.
+        # The browser refuses to turn text into HTML, scripts or script URLs.
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
 )
 _HEADERS = {
-    # A page's modules must be of one release: each is asked for again, and mostly not sent again.
+    # All modules of a page must be of one release, so browsers revalidate each (mostly 304).
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -50,7 +49,7 @@ _GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[0
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """The playground; on a port for admins alone, the operators' page."""
+    """Return the playground; on a separate port for admins, the operators' page."""
     port = request.app.state.admin_port
     alone = port is not None and is_for_admins(request)
     return _build_response(request, _OPERATORS if alone else _PLAYGROUND)
@@ -65,7 +64,7 @@ async def operators_page(request: Request) -> Response:
 
 @router.get("/web/{path:path}", include_in_schema=False)
 async def web_file(request: Request, path: str) -> Response:
-    if path.endswith(".html"):  # they are at addresses of their own
+    if path.endswith(".html"):  # pages have their own paths
         raise UnknownUrl(request.method, request.url.path)
     return _build_response(request, path)
 
@@ -85,6 +84,6 @@ def _build_response(request: Request, name: str) -> Response:
 
 
 def _is_cached(file: WebFile, tags: str) -> bool:
-    """Whether the client has it, by the weak comparison that RFC 9110 (13.1.2) asks for."""
+    """Return True if the client has the file, by weak comparison (RFC 9110, 13.1.2)."""
     wanted = file.etag.removeprefix("W/")
     return any(tag.strip().removeprefix("W/") in (wanted, "*") for tag in tags.split(","))

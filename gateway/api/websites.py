@@ -1,9 +1,9 @@
-"""A gateway without keys lets in whoever reaches it, but not the websites that they visit.
+"""Protection of a gateway without keys against requests from websites.
 
-A browser sends what a page tells it to, to any address that it reaches, this machine's own among
-them. The answer is not shown to the page, but the engine has worked for it. And a website whose
-name leads to this machine from the second look on ("DNS rebinding") is the same site for the
-browser: it reads the answers, too. Keys end both, as no browser has them.
+A browser sends a page's requests to any address that it can reach, including this machine. The page
+cannot read the answer, but the engine has worked for it. With DNS rebinding, a website's name later
+resolves to this machine, so the browser treats it as the same site and the page can also read the
+answers. Keys prevent both, as websites do not have them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import lru_cache
 from starlette.types import Scope
 
 from gateway.api.request_log import header_of, service_of
-from gateway.http.errors import ForWebsites
+from gateway.http.http_errors import ForWebsites
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Extensions and applications of browsers' kind have schemes of their own.
+# Origins of websites; browser extensions and desktop applications have other schemes.
 _WEBSITE_ORIGINS = re.compile(r"(?:https?://.*|null)?")
-# No website can have these: addresses, names of one word, and ends that no registry gives out.
+# Hosts that no website can have: addresses, names without a dot, and reserved top-level domains.
 _LOCAL_NAMES = re.compile(
     r"(?:\d+(?:\.\d+){3}|\[[0-9a-f:.]+\]|[^.:]+|[^:]+\.(?:localhost|local|internal))\.?(?::\d*)?",
     re.IGNORECASE,
@@ -27,9 +27,9 @@ _LOCAL_NAMES = re.compile(
 
 
 def check_website(scope: Scope) -> None:
-    """Of a request that needs no key. Raises ForWebsites for one that a website has sent."""
+    """Raise ForWebsites for a request that a website sent. Call it if no key is needed."""
     settings = service_of(scope).settings
-    # Else an operator has said that everybody is let in, by whatever name.
+    # With `allow_anonymous`, the operator accepts requests by any host name.
     if not settings.allow_anonymous and not _is_local_name(host := header_of(scope, b"host") or ""):
         raise ForWebsites(
             f"host: found {host[:200]!r}; without keys this gateway is for this machine alone, by "
@@ -48,7 +48,7 @@ def check_website(scope: Scope) -> None:
 
 
 def passes_website_check(scope: Scope) -> bool:
-    """As `check_website`."""
+    """Return True if `check_website` accepts the request."""
     try:
         check_website(scope)
     except ForWebsites:

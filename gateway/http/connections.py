@@ -2,7 +2,7 @@
 
 A connection is either idle (just opened, or its answer was sent) or has a request under way. An
 idle connection can be closed for a new one without losing anything. Every operation here takes
-constant time, whatever the number of connections.
+constant time, independent of the number of connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ClientConnection(Protocol):
 
     @property
     def address(self) -> str | None:
-        """The client's IP address; None on a socket that has none."""
+        """The client's IP address; None on a Unix socket."""
 
     @property
     def is_slow(self) -> bool:
@@ -48,7 +48,7 @@ class Connections:
 
     At most `limit` connections may have a request under way, and one address may have `of_address`
     connections (0 means any number). Above that, only health checks, metrics and admins are served.
-    The request must be read to tell, so `RESERVED_CONNECTIONS` more may be open. Above those, the
+    The request must be read to decide, so `RESERVED_CONNECTIONS` more may be open. Above those, the
     connection that has been idle longest is closed.
     """
 
@@ -122,7 +122,7 @@ class Connections:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the connection that has been slow longest; return False if there is none."""
+        """Evict the connection that has been slow longest; return False without a slow one."""
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)
             if oldest is not newcomer and oldest in self._under_way and oldest.is_slow:

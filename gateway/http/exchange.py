@@ -73,7 +73,7 @@ class Carrier(Protocol):
 class Exchange:
     """A request and its answer.
 
-    `receive` and `send` are ASGI's. After `send` has begun the answer, `write` and `end` may
+    `receive` and `send` are ASGI's. After `send` has started the answer, `write` and `end` may
     continue it.
     """
 
@@ -101,8 +101,8 @@ class Exchange:
     def __init__(
         self, carrier: Carrier, method: str, fields: Mapping[bytes, bytes], *, keep_alive: bool
     ) -> None:
-        # Do not store the scope: it refers to the exchange, and the cycle would keep all objects of
-        # the request until the garbage collector runs.
+        # Do not store the scope: it refers to the exchange, and the cycle would hold all objects of
+        # the request in memory until the garbage collector runs.
         self._carrier = carrier
         self._write: Callable[[bytes], None] = carrier.transport.write
         self._body = bytearray()
@@ -188,7 +188,7 @@ class Exchange:
     def take_complete_body(self, max_bytes: int) -> bytes | None:
         """Return the body if it is complete and has at most `max_bytes` bytes; else None.
 
-        After None, `receive` still returns the whole body.
+        After None, `receive` still returns the body.
         """
         if (
             self._receiving
@@ -216,7 +216,7 @@ class Exchange:
             self.end(body)
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer, in place of an application's.
+        """Send a complete answer, instead of the application's.
 
         `lines` are the encoded headers, with `content-length` and without `connection`.
         """
@@ -313,7 +313,7 @@ class Exchange:
         if self._has_no_body:
             return b""
         if self._body_bytes_left is None:
-            return self._chunk(body) if body else b""
+            return self._encode_chunk(body) if body else b""
         self._body_bytes_left -= len(body)
         if self._body_bytes_left < 0:
             raise RuntimeError("the answer is longer than its content-length")
@@ -323,7 +323,7 @@ class Exchange:
     _LAST = b"0\r\n\r\n"
 
     @staticmethod
-    def _chunk(body: bytes) -> bytes:
+    def _encode_chunk(body: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(body), body)
 
     def _write_with_head(self, data: bytes) -> None:
@@ -349,7 +349,7 @@ class Http10Exchange(Exchange):
     _LAST = b""
 
     @staticmethod
-    def _chunk(body: bytes) -> bytes:
+    def _encode_chunk(body: bytes) -> bytes:
         return body
 
     def write_chunk(self, data: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.http.errors import MalformedRequest
+from gateway.http.http_errors import MalformedRequest
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 # If one of these came twice, a proxy might check the first value and the gateway use the last.

@@ -42,7 +42,7 @@ class RequestParser(HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # asyncio has bytes
-        """Parse data; raise httptools' errors, and HttpParserUpgrade only if there is no body."""
+        """Parse data; raise httptools' errors, but HttpParserUpgrade only without a body."""
         try:
             super().feed_data(data)
         except HttpParserUpgrade as offer:

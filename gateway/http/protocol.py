@@ -20,12 +20,6 @@ from uvicorn.server import ServerState
 
 from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.http.connections import Connections
-from gateway.http.errors import (
-    HeadersTooLarge,
-    MalformedRequest,
-    SlowRequest,
-    TooManyConnections,
-)
 from gateway.http.exchange import (
     EXCHANGE,
     OVER_CONNECTION_LIMIT,
@@ -35,6 +29,12 @@ from gateway.http.exchange import (
     Http10Exchange,
 )
 from gateway.http.head import check_head, find_framing
+from gateway.http.http_errors import (
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowRequest,
+    TooManyConnections,
+)
 from gateway.http.parser import RequestParser
 from gateway.scheduling.start_queue import StartQueue, work_of
 
@@ -114,7 +114,7 @@ class HttpProtocol(asyncio.Protocol):
     do not pipeline, and an attacker could otherwise queue hundreds of requests with a few KB.
     """
 
-    # Slots save memory, as there may be many idle connections.
+    # Slots save memory, which matters with many idle connections.
     __slots__ = (
         "_app",
         "_app_state",
@@ -191,7 +191,7 @@ class HttpProtocol(asyncio.Protocol):
         self._starts = starts
         self._door = door
         self.address: str | None = None
-        """The client's IP address; None on a socket that has none."""
+        """The client's IP address; None on a Unix socket."""
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
@@ -288,12 +288,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._client = _address(transport, "peername")
+        self._client = _get_address(transport, "peername")
         self.address = self._client and self._client[0]
         if transport.get_extra_info("sslcontext") is not None:
             self._scheme = "https"
         # A Unix socket has no port.
-        own = _address(transport, "sockname")
+        own = _get_address(transport, "sockname")
         self._server = _intern_address(*own) if own else ("", None)
         self._state.connections.add(self)  # type: ignore[arg-type]  # which are its own protocols
         if not self._connections.add(self):
@@ -333,7 +333,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._exchange is not None or self._stopped_reading:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
-            self._pending = 0  # empty header_lines before a request
+            self._pending = 0  # empty lines before a request
         else:
             self._enter(Phase.HEAD)
             # The request began in the data that ended the previous one, so its size is unknown:
@@ -374,7 +374,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._stop(MalformedRequest("CONNECT: not offered here."))
         kind = Http10Exchange if version == "1.0" else Exchange
         exchange = kind(self, method, fields, keep_alive=keep_alive)
-        scope = self._scope(method, version, exchange, headers)
+        scope = self._build_scope(method, version, exchange, headers)
         self._exchange = exchange
         self._enter(Phase.BODY)
         if self._starts is None or self._door is None or not self._door.may_wait(scope):
@@ -406,7 +406,7 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self._state.tasks.discard)
         return True
 
-    def _scope(
+    def _build_scope(
         self, method: str, version: str, exchange: Exchange, headers: list[tuple[bytes, bytes]]
     ) -> dict[str, Any]:
         url = httptools.parse_url(self._url)
@@ -591,7 +591,7 @@ class HttpProtocol(asyncio.Protocol):
         self.transport.write(STATUS_LINES[status] + header_lines.encode("latin-1") + b"\r\n" + body)
 
 
-def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
+def _get_address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """Return the host and port of one end of a connection; None for a Unix socket."""
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

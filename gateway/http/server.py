@@ -74,9 +74,9 @@ class Application(Protocol):
 class Server(uvicorn.Server):
     """uvicorn's server, which shuts down in steps.
 
-    The steps are: readiness off, no new connections, no new requests, then cancellation. If there
-    is a port for admins, the server also listens there, with the same application. A worker listens
-    on its parent's sockets and ends when its parent does.
+    The steps are: readiness off, no new connections, no new requests, then cancellation. With a
+    separate port for admins, the server also listens on it, with the same application. A worker
+    listens on its parent's sockets and ends when its parent does.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
         own: socket.socket | None = None
         if self._worker is not None:
             signal.signal(STOP_NOW_SIGNAL, self._end_at_once)
-            *sockets, own = self._worker.sockets()
+            *sockets, own = self._worker.open_sockets()
             asyncio.get_running_loop().add_reader(self._worker.parent, self._on_parent_exit)
         if self._admin_port is not None:
             assert sockets is not None, "`bind` gives them"
@@ -218,7 +218,7 @@ class Server(uvicorn.Server):
             # Close connections after their next answer, so that clients move to another gateway.
             self._connections.ending = True
             await self._drain()
-        # While one is open anywhere, the kernel accepts connections that nobody serves.
+        # While any copy of a socket is open, the kernel accepts connections that are never served.
         for listener in self._listeners:
             listener.close()
         if self._backlog is not None:

@@ -59,19 +59,19 @@ class Worker:
     parent: int
     folder: Path
 
-    def sockets(self) -> list[socket.socket]:
+    def open_sockets(self) -> list[socket.socket]:
         """Return the sockets to listen on: the shared ones and the worker's own."""
         own = socket.socket(socket.AF_UNIX)
-        self.socket_of(self.index).unlink(missing_ok=True)
-        own.bind(str(self.socket_of(self.index)))
+        self.get_socket_path(self.index).unlink(missing_ok=True)
+        own.bind(str(self.get_socket_path(self.index)))
         return [*self.listeners, own]
 
     @property
     def siblings(self) -> list[Path]:
         """The sockets of the other workers."""
-        return [self.socket_of(index) for index in range(self.count) if index != self.index]
+        return [self.get_socket_path(index) for index in range(self.count) if index != self.index]
 
-    def socket_of(self, index: int) -> Path:
+    def get_socket_path(self, index: int) -> Path:
         return self.folder / f"{index}.sock"
 
     def clean_up(self) -> None:
@@ -79,7 +79,7 @@ class Worker:
 
         A worker calls it at its end if the parent is dead.
         """
-        self.socket_of(self.index).unlink(missing_ok=True)
+        self.get_socket_path(self.index).unlink(missing_ok=True)
         if not any(sibling.exists() for sibling in self.siblings):
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -116,7 +116,7 @@ class Workers:
         SIGHUP is forwarded to each worker. A second SIGTERM is forwarded as `STOP_NOW_SIGNAL`: a
         worker that has not yet handled the first SIGTERM would not notice another one.
         """
-        with _pipe() as (read, self._write):
+        with _open_pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
                 signal.signal(number, self._pass_on)
             workers = [
@@ -131,7 +131,7 @@ class Workers:
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # While one is open anywhere, the kernel accepts connections nobody serves.
+                    # While any copy is open, the kernel accepts connections that are never served.
                     for listener in self._listeners:
                         listener.close()
                 for worker in workers:
@@ -206,7 +206,7 @@ def report_bad_settings(error: Exception) -> int:
 
 
 @contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
+def _open_pipe() -> Iterator[tuple[int, int]]:
     read, write = os.pipe()
     try:
         yield read, write

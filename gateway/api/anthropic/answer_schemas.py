@@ -1,4 +1,4 @@
-"""Models of what the Messages API answers, for the OpenAPI document; `answers` writes them."""
+"""Models of the Messages API's answers, for the OpenAPI document; `answers` writes them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,12 @@ class Message(Described):
 
 
 class StreamEvent(Described):
-    """`message_start`, then blocks of `content_block_start`, `..._delta` and `..._stop`, then
-    `message_delta` with the stop reason and usage, then `message_stop`; `ping` and `error`."""
+    """An event of a stream.
+
+    The order is `message_start`, then for each block `content_block_start`, `..._delta` and
+    `..._stop`, then `message_delta` with the stop reason and usage, then `message_stop`. `ping` and
+    `error` may come at any time.
+    """
 
     type: Literal[
         "message_start",

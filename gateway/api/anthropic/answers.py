@@ -1,4 +1,4 @@
-"""The deltas of a chat to a message of content blocks: events of a stream, or one JSON body.
+"""Conversion of a chat's deltas to content blocks: events of a stream, or one JSON body.
 
 Reference: Anthropic API, "Streaming Messages" (2026), and the types of its Python package.
 """
@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 
 from gateway.api.answers import Body, build_continued
-from gateway.api.anthropic.errors import build_envelope
+from gateway.api.anthropic.error_envelope import build_envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import WireFormat
-from gateway.api.usage import cached_tokens
+from gateway.api.usage import count_cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import (
@@ -25,7 +25,7 @@ from gateway.parsers.tools.events import (
     Reasoning,
 )
 
-# Opaque to clients, which send it back with the thoughts; some keep no thoughts without one.
+# Opaque to clients, which return it with the thinking; some drop thinking without a signature.
 _SIGNATURE = "unsigned"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -37,20 +37,24 @@ ANTHROPIC = WireFormat(
 
 
 def build_event(kind: str, **members: Any) -> bytes:
-    """One event of a stream."""
+    """Encode an event of a stream."""
     data = orjson.dumps({"type": kind, **members})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class MessageAnswer:
-    """Writes the answer to one request; `model` is the name that the client asked for."""
+    """Writer of the answer to one request; `model` is the name in the request."""
 
     def __init__(
         self, model: str, batch: Batch, *, max_tokens: int, omit_thinking: bool = False
     ) -> None:
-        """`max_tokens` is what was asked for; the engine's limits may have left less."""
+        """Create the writer.
+
+        `max_tokens` is the client's; if the engine's context allowed fewer, reaching the limit is
+        reported as `model_context_window_exceeded`.
+        """
         self._prompt_tokens = batch.prompt_tokens
-        # Who is kept apart is not told what others' prompts have left in the cache.
+        # An isolated tenant must not learn which prompts of others are cached.
         self._reports_cached = not batch.caller.isolated_cache
         self._is_shortened = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
@@ -81,14 +85,16 @@ class MessageAnswer:
                 blocks[-1][1].append(delta.popitem()[1])
         content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
         ended = self.build_end(deltas[-1], called=calls.called)
-        told = self._head | {"content": content} | ended | {"usage": self.build_usage(deltas[-1])}
-        return orjson.dumps(told | build_continued(deltas[-1]))
+        message = (
+            self._head | {"content": content} | ended | {"usage": self.build_usage(deltas[-1])}
+        )
+        return orjson.dumps(message | build_continued(deltas[-1]))
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         return 0
 
     def build_block(self, event: Event | Reasoning) -> dict[str, Any]:
-        """The empty block that begins with an event."""
+        """Build the empty block that begins with an event."""
         if isinstance(event, CallStart):
             return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
         if isinstance(event, Reasoning):
@@ -96,7 +102,7 @@ class MessageAnswer:
         return {"type": "text", "text": ""}
 
     def build_delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
-        """What an event adds to its block."""
+        """Build the delta that an event adds to its block; None if it adds nothing."""
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
         if isinstance(event, Reasoning):
@@ -108,9 +114,9 @@ class MessageAnswer:
         return {"type": "input_json_delta", "partial_json": event.text}
 
     def build_end(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
-        """Return why the message ended.
+        """Build the stop reason and stop sequence.
 
-        A call of a tool that was named is a `tool_use`, too, where OpenAI says stop.
+        A forced tool call also ends with `tool_use`, while OpenAI reports `stop`.
         """
         reason = "end_turn"
         if last.finish == "length":
@@ -122,10 +128,10 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": last.stop}
 
     def build_usage(self, last: TextDelta) -> dict[str, int]:
-        """Tokens that were in the engine's cache are no input tokens here."""
+        """Build `usage`; cached tokens are counted separately from input tokens."""
         cached = 0
         if self._reports_cached:
-            cached = cached_tokens([last], self._prompt_tokens)
+            cached = count_cached_tokens([last], self._prompt_tokens)
         return {
             "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
@@ -135,7 +141,7 @@ class MessageAnswer:
 
 
 class _EventSink:
-    """A `Sink` that writes events; `opening` goes before the first."""
+    """A `Sink` that writes events; `opening` is sent before the first."""
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
         self._answer = answer
@@ -149,12 +155,12 @@ class _EventSink:
     def accept(self, index: int, delta: TextDelta) -> bool:
         frames, self._opening = self._opening, b""
         if delta.events is None and self._text:
-            # Every token of a plain answer comes by here.
+            # Fast path for the tokens of a plain answer.
             if delta.text:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
             for event in self._calls.take(delta):
-                frames += self._event(event)
+                frames += self._encode_event(event)
         if delta.finish is not None:
             ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
@@ -166,7 +172,7 @@ class _EventSink:
     async def drain(self, by: float | None = None) -> None:
         await self._body.drain(by)
 
-    def _event(self, event: Event | Reasoning) -> bytes:
+    def _encode_event(self, event: Event | Reasoning) -> bytes:
         frames = b""
         if not self._type or begins_block(event, self._type):
             frames = self._stop()
@@ -175,10 +181,10 @@ class _EventSink:
             frames += build_event("content_block_start", index=self._index, content_block=block)
             self._text = b""
             if self._type == "text":
-                told = build_event(
+                template = build_event(
                     "content_block_delta", index=self._index, delta={"type": "text_delta"}
                 )
-                self._text = told.removesuffix(b"}}\n\n") + b',"text":'
+                self._text = template.removesuffix(b"}}\n\n") + b',"text":'
         if (delta := self._answer.build_delta(event)) is not None:
             frames += build_event("content_block_delta", index=self._index, delta=delta)
         return frames
@@ -194,7 +200,7 @@ class _EventSink:
 
 
 def begins_block(event: Event | Reasoning, open_type: str) -> bool:
-    """Whether an event belongs to another block than the one that is open."""
+    """Return True if an event does not belong to the open block."""
     if isinstance(event, CallStart):
         return True
     if isinstance(event, Content):
@@ -203,10 +209,11 @@ def begins_block(event: Event | Reasoning, open_type: str) -> bool:
 
 
 class _CallBuffer:
-    """Holds each call back until its arguments have ended.
+    """A buffer that delays each call until its arguments are complete.
 
-    Only then it is known whether the call is a `tool_use`, whose `input` is an object, or text: a
-    block that has begun cannot be taken back. Clients wait for the whole input anyway.
+    Only then is it known whether the call is a valid `tool_use`, whose `input` is an object, or
+    plain text; a block that was sent cannot be taken back. Clients wait for the complete input
+    anyway.
     """
 
     def __init__(self) -> None:
@@ -230,7 +237,7 @@ class _CallBuffer:
         return found
 
     def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
-        """Return the events of a call with its whole input, or of its text."""
+        """Build the events of a call with its complete input, or of its text if it is invalid."""
         after_text, self._text = self._text, end.value is None
         self.called = end.value is not None
         if end.value is not None:

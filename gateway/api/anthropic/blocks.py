@@ -1,4 +1,4 @@
-"""Content blocks as clients send them, and the chat messages that they are.
+"""Content blocks of requests, and their conversion to chat messages.
 
 Reference: Anthropic API, "Create a Message" (2026), and the types of its Python package.
 """
@@ -31,7 +31,7 @@ class _Thinking(Lenient):
 
 
 class _RedactedThinking(Lenient):
-    """Another server's secret, which says nothing to this model."""
+    """Encrypted thinking of another server, which is ignored."""
 
     type: Literal["redacted_thinking"]
 
@@ -44,7 +44,7 @@ class _ToolUse(Lenient):
 
 
 class Unserved(Lenient):
-    """What is no text: it is refused by its path, and never left out."""
+    """A block that is not text. It is refused with its path, as ignoring it would lose content."""
 
     type: Literal[
         "image",
@@ -69,7 +69,7 @@ UNSERVED = frozenset(get_args(Unserved.model_fields["type"].annotation))
 
 
 class _ToolReference(Lenient):
-    """A tool that a search has found. Its definition is among the request's `tools`."""
+    """A tool found by a search. Its definition is in the request's `tools`."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -99,7 +99,7 @@ _OWNERS: dict[type[Lenient], str] = {
     _ToolUse: "assistant",
     _ToolResult: "user",
 }
-"""Whose blocks they are; anybody's if not here."""
+"""The role that may send each kind of block; other kinds may be sent by any role."""
 
 
 class Message(Lenient):
@@ -108,10 +108,10 @@ class Message(Lenient):
 
 
 def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
-    """Return the text of a system prompt. Raises UnsupportedParameter for a block of another kind.
+    """Return the text of a system prompt. Raise UnsupportedParameter for a block that is not text.
 
-    Claude Code puts a block of facts about itself in front. It differs from request to request, so
-    with it in the prompt no two requests would share a prefix in the engine's cache.
+    Claude Code begins with a block of facts about the client that differs in each request. It is
+    left out, as otherwise no two requests would share a prefix in the engine's cache.
     """
     if system is None or isinstance(system, str):
         return system or ""
@@ -125,7 +125,7 @@ def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
 
 
 def _join_result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
-    """Return the text of a tool's result. Raises UnsupportedParameter."""
+    """Return the text of a tool's result. Raise UnsupportedParameter for other content."""
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
@@ -142,7 +142,8 @@ def _describe_reference(
 ) -> str:
     if not isinstance(block, _ToolReference):
         return _get_text(block, where)
-    # A client whose MCP server has left sends the reference on, and could not continue after a 400.
+    # A client whose MCP server is gone still sends references to its tools. Refusing them would end
+    # the conversation.
     can = "can" if block.tool_name in tools else "cannot"
     return f"The tool {block.tool_name} {can} be called now."
 
@@ -160,11 +161,18 @@ def _get_text(block: _Text | Unserved, where: str) -> str:
 def to_chat_messages(
     system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
-    """As OpenAI has them: what tools gave is a message each, and turns alternate.
+    """Convert messages to OpenAI's form, with a message for each tool result and alternating turns.
 
-    (Anthropic makes one turn of several messages of one side, and many templates refuse them.)
-    `tools` are the names of the request's tools. Raises UnsupportedParameter for a block that is no
-    text, and InvalidRequest for one that is the other side's and for a result without its call.
+    Consecutive messages of one role are merged, as Anthropic does: many templates refuse them.
+
+    Args:
+        system: the text of the system prompt.
+        messages: the messages.
+        tools: the names of the request's tools.
+
+    Raises:
+        UnsupportedParameter: A block is not text.
+        InvalidRequest: A block belongs to the other role, or a tool result has no call before it.
     """
     turns: list[Turn] = []
     calls: set[str] = set()

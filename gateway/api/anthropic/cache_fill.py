@@ -15,18 +15,18 @@ from gateway.deltas import Sink, TextDelta
 
 
 class CacheFillAnswer(MessageAnswer):
-    """Writes a message without content."""
+    """Writer of a message without content."""
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         return _WithoutOutput(super().stream(body, usage))
 
-    def collected(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
+    def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
         (deltas,) = received
         return super().build_complete([[_without_output(deltas[-1])]], num_returned=num_returned)
 
 
 class _WithoutOutput:
-    """A `Sink` that passes on the end of a message alone."""
+    """A `Sink` that passes on only the end of a message."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

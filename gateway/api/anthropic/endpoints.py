@@ -12,10 +12,16 @@ from gateway.api import ignored
 from gateway.api.anthropic.answer_schemas import Message, MessageError, StreamEvent, TokenCount
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.cache_fill import CacheFillAnswer
-from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, Prompt, as_written, parse
+from gateway.api.anthropic.requests import (
+    MessagesChat,
+    MessagesRequest,
+    Prompt,
+    parse,
+    restore_client_name,
+)
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
-from gateway.api.parameters import rules
+from gateway.api.parameters import get_rules
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.serving import prepare_request, respond
@@ -29,7 +35,7 @@ router = ApiRouter()
 
 
 def _describe_errors() -> dict[int | str, Schema]:
-    """Errors are in Anthropic's envelope; of a stream, one event is described."""
+    """Describe the errors for OpenAPI, in Anthropic's envelope."""
     refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     for answer in refused.values():
         answer["content"] = {"application/json": {"schema": reference(MessageError)}}
@@ -48,21 +54,23 @@ def _describe_stream() -> Schema:
 
 @router.post(
     "/v1/messages",
-    summary="Answers a conversation, in Anthropic's protocol.",
+    summary="Answer a conversation, in Anthropic's protocol.",
     openapi_extra=needs("api_key", optional=True, json=MessagesRequest),
     response_model=Message,
     responses={200: _describe_stream(), **_describe_errors()},
 )
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
-    read = partial(parse, MessagesRequest, **rules(service.settings))
-    ready = await prepare_request(request, read, render_prompt, _make_answer, rename=as_written)
+    read = partial(parse, MessagesRequest, **get_rules(service.settings))
+    ready = await prepare_request(
+        request, read, render_prompt, _make_answer, rename=restore_client_name
+    )
     return await respond(request, ready, ANTHROPIC)
 
 
 @router.post(
     "/v1/messages/count_tokens",
-    summary="How many tokens a conversation is, in Anthropic's protocol.",
+    summary="Count the tokens of a conversation, in Anthropic's protocol.",
     openapi_extra=needs("api_key", optional=True, json=Prompt),
     response_model=TokenCount,
     responses=_describe_errors(),
@@ -73,7 +81,7 @@ async def count_tokens(request: Request) -> Response:
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
-            parsed = await intake.read(partial(parse, Prompt, **rules(service.settings)))
+            parsed = await intake.read(partial(parse, Prompt, **get_rules(service.settings)))
             wanted = parsed.request
             service.metrics.count_unknown_parameters(parsed.unknown, name)
             try:
@@ -81,7 +89,7 @@ async def count_tokens(request: Request) -> Response:
                 chat = service.prompts.chat_of(route.chat_template)
                 (prompt,), _ = await intake.work(partial(render_prompt, wanted, chat))
             except InvalidRequest as error:
-                raise as_written(error) from None
+                raise restore_client_name(error) from None
             assert not isinstance(prompt, list)  # a template writes text
             longest = max(service.replicas.capabilities, key=longest_prompt)
             check_text(service.prompts, longest, str(prompt), param="messages")

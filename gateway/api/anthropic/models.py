@@ -9,18 +9,18 @@ from typing import Any, Literal, get_args
 from fastapi import Request
 
 from gateway.api.answer_schemas import AnswerModel
-from gateway.api.queries import parameter, parse_int
+from gateway.api.queries import describe_parameter, parse_int
 from gateway.errors import InvalidRequest
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 MAX_SHOWN_CHARS = 200
 Lifecycle = Literal["active", "deprecated", "retired"]
 
-# Without the header any value is accepted, so the document states no types.
+# Without the header `anthropic-version` any value is accepted, so the document states no types.
 PAGE = [
-    parameter("limit", f"With `anthropic-version`: models a page, 1 to {MAX_LIMIT}."),
-    parameter("after_id", "With `anthropic-version`: the model in front of the page."),
-    parameter("before_id", "With `anthropic-version`: the model behind the page."),
+    describe_parameter("limit", f"With `anthropic-version`: models a page, 1 to {MAX_LIMIT}."),
+    describe_parameter("after_id", "With `anthropic-version`: the model in front of the page."),
+    describe_parameter("before_id", "With `anthropic-version`: the model behind the page."),
 ]
 """The parameters of a page, for the OpenAPI document."""
 
@@ -78,11 +78,11 @@ def select_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
     if after and before:
         raise InvalidRequest("before_id and after_id exclude each other.", param="before_id")
     if before:
-        end = _position(models, "before_id", before)
+        end = _find_position(models, "before_id", before)
         start = max(0, end - limit)
         more = start > 0
     else:
-        start = _position(models, "after_id", after) + 1 if after else 0
+        start = _find_position(models, "after_id", after) + 1 if after else 0
         end = start + limit
         more = end < len(models)
     data = [*models[start:end]]
@@ -92,7 +92,7 @@ def select_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
     return ModelPage(data=data, has_more=more, **ends)
 
 
-def _position(models: Sequence[ModelInfo], param: str, name: str) -> int:
+def _find_position(models: Sequence[ModelInfo], param: str, name: str) -> int:
     for position, model in enumerate(models):
         if model.id == name:
             return position
@@ -103,7 +103,7 @@ def _position(models: Sequence[ModelInfo], param: str, name: str) -> int:
 
 
 def _includes_active(lifecycles: Sequence[str]) -> bool:
-    """Return True if a filter lets active models pass, which all models here are."""
+    """Return True if a filter includes active models; all models here are active."""
     for value in lifecycles:
         if value not in get_args(Lifecycle):
             raise InvalidRequest(

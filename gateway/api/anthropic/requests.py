@@ -1,4 +1,4 @@
-"""Requests of the Messages API, and the chat requests that they are."""
+"""Requests of the Messages API, and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gateway.api.anthropic.tools import (
     Tool,
     ToolChoice,
     check_demand,
-    hosted_tools,
-    own_tools,
+    select_hosted_tools,
+    select_own_tools,
     to_chat_choice,
     to_function,
 )
@@ -32,7 +32,7 @@ from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
-from gateway.api.validation import invalid_request, join_dotted, rename_parameters
+from gateway.api.validation import build_invalid_request, join_dotted, rename_parameters
 from gateway.errors import InvalidRequest
 
 _CLIENT_NAMES: dict[str, str] = {
@@ -42,9 +42,9 @@ _CLIENT_NAMES: dict[str, str] = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
-"""What a chat's parameters are called here, where that differs."""
+"""The protocol's names of chat parameters, if they differ."""
 _TAGGED = frozenset({"content", "system"})
-"""Lists of blocks: within one, pydantic names the type beside the place."""
+"""Fields with lists of blocks, where pydantic adds the block's type to paths."""
 
 
 class Thinking(Strict):
@@ -64,9 +64,9 @@ class OutputConfig(Strict):
 
 
 class Prompt(Strict):
-    """What a model reads: of a request for an answer, and of one for the number of its tokens.
+    """The input of a model: the common fields of requests for an answer and for a token count.
 
-    `cache_control` asks for nothing that the engine does not do by itself.
+    `cache_control` is ignored, as the engine caches prompts by itself.
     """
 
     successors = OF_MESSAGES
@@ -81,15 +81,15 @@ class Prompt(Strict):
     output_format: OutputFormat | None = None
     """The name of `output_config.format` in Anthropic's beta."""
     cache_control: dict[str, Any] | None = None
-    # Wishes that this server has nothing to do with.
+    # Accepted as hints, as they do not apply to this server.
     context_management: dict[str, Any] | None = None
     speed: Literal["standard", "fast"] | None = None
-    # What would have an effect, and is not served.
+    # Refused unless empty, as it would have an effect.
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def to_chat(self) -> dict[str, Any]:
-        """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
-        own = own_tools(self.tools) if self.tools else []
+        """Build the fields of a chat request. Raise UnsupportedParameter and InvalidRequest."""
+        own = select_own_tools(self.tools) if self.tools else []
         names = {tool.name or "" for _, tool in own} if own else frozenset()
         messages = to_chat_messages(join_system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -117,7 +117,7 @@ class Prompt(Strict):
         return chat | self._build_output_fields()
 
     def _build_output_fields(self) -> dict[str, Any]:
-        """The fields for the answer's form. Raises InvalidRequest for two formats."""
+        """Build the fields for effort and format. Raise InvalidRequest for two formats."""
         output: dict[str, Any] = {}
         format_, name = self.output_format, "output_format"
         if self.output_config is not None:
@@ -137,9 +137,9 @@ class Prompt(Strict):
 
     @property
     def hints(self) -> Iterator[str]:
-        """What is accepted and means nothing here."""
+        """The names of parameters that are accepted without effect."""
         if self.tools and (self.tool_choice is None or self.tool_choice.type != "none"):
-            yield from name_hosted(hosted_tools(self.tools))
+            yield from name_hosted(select_hosted_tools(self.tools))
         if self.context_management:
             yield "context_management"
         if self.speed == "fast":
@@ -165,7 +165,7 @@ class MessagesRequest(Prompt):
     fallback_credit_token: Any = None
     service_tier: str | None = None
     diagnostics: dict[str, Any] | None = None
-    # What would have an effect, and is not served.
+    # Refused, as they would have an effect.
     container: None = None
     inference_geo: None = None
 
@@ -186,18 +186,18 @@ class MessagesRequest(Prompt):
 
 
 class MessagesChat(ChatCompletionRequest):
-    """A chat, of which an answer may leave out the thoughts, or all."""
+    """A chat request with options to leave out the thinking, or all output."""
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()
-    """The places of `tools` in the request."""
+    """Indexes of `tools` in the request."""
     format_path: str = ""
-    """The name of the format in the request."""
+    """Path of the format in the request."""
     omit_thinking: bool = False
     without_output: bool = False
 
     def _check_tool_messages(self) -> None:
-        """Leave this to `blocks`, which names the block."""
+        """Skip the check: `blocks` does it and names the block in its error."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format":
@@ -209,9 +209,10 @@ class MessagesChat(ChatCompletionRequest):
 def parse(
     model: type[Prompt], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
 ) -> Parsed[MessagesChat]:
-    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
+    """Validate a JSON body and convert it to a chat request.
 
-    Raises InvalidRequest or UnsupportedParameter naming the parameter.
+    `strict` refuses hints, and `refuse_unknown` refuses names that are in no table. Raise
+    InvalidRequest or UnsupportedParameter naming the parameter.
     """
     refuse_unknown = strict or refuse_unknown
     given = sort_fields(
@@ -226,19 +227,19 @@ def parse(
             model, given.served, refuse_unknown=refuse_unknown, write_path=join_dotted
         )
     except ValidationError as error:
-        raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
+        raise build_invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.to_chat().items() if value is not None}
     try:
         chat = MessagesChat.model_validate(fields)
     except ValidationError as error:
-        raise as_written(invalid_request(error)) from None
+        raise restore_client_name(build_invalid_request(error)) from None
     hints = [*given.hints, *wanted.hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *given.uncounted, *unknown), unknown)
 
 
-def as_written(error: InvalidRequest) -> InvalidRequest:
-    """Name the parameter as the client wrote it, where a chat calls it otherwise."""
+def restore_client_name(error: InvalidRequest) -> InvalidRequest:
+    """Return the error with the protocol's name of a chat parameter."""
     return rename_parameters(error, _CLIENT_NAMES)

@@ -1,4 +1,4 @@
-"""Tools and tool choices of the Messages API, and the functions of a chat that they are."""
+"""Tools and tool choices of the Messages API, and their conversion to a chat's functions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLIENT_TYPES = (None, "custom")
 
 
 class Tool(Lenient):
-    """A tool that the client runs, or of a type that Anthropic runs or knows.
+    """A tool that the client runs, or that Anthropic runs or knows by its type.
 
-    One of the latter may have no name, as `mcp_toolset`.
+    Tools of the latter kind may have no name, such as `mcp_toolset`.
     """
 
     type: str | None = None
@@ -42,10 +42,10 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
-    """Return the tools that the client runs, with their places.
+def select_own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
+    """Return the tools that the client runs, with their indexes.
 
-    Raises InvalidRequest for a tool in OpenAI's form, and for a misspelled type.
+    Raise InvalidRequest for a tool in OpenAI's form, and for a misspelled type.
     """
     own = []
     for n, tool in enumerate(tools):
@@ -55,7 +55,7 @@ def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
     return own
 
 
-def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
+def select_hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
     """Return the tools that are left out of the prompt."""
     return [
         HostedTool(f"tools.{n}.type", tool.type)
@@ -86,7 +86,7 @@ def _check_form(tool: Tool, number: int) -> None:
 
 
 def _is_own(tool: Tool) -> bool:
-    """Return True if the client runs the tool, which a schema shows whatever its type is."""
+    """Return True if the client runs the tool: by its type, or because it has a schema."""
     return tool.type in _CLIENT_TYPES or tool.input_schema is not None
 
 
@@ -99,7 +99,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
         own: the names of those that the client runs.
     """
     if choice.type == "any" and not own:
-        refuse_hosted(hosted_tools(tools))
+        refuse_hosted(select_hosted_tools(tools))
     if choice.type == "tool" and choice.name not in own:
         named = [
             HostedTool(f"tools.{n}.type", tool.type or "")
@@ -110,7 +110,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
 
 
 def to_function(tool: Tool, number: int) -> dict[str, Any]:
-    """Return a tool as chats have it. Raises InvalidRequest, which names its place."""
+    """Return a tool in the form of chats. Raise InvalidRequest for a missing field."""
     for field in ("name", "input_schema"):
         if getattr(tool, field) is None:
             where = f"tools.{number}.{field}"
@@ -127,6 +127,7 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
 
 
 def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
+    """Convert a tool choice to a chat's fields. Raise InvalidRequest for a wrong `name`."""
     if (choice.name is None) is (choice.type == "tool"):
         raise InvalidRequest(
             "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"

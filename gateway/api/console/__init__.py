@@ -1,1 +1,1 @@
-"""What a console asks: the state of this gateway and its changes, and what admins do there."""
+"""Endpoints for consoles: the state of this gateway, its changes, and admins' actions."""

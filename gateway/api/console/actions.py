@@ -1,4 +1,4 @@
-"""What admins do at a console: end a request, weigh and drain replicas."""
+"""Actions of admins at a console: cancel a request, set weights of replicas, drain them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.api.answer_schemas import AnswerModel
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.console.answer_schemas import Override as OverrideState
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, NotFound
@@ -21,11 +21,11 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-_MAX_JSON_BYTES = 64 * 1024  # bytes of a JSON body here
+_MAX_JSON_BYTES = 64 * 1024
 
 
 class ReplicaChange(Strict):
-    """What is not named stays as it is."""
+    """A change of a replica. Missing fields stay unchanged."""
 
     weight: Annotated[float | None, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)] = None
     drain: bool | None = None
@@ -38,7 +38,7 @@ class ReplicaChanged(AnswerModel):
     drain: bool
     override: Annotated[
         OverrideState | None,
-        Field(description="What admins have said; null: it is as the configuration has it."),
+        Field(description="The admins' override; null if the configuration applies."),
     ]
 
 
@@ -50,12 +50,12 @@ class RequestCancelled(AnswerModel):
 
 @router.post(
     "/v1/admin/requests/{request_id}/cancel",
-    summary="Ends a running request; its client is told so.",
+    summary="Cancel a running request; its client gets an error.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
 async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -> RequestCancelled:
-    """`request_id` is its name among `requests` of the state."""
+    """Cancel a running request; `request_id` is its key in `requests` of the state."""
     console: Console = request.app.state.console
     with audit.action("requests.cancel", request_id, None):
         if not (console.cancel(request_id) or await console.cancel_on_siblings(request_id)):
@@ -65,7 +65,7 @@ async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -
 
 @router.post(
     "/v1/admin/replicas/{endpoint:path}",
-    summary="Weighs or drains a replica, on all gateways, whatever the configuration says.",
+    summary="Override the weight or drain of a replica, on all gateways.",
     responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=ReplicaChange),
     response_model_exclude_unset=True,
@@ -76,7 +76,7 @@ async def change(
     endpoint: Name,
     wanted: Annotated[ReplicaChange, json_body(ReplicaChange, _MAX_JSON_BYTES)],
 ) -> ReplicaChanged:
-    """It holds until it is taken back, also after a restart."""
+    """Override a replica's weight or drain it until the override is deleted; restarts keep it."""
     _check_known(service, endpoint)
     before = service.overrides.current.get(endpoint, Override())
     override = Override(
@@ -91,7 +91,7 @@ async def change(
 
 @router.delete(
     "/v1/admin/replicas/{endpoint:path}",
-    summary="Takes that back: a replica is again as the configuration has it.",
+    summary="Delete the override of a replica, so that the configuration applies again.",
     responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
     response_model_exclude_unset=True,
@@ -113,13 +113,13 @@ async def _store_override(
 
 
 def _check_known(service: Service, endpoint: str) -> None:
-    """Raises NotFound."""
+    """Raise NotFound if no replica has this endpoint."""
     if all(replica.endpoint != endpoint for replica in service.replicas):
         raise NotFound(f"There is no replica `{endpoint[:200]}` here.")
 
 
 def _build_replica(service: Service, endpoint: str) -> ReplicaChanged:
-    """As it is now. One that has gone has what was said of it alone."""
+    """Return a replica's current state; for a removed replica, only its override."""
     override = service.overrides.current.get(endpoint)
     weight, drain = 0.0, False
     for replica in service.replicas:

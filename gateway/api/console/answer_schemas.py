@@ -1,6 +1,6 @@
-"""The state that a console shows, for the OpenAPI document; docs/console-api.md says what it is.
+"""Models of a console's state, for the OpenAPI document; docs/console-api.md explains it.
 
-It is written as it is made, not through these models. Whatever is not known is not there.
+The state is serialized directly, not through these models. Unknown members are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Gateway(_Facts):
     model: str
     started: float
     workers: Count
-    answering: Annotated[int, Field(description="Workers that this state is of.")]
+    answering: Annotated[int, Field(description="Workers that this state includes.")]
     ready: bool
     redis: Literal["up", "down"] = "up"
 
@@ -45,10 +45,10 @@ class ReplicaState(_Facts):
     places: Count = 0
     mode: str = ""
     model: str = ""
-    why: Annotated[str, Field(description="Why it is away.")] = ""
+    why: Annotated[str, Field(description="Why it is unavailable.")] = ""
     last_failure: Failure = Field(default=None)  # type: ignore[assignment]
     override: Annotated[
-        Override, Field(description="What an admin has said, beside the configuration.")
+        Override, Field(description="The admins' override of the configuration.")
     ] = Field(default=None)  # type: ignore[assignment]
 
 
@@ -63,14 +63,16 @@ class VersionState(_Facts):
 class Cell(_Facts):
     state: Literal["held", "loading", "lacking", "cold"]
     evicted: Count = 0
-    why: Annotated[str, Field(description="Why it is lacking.")] = ""
+    why: Annotated[str, Field(description="Why the state is `lacking`.")] = ""
 
 
 class AdapterState(_Facts):
     served: str
     versions: dict[str, VersionState]
     requests_per_minute: float = 0.0
-    replicas: Annotated[dict[str, Cell], Field(description="A replica that is not named is cold.")]
+    replicas: Annotated[
+        dict[str, Cell], Field(description="Replicas that are left out are `cold`.")
+    ]
 
 
 class LimitState(_Facts):
@@ -147,13 +149,11 @@ class History(_Facts):
 class State(_Facts):
     time: float
     gateway: Gateway
-    troubles: Annotated[
-        dict[str, TroubleState], Field(description="What is wrong and still holds.")
-    ]
+    troubles: Annotated[dict[str, TroubleState], Field(description="Current problems.")]
     replicas: dict[str, ReplicaState]
     waiting: Annotated[Count, Field(description="Requests that wait for a slot of an engine.")]
     waiting_to_begin: Annotated[
-        Count, Field(description="Requests that wait for the gateway's own core.")
+        Count, Field(description="Requests that wait because the gateway's own core is busy.")
     ]
     in_flight: Count
     places: Count
@@ -163,5 +163,5 @@ class State(_Facts):
     ended: dict[str, EndedRequest]
     history: History
     left_out: Annotated[
-        dict[str, Count], Field(description="How many of what there is are not shown.")
+        dict[str, Count], Field(description="Number of objects that are not shown, by kind.")
     ] = Field(default_factory=dict)

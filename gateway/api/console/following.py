@@ -1,4 +1,4 @@
-"""GET /v1/admin/state and /v1/admin/events: all that a console shows, and how it changes."""
+"""GET /v1/admin/state and /v1/admin/events: a console's state and its changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.auth import Admin, Auditor, credentials_of
 from gateway.api.console.answer_schemas import State
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.request_log import exchange_of
 from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.sse import EVENT_HEADERS, cancel_on_disconnect
@@ -23,7 +23,7 @@ router = ApiRouter()
 
 @router.get(
     "/v1/admin/state",
-    summary="Replicas, adapters, tenants and running requests of this gateway, now.",
+    summary="Get the current replicas, adapters, tenants and running requests of this gateway.",
     response_model=State,
     responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key"),
@@ -36,13 +36,13 @@ async def state(request: Request, _: Admin) -> Response:
 
 @router.get(
     "/v1/admin/events",
-    summary="The same as server-sent events: whole at first, then the changes.",
+    summary="Follow the state as server-sent events: complete at first, then changes.",
     response_class=Response,
     responses=refusals(*ADMIN, 503)
     | {
         200: {
-            "description": "An event `state` with the whole state, then at most once a second an "
-            "event `change` with a JSON Merge Patch (RFC 7396).",
+            "description": "An event `state` with the complete state, then at most once a second "
+            "an event `change` with a JSON Merge Patch (RFC 7396).",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     },
@@ -55,7 +55,10 @@ async def events(request: Request, service: Admin, _: Auditor) -> Response:
 
 
 class _EventFeed(Response):
-    """Ends when the client leaves, when its key is an admin's no more, and with the gateway."""
+    """A stream of state changes.
+
+    It ends when the client leaves, its key is no longer an admin's, or the gateway shuts down.
+    """
 
     def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:
         self._service = service

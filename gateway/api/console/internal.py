@@ -1,4 +1,4 @@
-"""What workers of one gateway ask each other for a console. Nobody else reaches these."""
+"""Internal endpoints between workers of one gateway, for consoles; other clients get 404."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import orjson
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from gateway.api.console.looks import INTERNAL, Console
+from gateway.api.console.console import INTERNAL, Console
 from gateway.api.routing import ApiRouter
 from gateway.api.siblings import check_internal
 
 router = ApiRouter()
 
 
-async def _console(request: Request) -> Console:
+async def _get_console(request: Request) -> Console:
     check_internal(request)
     console: Console = request.app.state.console
     return console
 
 
-Own = Annotated[Console, Depends(_console)]
+Own = Annotated[Console, Depends(_get_console)]
 
 
 @router.get(f"{INTERNAL}/part", include_in_schema=False)
 async def part(console: Own) -> Response:
-    return _json(await console.part.get())
+    return _build_json_response(await console.part.get())
 
 
 @router.post(f"{INTERNAL}/requests/{{request_id}}/cancel", include_in_schema=False)
@@ -37,8 +37,8 @@ async def cancel(console: Own, request_id: str) -> Response:
 @router.get(f"{INTERNAL}/requests/{{request_id}}", include_in_schema=False)
 async def find(console: Own, request_id: str, tenant: str = "") -> Response:
     found = console.find(tenant, request_id)
-    return Response(status_code=404) if found is None else _json(found)
+    return Response(status_code=404) if found is None else _build_json_response(found)
 
 
-def _json(value: object) -> Response:
+def _build_json_response(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")

@@ -1,7 +1,6 @@
-"""GET /v1/requests/{id}: what became of a request, for the key whose it was.
+"""GET /v1/requests/{id}: the state of a request, for its own key.
 
-A client that leaves is told nothing any more by the answer that it left. Here it sees when the
-engine has let go.
+A client that aborted a request can see here when the engine has stopped working on it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.auth import Caller
-from gateway.api.console.looks import Console
+from gateway.api.console.console import Console
 from gateway.api.routing import ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.errors import NotFound
@@ -22,7 +21,7 @@ router = ApiRouter()
 
 
 class RequestSeen(Described):
-    """Members that are not known are not there."""
+    """A running or ended request. Unknown members are left out."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
     object: Literal["request"] = "request"
@@ -32,17 +31,21 @@ class RequestSeen(Described):
     prompt_tokens: Count
     completion_tokens: Count
     ended: float | None = None
-    status: Annotated[int | None, Field(description="499: its client left before the end.")] = None
-    stop: Annotated[str | None, Field(description="Why it ended early, if it did.")] = None
+    status: Annotated[int | None, Field(description="499 if the client left before the end.")] = (
+        None
+    )
+    stop: Annotated[str | None, Field(description="Why the request was aborted, if it was.")] = None
     stop_ms: Annotated[
         float | None,
-        Field(description="From that until the engine had let go of all of it."),
+        Field(
+            description="Milliseconds from the abort until the engine had stopped working on it."
+        ),
     ] = None
 
 
 @router.get(
     "/v1/requests/{request_id}",
-    summary="A request of this key that runs, or ended within the last minute.",
+    summary="Get a request of this key that runs, or ended within the last minute.",
     response_model_exclude_none=True,
     responses=refusals(401, 404, 503),
     openapi_extra=needs("api_key", optional=True),

@@ -16,13 +16,13 @@ from gateway.api import failures
 from gateway.api.answers import Body, build_continued
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
-from gateway.api.logprobs import chat_logprobs
+from gateway.api.logprobs import build_chat_logprobs
 from gateway.api.responses.chats import Chat
 from gateway.api.responses.events import Stream
 from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
-from gateway.api.usage import cached_tokens
+from gateway.api.usage import count_cached_tokens
 from gateway.deltas import Sink, TextDelta, TokenLogprob
 from gateway.generation import Batch
 from gateway.tokenization.prompts import Prompts
@@ -129,7 +129,7 @@ class ResponseAnswer:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
         # Who is kept apart is not told what others' prompts have left in the cache.
         if not self._batch.caller.isolated_cache:
-            cached = cached_tokens([last], prompt_tokens)
+            cached = count_cached_tokens([last], prompt_tokens)
         return {
             "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -149,5 +149,5 @@ class ResponseAnswer:
 
 
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = chat_logprobs(entries, prompts, as_ids=False)["content"]
+    content: list[dict[str, Any]] = build_chat_logprobs(entries, prompts, as_ids=False)["content"]
     return content

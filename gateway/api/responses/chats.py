@@ -22,7 +22,7 @@ from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, rename_parameters
+from gateway.api.validation import build_invalid_request, rename_parameters
 from gateway.errors import InvalidRequest
 
 _SAID = MessageItem(role="user", content="")
@@ -87,7 +87,7 @@ def parse(
     try:
         asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise build_invalid_request(error) from None
     unknown = (*fields.unknown, *nested)
     own = asked.items
     if asked.continues:
@@ -114,7 +114,7 @@ def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = Tr
     try:
         return Chat.model_validate(fields | {"asked": asked, "told": asked.told()})
     except ValidationError as error:
-        raise as_written(invalid_request(error)) from None
+        raise as_written(build_invalid_request(error)) from None
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:

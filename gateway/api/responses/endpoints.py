@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.api import ignored
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
-from gateway.api.parameters import rules
+from gateway.api.parameters import get_rules
 from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, streamed
 from gateway.api.responses.answers import ResponseAnswer
@@ -52,7 +52,7 @@ _REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
 )
 async def create(request: Request) -> Response:
     service = service_of(request.scope)
-    read = partial(parse, ResponseRequest, **rules(service.settings))
+    read = partial(parse, ResponseRequest, **get_rules(service.settings))
 
     keeping: Keeping | None = None
     more_hints: Sequence[str] = ()
@@ -97,7 +97,7 @@ async def create(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
-    read = partial(parse, InputTokensRequest, **rules(service.settings))
+    read = partial(parse, InputTokensRequest, **get_rules(service.settings))
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
             chat, hints, unknown = await intake.read(read)

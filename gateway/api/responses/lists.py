@@ -9,7 +9,7 @@ import orjson
 from fastapi import Request
 
 from gateway.api.messages import Strict
-from gateway.api.queries import parameter, parse_int
+from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.responses.options import Include
 from gateway.errors import InvalidRequest, NotFound
 
@@ -27,7 +27,7 @@ class ItemList(Strict):
     has_more: bool
 
 
-INCLUDE = parameter(
+INCLUDE = describe_parameter(
     "include",
     "Accepted: whatever of this an item has is told.",
     type="array",
@@ -36,9 +36,9 @@ INCLUDE = parameter(
 
 
 PAGE = [
-    parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MOST),
-    parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
-    parameter("after", "The id of the item that comes before the page.", type="string"),
+    describe_parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MOST),
+    describe_parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
+    describe_parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
 ]
 """The parameters of a page, for the OpenAPI document."""

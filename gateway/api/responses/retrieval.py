@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gateway.api.failures import Failure, build_envelope
 from gateway.api.messages import Strict
-from gateway.api.queries import parameter, parse_int
+from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, streamed
 from gateway.api.responses.lists import (
@@ -36,8 +36,12 @@ from gateway.errors import InvalidRequest
 router = ApiRouter()
 
 _STREAM = [
-    parameter("stream", "Its events, of one that is made in the background.", type="boolean"),
-    parameter("starting_after", "The number of the last event that is known.", type="integer"),
+    describe_parameter(
+        "stream", "Its events, of one that is made in the background.", type="boolean"
+    ),
+    describe_parameter(
+        "starting_after", "The number of the last event that is known.", type="integer"
+    ),
 ]
 _REFUSED = refusals(400, 401, 404, 413, 429, 503)
 

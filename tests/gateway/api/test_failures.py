@@ -30,7 +30,7 @@ from gateway.errors import (
     Quota,
     RateLimited,
 )
-from gateway.http.errors import MethodNotAllowed
+from gateway.http.http_errors import MethodNotAllowed
 
 _PACKAGES = (gateway, adapters, lora_store)
 # Never raised themselves.

@@ -1,4 +1,4 @@
-"""What a console is shown by this worker: its own part, and the state of all workers."""
+"""Data for consoles: the part of this worker, and the merged state of all workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SILENT = "Another worker of this gateway does not answer now; try again."
 
 
 class Console:
-    """Belongs to one event loop. Nothing is worked out while nobody looks."""
+    """The console's data, for one event loop. Nothing is computed without a reader."""
 
     def __init__(self, service: Service, worker: Worker | None) -> None:
         self._service = service
@@ -38,17 +38,20 @@ class Console:
         parts = Parts(service, 0 if worker is None else worker.index)
         self._make_full_part = partial(parts.make, whole=True)
         self.part = Shared[Part](partial(parts.make, whole=False))
-        """For the other workers."""
+        """The part of this worker, for the other workers."""
         self.feed = Feed(self._build_state)
         self._readers = 0
-        # Whoever asks for what is not there has all workers asked: one tenant does so once at a
-        # time, and all together a few times. Few wait for that, as anybody can ask faster.
+        # Looking up an unknown request asks all workers. So one lookup runs per tenant and a few in
+        # total, and the number of waiting lookups is limited.
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
         self._tenant_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = Counter[str]()
 
     def enter(self) -> None:
-        """One who follows. Raises Overloaded; else `leave` must follow."""
+        """Add a reader of events; the caller must call `leave` at the end.
+
+        Raise Overloaded above the limit of readers.
+        """
         if self._readers >= _MAX_READERS:
             raise Overloaded(f"{_MAX_READERS} consoles follow this gateway's events already.")
         self._readers += 1
@@ -57,26 +60,32 @@ class Console:
         self._readers -= 1
 
     def cancel(self, request_id: str) -> bool:
-        """Ends a request of this worker. Whether there is one of this id."""
+        """Cancel a request of this worker; return False if the id is unknown."""
         watched = self._service.monitor.requests.find(request_id)
         if watched is not None:
             watched.cancel()
         return watched is not None
 
     async def cancel_on_siblings(self, request_id: str) -> bool:
-        """As `cancel`, of the other workers. Raises Overloaded where one does not say."""
+        """Cancel a request of another worker, like `cancel`.
+
+        Raise Overloaded if the request was not found and a worker did not answer.
+        """
         if not is_request_id(request_id):
             return False
         target = f"{INTERNAL}/requests/{quote(request_id, safe='')}/cancel"
         return _pick_response(await self._ask_all(target, "POST")) is not None
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """What is known here of a tenant's own request."""
+        """Return the facts about a tenant's own request on this worker; None if unknown."""
         found = self._service.monitor.requests.of(tenant, request_id)
         return None if found is None else _to_tenant_facts(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """As `find`, of all workers. Raises Overloaded where one does not say, or many wait."""
+        """Find a request on all workers, like `find`.
+
+        Raise Overloaded if a worker does not answer or too many lookups wait.
+        """
         if not is_request_id(request_id):
             return None
         if (found := self.find(tenant, request_id)) is not None or not self._siblings:
@@ -88,10 +97,10 @@ class Console:
         self._waiting[tenant] += 1
         try:
             async with self._tenant_locks[tenant], self._lookup_slots:
-                said = _pick_response(await self._ask_all(target))
+                response = _pick_response(await self._ask_all(target))
         finally:
             self._waiting[tenant] -= 1
-        return None if said is None else orjson.loads(said.body)
+        return None if response is None else orjson.loads(response.body)
 
     async def _ask_all(self, target: str, method: str = "GET") -> list[WorkerResponse | None]:
         return await asyncio.gather(*[ask(path, target, method) for path in self._siblings])
@@ -100,30 +109,30 @@ class Console:
         own, others = await asyncio.gather(
             self._make_full_part(), self._ask_all(f"{INTERNAL}/part")
         )
-        told = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
-        return merged([own, *told], now())
+        parts = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
+        return merged([own, *parts], now())
 
 
-def _pick_response(said: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
-    """What the worker says that has it; None where all say that they do not.
+def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
+    """Return the successful response of a worker; None if all workers answered 404.
 
-    Raises Overloaded where none has it and one did not say: it may be that one.
+    Raise Overloaded if all others failed and one did not answer, as that one may have the request.
     """
-    for each in said:
+    for each in responses:
         if each is not None and each.status == 200:
             return each
-    if any(each is None or each.status != 404 for each in said):
+    if any(each is None or each.status != 404 for each in responses):
         raise Overloaded(_SILENT)
     return None
 
 
 def _to_tenant_facts(found: Watched | Ended) -> dict[str, Any]:
-    """For the tenant: nothing that is the operator's, such as where it ran."""
+    """Return the facts that a tenant may see, without operators' data such as the replica."""
     if isinstance(found, Watched):
         facts = found.facts()
     else:
         facts = found.facts() | found.outcome()
         facts["state"] = "stopping" if found.stopping else "ended"
     names = ("state", "model", "started", "prompt_tokens", "completion_tokens", "ended", "status")
-    told = {name: facts[name] for name in (*names, "stop", "stop_ms") if name in facts}
-    return {"id": facts["request_id"], "object": "request"} | told
+    shown = {name: facts[name] for name in (*names, "stop", "stop_ms") if name in facts}
+    return {"id": facts["request_id"], "object": "request"} | shown

@@ -1,4 +1,4 @@
-"""A request to a model that answers once: read, counted and asked, whatever its endpoint."""
+"""Requests to models of embeddings and reranking: parsing, accounting and execution."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, as_written, rules, sort_fields
-from gateway.api.rate_headers import rate_headers
+from gateway.api.parameters import Parsed, get_rules, restore_client_name, sort_fields
+from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request
+from gateway.api.validation import build_invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
 from gateway.pipeline.mapped_inputs import (
@@ -38,6 +38,8 @@ from gateway.tenancy.input_account import InputAccount
 
 
 class MappedRequest(Strict):
+    """Base of requests to models of embeddings and reranking."""
+
     model: str
 
 
@@ -46,7 +48,7 @@ W = TypeVar("W", bound=MappedRequest)
 
 @dataclass(slots=True)
 class MappedCall(Generic[W, C]):
-    """A request whose inputs are ready. Within `account` its model may be asked."""
+    """A request with its inputs ready. Call the model within `account`."""
 
     service: Service
     request: Request
@@ -68,7 +70,7 @@ class MappedCall(Generic[W, C]):
         return self.tenant.priority if self.tenant else 0
 
     async def find_model(self, param: str) -> FittedModel:
-        """The model as Triton has it, which all inputs fit."""
+        """Return the model as Triton describes it. Raise InvalidRequest for a too long input."""
         found = await resolve_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
@@ -93,7 +95,14 @@ async def prepare_call(
     router: Callable[[Service], MappedRouter[C]],
     inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[MappedInputs]],
 ) -> MappedCall[W, C]:
-    """Raises what the table of `failures` has rows for."""
+    """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
+
+    Args:
+        request: the HTTP request.
+        kind: the model of its body.
+        router: selects the router of models from the service.
+        inputs: tokenizes the inputs.
+    """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
     deadline = Deadline.after(
@@ -101,9 +110,9 @@ async def prepare_call(
     )
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
-        # One too many is refused before anything is read or worked out for it.
+        # Refuse a request above the tenant's limits before its body is read.
         with await service.accounting.count(tenant, places=1) as reservation:
-            read = partial(parse, kind, **rules(service.settings))
+            read = partial(parse, kind, **get_rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
             service.metrics.count_unknown_parameters(unknown, name)
             model = service.access.route(router(service), tenant, wanted.model)
@@ -113,7 +122,7 @@ async def prepare_call(
             if model.tokenizer is not None:
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
-            # The last thing that may fail or wait: from here on the account is sure to be closed.
+            # Last step that may fail or wait: the caller closes the account after this.
             reservation.keep()
             request_id = secrets.token_hex(16)
             account = InputAccount(
@@ -134,7 +143,7 @@ async def prepare_call(
                 inputs=ready,
                 account=account,
                 deadline=deadline,
-                headers=rate_headers(reservation.quotas) | ignored.build_headers(hints),
+                headers=build_rate_headers(reservation.quotas) | ignored.build_headers(hints),
                 id=request_id,
             )
 
@@ -142,14 +151,14 @@ async def prepare_call(
 def parse(
     kind: type[W], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
 ) -> Parsed[W]:
-    """Validate a JSON body. null means unset. Raises InvalidRequest naming the parameter.
+    """Validate a JSON body; null means unset. Raise InvalidRequest naming the parameter.
 
-    Members of an input are content, so an unknown name among them is refused in any case.
+    Members of an input are content, so unknown names among them are always refused.
     """
     given = {name: value for name, value in load_object(body).items() if value is not None}
     fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)
     try:
         request = kind.model_validate(fields.served)
     except ValidationError as error:
-        raise as_written(invalid_request(error), fields.renamed) from None
+        raise restore_client_name(build_invalid_request(error), fields.renamed) from None
     return Parsed(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))

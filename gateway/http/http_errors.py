@@ -1,4 +1,4 @@
-"""Errors of the HTTP layer, before the request's content is looked at."""
+"""Errors of the HTTP layer, raised before the request's content is processed."""
 
 from __future__ import annotations
 

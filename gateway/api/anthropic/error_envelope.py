@@ -1,4 +1,4 @@
-"""Failures in Anthropic's envelope: ``{"type": "error", "error": {"type", "message"}}``."""
+"""Anthropic's error envelope: ``{"type": "error", "error": {"type", "message"}}``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import orjson
 from gateway.api import failures
 from gateway.api.failures import Failure, status_of
 from gateway.errors import ContextLengthExceeded, LimitsUnavailable, Overloaded
-from gateway.http.errors import TooManyConnections
+from gateway.http.http_errors import TooManyConnections
 
 _TYPES = {
     401: "authentication_error",
@@ -17,13 +17,14 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""By status; any other says only whose fault it is."""
+"""The error type of each status; other statuses only say whose fault it is."""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
-# By these words agents know that they must shorten the conversation.
+# Agents recognize this text and shorten the conversation.
 _TOO_LONG = "prompt is too long: "
 
 
 def build_envelope(error: Failure) -> bytes:
+    """Build Anthropic's error object as JSON."""
     message = failures.build_message(error)
     if isinstance(error, ContextLengthExceeded):
         message = _TOO_LONG + message
