@@ -166,7 +166,7 @@ class InputTokens(Described):
     input_tokens: Count
 
 
-def streamed() -> Schema:
+def describe_stream() -> Schema:
     """Of a stream, one event is described."""
     data = {
         "type": "string",

@@ -17,8 +17,8 @@ from gateway.api.answers import Body, continued
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
-from gateway.api.responses.chats import Chat
-from gateway.api.responses.events import Stream
+from gateway.api.responses.chats import ResponsesChat
+from gateway.api.responses.events import ResponseStream
 from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
@@ -34,39 +34,39 @@ class ResponseAnswer:
     def __init__(
         self,
         prompts: Prompts,
-        chat: Chat,
+        chat: ResponsesChat,
         batch: Batch,
         *,
         stored: bool = False,
-        held: bool = False,
+        hold_last_event: bool = False,
     ) -> None:
         """`held` has the stream keep its last event back, until somebody has kept the response."""
-        asked = cast(ResponseRequest, chat.asked)
+        original = cast(ResponseRequest, chat.original)
         self._batch = batch
-        conversation = asked.conversation_id
+        conversation = original.conversation_id
         self._head: dict[str, Any] = {
             "id": f"resp_{batch.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "background": bool(asked.background),
+            "background": bool(original.background),
             "conversation": conversation and {"id": conversation},
-            "previous_response_id": asked.previous_response_id,
+            "previous_response_id": original.previous_response_id,
             "store": stored,
         }
         # What the client has said is told in three events: written once.
-        self._tail = chat.told[1:]
+        self._tail = chat.echoed_fields[1:]
         self.form = Form(
             ids=batch.request_id,
             calls=chat.called_tools,
-            summarized=asked.summarized,
-            encoded=asked.includes("reasoning.encrypted_content"),
+            with_summary=original.wants_summary,
+            with_encrypted=original.includes("reasoning.encrypted_content"),
             logprobs=partial(_logprobs, prompts) if chat.logprobs else None,
         )
-        self.holds = held
-        self._stream: Stream | None = None
+        self.holds_last_event = hold_last_event
+        self._stream: ResponseStream | None = None
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        self._stream = Stream(self, body)
+        self._stream = ResponseStream(self, body)
         return self._stream
 
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
@@ -74,7 +74,7 @@ class ResponseAnswer:
         output = Output(self.form)
         for delta in deltas:
             output.take(delta)
-        return self.finished(deltas[-1], output)
+        return self.build_finished(deltas[-1], output)
 
     def log_probabilities(self, received: list[list[TextDelta]]) -> int:
         if self.form.logprobs is None:
@@ -86,26 +86,26 @@ class ResponseAnswer:
         return str(self._head["id"])
 
     @property
-    def held(self) -> tuple[bytes, bytes]:
+    def final_response_and_event(self) -> tuple[bytes, bytes]:
         """The response object that a stream has ended with, and the event that tells so."""
         assert self._stream is not None
-        return self._stream.response, self._stream.last
+        return self._stream.response, self._stream.last_event
 
-    def queued(self) -> bytes:
+    def build_queued_events(self) -> bytes:
         """What the stream begins with in the background."""
         assert self._stream is not None
-        return self._stream.queued()
+        return self._stream.build_queued_events()
 
     def wire(self) -> WireFormat:
         """What its stream has besides the events of an answer."""
-        return WireFormat(done=b"", patience=OPENAI.patience, failure=self._failed)
+        return WireFormat(done=b"", patience=OPENAI.patience, failure=self._frame_failure)
 
-    def finished(self, last: TextDelta, output: Output) -> bytes:
+    def build_finished(self, last: TextDelta, output: Output) -> bytes:
         """The response object, which has come to its end."""
         cut = output.is_cut(last)
         # OpenAI's schema has no reason for an answer that ended within a call.
         limited = last.finish == "length"
-        return self.response(
+        return self.build_response(
             "incomplete" if cut else "completed",
             output=build_items(output.items, cut=cut),
             usage=self._usage(last, output),
@@ -113,9 +113,9 @@ class ResponseAnswer:
             **continued(last),
         )
 
-    def response(self, status: str, **members: Any) -> bytes:
+    def build_response(self, status: str, **members: Any) -> bytes:
         """The response object."""
-        told: dict[str, Any] = self._head | {
+        base: dict[str, Any] = self._head | {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
@@ -123,7 +123,7 @@ class ResponseAnswer:
             "output": [],
             "usage": None,
         }
-        return orjson.dumps(told | members)[:-1] + b"," + self._tail
+        return orjson.dumps(base | members)[:-1] + b"," + self._tail
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
@@ -138,14 +138,14 @@ class ResponseAnswer:
             "total_tokens": prompt_tokens + last.tokens,
         }
 
-    def _failed(self, error: Failure) -> bytes:
-        stream = self._stream or Stream(self, None)
+    def _frame_failure(self, error: Failure) -> bytes:
+        stream = self._stream or ResponseStream(self, None)
         status = status_of(error)
         code = "server_error" if status >= 500 else "invalid_prompt"
         if status == 429:
             code = "rate_limit_exceeded"
-        told = {"code": code, "message": failures.message(error)}
-        return stream.failed(told, failures.envelope(error))
+        fields = {"code": code, "message": failures.message(error)}
+        return stream.build_failure(fields, failures.envelope(error))
 
 
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:

@@ -18,16 +18,16 @@ from gateway.api.responses.items import (
     ReasoningItem,
 )
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
-from gateway.api.responses.tool_names import CalledTool
+from gateway.api.responses.tool_names import ToolCallNames
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest
 
-_SAID = MessageItem(role="user", content="")
+_PLACEHOLDER = MessageItem(role="user", content="")
 
-_WRITTEN: dict[str, str] = {
+_RESPONSE_PARAMETERS: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "reasoning.effort",
     "logprobs": "top_logprobs",
     "max_completion_tokens": "max_output_tokens",
@@ -38,17 +38,17 @@ _WRITTEN: dict[str, str] = {
 """What a chat's parameters are called here, where that differs."""
 
 
-class Chat(ChatCompletionRequest):
+class ResponsesChat(ChatCompletionRequest):
     """A chat, with the request that it was."""
 
-    asked: ResponsePrompt
+    original: ResponsePrompt
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_places: tuple[str, ...] = ()
+    tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the request."""
-    called_tools: SkipValidation[Mapping[str, CalledTool]] = Field(default_factory=dict)
+    called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
     """Kinds of calls by the model's name for the tool, without plain functions."""
     tool_hints: tuple[str, ...] = ()
-    told: bytes = b""
+    echoed_fields: bytes = b""
     """What the answer tells of the request: a JSON object."""
 
     @property
@@ -62,7 +62,7 @@ class Chat(ChatCompletionRequest):
     def name_place(self, place: str) -> str:
         if place == "response_format.json_schema.schema":
             return "text.format.schema"
-        return _place(place, self.tool_places)
+        return _translate_tool_path(place, self.tool_paths)
 
 
 def parse(
@@ -71,7 +71,7 @@ def parse(
     *,
     strict: bool = False,
     refuse_unknown: bool = False,
-) -> Parsed[Chat]:
+) -> Parsed[ResponsesChat]:
     """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
@@ -85,46 +85,50 @@ def parse(
         without_effect=() if model is ResponseRequest else ResponseRequest.model_fields.keys(),
     )
     try:
-        asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
+        original, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
         raise invalid_request(error) from None
     unknown = (*fields.unknown, *nested)
-    own = asked.items
-    if asked.continues:
+    own = original.items
+    if original.continues:
         # What comes before these, and what references are to, is not known yet.
-        own = [_SAID if isinstance(item, ItemReference) else item for item in own]
+        own = [_PLACEHOLDER if isinstance(item, ItemReference) else item for item in own]
         if all(isinstance(item, AdditionalToolsItem | ReasoningItem) for item in own):
-            own = [_SAID, *own]  # a chat needs a message, and these may make none
-    chat = chat_of(asked, own, complete=not asked.continues)
-    if not asked.continues:
+            own = [_PLACEHOLDER, *own]  # a chat needs a message, and these may make none
+    chat = build_chat(original, own, complete=not original.continues)
+    if not original.continues:
         check_outputs(own)
-    hints = [*fields.hints, *asked.hints, *chat.tool_hints]
+    hints = [*fields.hints, *original.hints, *chat.tool_hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *fields.uncounted, *unknown), unknown)
 
 
-def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:
+def build_chat(
+    original: ResponsePrompt, items: Sequence[Item], *, complete: bool = True
+) -> ResponsesChat:
     """The chat of a request: of its own items and those that are before, or of what is left.
 
     `complete` as in `ResponsePrompt.chat`. Raises InvalidRequest.
     """
-    given = asked.chat(items, complete=complete)
-    fields = {name: value for name, value in given.items() if value is not None}
+    values = original.build_chat_fields(items, complete=complete)
+    fields = {name: value for name, value in values.items() if value is not None}
     try:
-        return Chat.model_validate(fields | {"asked": asked, "told": asked.told()})
+        return ResponsesChat.model_validate(
+            fields | {"original": original, "echoed_fields": original.build_echo()}
+        )
     except ValidationError as error:
-        raise as_written(invalid_request(error)) from None
+        raise rename_parameter(invalid_request(error)) from None
 
 
-def as_written(error: InvalidRequest) -> InvalidRequest:
+def rename_parameter(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    return renamed(error, _WRITTEN)
+    return renamed(error, _RESPONSE_PARAMETERS)
 
 
-def _place(name: str, places: Sequence[str]) -> str:
+def _translate_tool_path(name: str, paths: Sequence[str]) -> str:
     """A tool's parameter as it is called here."""
-    found = OF_TOOL.fullmatch(name)
-    if found is None:
+    match = OF_TOOL.fullmatch(name)
+    if match is None:
         return name
-    return f"{places[int(found[1])]}.{found[2]}"
+    return f"{paths[int(match[1])]}.{match[2]}"

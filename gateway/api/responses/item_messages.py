@@ -32,7 +32,7 @@ FlatName = Callable[[str | None, str], str]
 """Gives the model's name for a tool, by its namespace and its name there."""
 
 
-def chat_messages(
+def build_chat_messages(
     instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
 ) -> list[dict[str, Any]]:
     """Return chat messages: what an assistant thinks, says and calls in a row is one message.
@@ -47,17 +47,17 @@ def chat_messages(
     if instructions:
         turns.append(Turn("system", [instructions]))
     for number, item in enumerate(items):
-        _read(turns, item, flat, f"input[{number - before}]")
+        _append_item(turns, item, flat, f"input[{number - before}]")
     return [turn.message() for turn in turns]
 
 
-def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
+def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
         # Templates know the older name of a developer, and most take one such message.
         role = "system" if item.role == "developer" else item.role
-        turn_of(turns, role).texts.append(text_of(item.content, f"{where}.content"))
+        turn_of(turns, role).texts.append(join_text(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
-        text = text_of(item.output, f"{where}.output")
+        text = join_text(item.output, f"{where}.output")
         turns.append(Turn("tool", [text], answers=item.call_id))
     elif isinstance(item, ReasoningItem):
         if item.text:
@@ -74,7 +74,7 @@ def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
             arguments = orjson.dumps(arguments or {}).decode()
         turn_of(turns, "assistant").call(item.call_id or SEARCH, SEARCH, arguments)
     elif isinstance(item, SearchOutputItem):
-        found = _names(item.tools, flat)
+        found = _list_model_names(item.tools, flat)
         text = "Tools that can be called now: " + ", ".join(found) if found else "No tools found."
         turns.append(Turn("tool", [text], answers=item.call_id or SEARCH))
     elif not isinstance(item, AdditionalToolsItem):
@@ -84,7 +84,7 @@ def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
         )
 
 
-def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
+def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
     """Return the model's names for tools, without those that no client runs."""
     names = []
     for tool in tools:
@@ -96,14 +96,16 @@ def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
     return names
 
 
-_BRING_TOOLS = ("tool_search_output", "additional_tools")
+_TYPES_WITH_TOOLS = ("tool_search_output", "additional_tools")
 
 
-def brought_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
+def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
     """Yield the tools that items bring, with the items' paths; `before` as in `chat_messages`."""
     for number, item in enumerate(items, -before):
         # The cheaper test comes first: `isinstance` of pydantic classes is slow.
-        if item.type in _BRING_TOOLS and isinstance(item, SearchOutputItem | AdditionalToolsItem):
+        if item.type in _TYPES_WITH_TOOLS and isinstance(
+            item, SearchOutputItem | AdditionalToolsItem
+        ):
             yield f"input[{number}]" if number >= 0 else "conversation", item.tools
 
 
@@ -122,14 +124,14 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
             check_result(item.call_id, calls, where, call, "output")
 
 
-def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
+def join_text(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
     """The text of parts that may be nothing else. Raises UnsupportedParameter."""
     if isinstance(content, str):
         return content
-    return BETWEEN.join([_text(part, f"{where}[{n}]") for n, part in enumerate(content)])
+    return BETWEEN.join([_part_text(part, f"{where}[{n}]") for n, part in enumerate(content)])
 
 
-def _text(part: ItemText | OtherObject, where: str) -> str:
+def _part_text(part: ItemText | OtherObject, where: str) -> str:
     if isinstance(part, OtherObject):
         raise UnsupportedParameter(
             f"{where}: found a part of type {show_value(part.type)}; this server takes text only.",

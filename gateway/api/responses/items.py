@@ -17,20 +17,20 @@ from gateway.api.responses.tools import Tools
 from gateway.api.turns import BETWEEN
 from gateway.api.unions import by_type
 
-_OURS = "thoughts:"
+_ENCODED_PREFIX = "thoughts:"
 
 
-def encoded(thoughts: str) -> str:
+def encode_thoughts(thoughts: str) -> str:
     """Thoughts as `encrypted_content`, for who sends that alone back. It keeps nothing secret."""
-    return _OURS + urlsafe_b64encode(thoughts.encode()).decode()
+    return _ENCODED_PREFIX + urlsafe_b64encode(thoughts.encode()).decode()
 
 
-def decoded(content: str | None) -> str:
+def decode_thoughts(content: str | None) -> str:
     """The thoughts; of another server's secret, which says nothing to this model, none."""
-    if content is None or not content.startswith(_OURS):
+    if content is None or not content.startswith(_ENCODED_PREFIX):
         return ""
     try:
-        return urlsafe_b64decode(content.removeprefix(_OURS)).decode()
+        return urlsafe_b64decode(content.removeprefix(_ENCODED_PREFIX)).decode()
     except (binascii.Error, ValueError):
         return ""
 
@@ -129,10 +129,10 @@ class ReasoningItem(Lenient):
     @property
     def text(self) -> str:
         """The thoughts in full where they are there, else what is told of them."""
-        told = BETWEEN.join([part.text for part in self.content or ()])
+        full = BETWEEN.join([part.text for part in self.content or ()])
         return (
-            told
-            or decoded(self.encrypted_content)
+            full
+            or decode_thoughts(self.encrypted_content)
             or BETWEEN.join([part.text for part in self.summary or ()])
         )
 

@@ -6,7 +6,7 @@ So only what is new of it is tokenized, whichever worker of whichever gateway go
 from __future__ import annotations
 
 from gateway.api import serving
-from gateway.api.responses.chats import Chat
+from gateway.api.responses.chats import ResponsesChat
 from gateway.api.system_messages import prompt_of
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
@@ -14,10 +14,10 @@ from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import Known
 
 # To keep fewer bytes costs more than it saves; they are kept with those that follow.
-_LEAST = 2048
+_MIN_STORED_BYTES = 2048
 
 
-class KnownTurns:
+class CachedTurns:
     """Of one request: of what it goes on from, and then of its prompt those that are new.
 
     Attributes:
@@ -30,7 +30,7 @@ class KnownTurns:
         self._known = known
         self._prompt: str | GuardedText = ""
 
-    def prompt_of(self, chat: Chat, form: ChatFormat) -> serving.Prompts:
+    def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> serving.Prompts:
         """As the function of that name; what is known of it is not tokenized. In any thread."""
         (prompt,), message = prompt_of(chat, form)
         assert not isinstance(prompt, list)  # a template writes text
@@ -39,9 +39,9 @@ class KnownTurns:
             self._prompts.learn(self._prompts.known_of(prompt, self._known))
         return [prompt], message
 
-    def tokenized(self, *, keep: bool) -> None:
+    def finish(self, *, store: bool) -> None:
         """The prompt that was written last is ids now; of it there is nothing left but `new`."""
-        if keep:
+        if store:
             new = self._prompts.turns_of(self._prompt, besides=self._known)
-            self.new = new if len(new) >= _LEAST else b""
+            self.new = new if len(new) >= _MIN_STORED_BYTES else b""
         self._prompt, self._known = "", {}

@@ -13,7 +13,7 @@ from gateway.api.queries import parameter, whole
 from gateway.api.responses.options import Include
 from gateway.errors import InvalidRequest, NotFound
 
-_LIMIT, _MOST = 20, 100
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 _ORDERS = ["asc", "desc"]
 
 
@@ -36,7 +36,7 @@ INCLUDE = parameter(
 
 
 PAGE = [
-    parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MOST),
+    parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MAX_LIMIT),
     parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
     parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
@@ -49,7 +49,7 @@ class Page(NamedTuple):
     newest_first: bool
     after: str | None
 
-    def of(self, items: Sequence[dict[str, Any]]) -> bytes:
+    def render(self, items: Sequence[dict[str, Any]]) -> bytes:
         """The page as JSON, of all items, oldest first. Raises NotFound."""
         ordered = items[::-1] if self.newest_first else items
         if self.after is not None:
@@ -57,26 +57,26 @@ class Page(NamedTuple):
             if self.after not in ids:
                 raise NotFound(f"Item with id '{self.after}' not found.", param="after")
             ordered = ordered[ids.index(self.after) + 1 :]
-        return listed(ordered[: self.limit], more=len(ordered) > self.limit)
+        return render_list(ordered[: self.limit], more=len(ordered) > self.limit)
 
 
-def listed(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes:
+def render_list(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes:
     ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    told = ItemList(object="list", data=[], first_id=ends[0], last_id=ends[1], has_more=more)
-    return orjson.dumps(told.model_dump() | {"data": items})
+    head = ItemList(object="list", data=[], first_id=ends[0], last_id=ends[1], has_more=more)
+    return orjson.dumps(head.model_dump() | {"data": items})
 
 
-def page_of(request: Request) -> Page:
+def parse_page(request: Request) -> Page:
     """By the query. Raises InvalidRequest."""
     query = request.query_params
     check_include(request)
-    limit = whole(request, "limit", least=1, most=_MOST)
+    limit = whole(request, "limit", least=1, most=_MAX_LIMIT)
     order = query.get("order", "desc")
     if order not in _ORDERS:
         raise InvalidRequest(
             f"order: found {order!r}; allowed: {' and '.join(_ORDERS)}.", param="order"
         )
-    return Page(_LIMIT if limit is None else limit, order == "desc", query.get("after"))
+    return Page(_DEFAULT_LIMIT if limit is None else limit, order == "desc", query.get("after"))
 
 
 def check_include(request: Request) -> None:

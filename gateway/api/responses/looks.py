@@ -57,20 +57,20 @@ class TenantLookups:
         self.slots.release()
 
 
-class Looks:
+class TenantReadLimiter:
     """One for each process. A look ends when it is known how large what was read is."""
 
     def __init__(self) -> None:
         # For good: streams that follow have the slots alone. There are no more tenants than the
         # configuration has had.
-        self._of: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
+        self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
-    def of(self, tenant: str) -> TenantLookups:
-        return self._of[tenant]
+    def for_tenant(self, tenant: str) -> TenantLookups:
+        return self._by_tenant[tenant]
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class StoredLookup:
     """A request about what is kept.
 
     Attributes:
@@ -79,14 +79,14 @@ class Asking:
         look: to be held while it is not known how large what is read is.
     """
 
-    kept: Conversations
+    conversations: Conversations
     tenant: str
     intake: Intake
-    look: TenantLookups
+    slot: TenantLookups
 
 
 @asynccontextmanager
-async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[Asking]:
+async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterator[StoredLookup]:
     """For one endpoint's work. `counted` is what counts among the requests of its tenant's limits.
 
     Raises InvalidKey and RateLimited.
@@ -95,12 +95,12 @@ async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[As
     service = service_of(request.scope)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant) if counted else nullcontext():
-            yield asked_by(request, tenant, intake)
+            yield make_lookup(request, tenant, intake)
 
 
-def asked_by(request: Request, tenant: Tenant | None, intake: Intake) -> Asking:
+def make_lookup(request: Request, tenant: Tenant | None, intake: Intake) -> StoredLookup:
     """For a request that is taken in already."""
     service = service_of(request.scope)
-    looks: Looks = request.app.state.looks
+    read_limiter: TenantReadLimiter = request.app.state.read_limiter
     name = tenant.name if tenant else ""
-    return Asking(service.conversations, name, intake, looks.of(name))
+    return StoredLookup(service.conversations, name, intake, read_limiter.for_tenant(name))

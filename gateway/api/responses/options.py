@@ -52,10 +52,10 @@ class Format(Strict):
         }
         return {"type": self.type, "json_schema": schema}
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As the client wrote it."""
-        given = {("schema" if name == "schema_" else name): value for name, value in self}
-        return {name: value for name, value in given.items() if value is not None}
+        fields = {("schema" if name == "schema_" else name): value for name, value in self}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TextOptions(Strict):

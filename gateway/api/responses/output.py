@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.api import strict_json
 from gateway.api.custom_tools import arguments_to_input
-from gateway.api.responses.items import encoded
-from gateway.api.responses.tool_names import CalledTool, CallKind
+from gateway.api.responses.items import encode_thoughts
+from gateway.api.responses.tool_names import CallKind, ToolCallNames
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning, State
@@ -16,7 +16,7 @@ from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning,
 Kind = Literal["reasoning", "message"] | CallKind
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
 
-PREFIXES: dict[Kind, str] = {
+ID_PREFIXES: dict[Kind, str] = {
     "reasoning": "rs",
     "message": "msg",
     "function_call": "fc",
@@ -41,9 +41,9 @@ class Form(NamedTuple):
     """
 
     ids: str
-    calls: Mapping[str, CalledTool] = {}
-    summarized: bool = False
-    encoded: bool = False
+    calls: Mapping[str, ToolCallNames] = {}
+    with_summary: bool = False
+    with_encrypted: bool = False
     logprobs: Logprobs | None = None
 
 
@@ -53,7 +53,7 @@ class Item:
     def __init__(self, kind: Kind, index: int, form: Form, call: CallStart | None = None) -> None:
         self.kind = kind
         self.index = index
-        self.id = f"{PREFIXES[kind]}_{form.ids}_{index}"
+        self.id = f"{ID_PREFIXES[kind]}_{form.ids}_{index}"
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
         self._form = form
@@ -69,12 +69,12 @@ class Item:
 
     def build_start(self) -> dict[str, Any]:
         """Return the item while it is empty."""
-        told: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
+        members: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
-            return told | self._call_members(self._call)
+            return members | self._call_members(self._call)
         if self.kind == "message":
-            return told | {"role": "assistant", "content": []}
-        return told | {"summary": [], "content": []}
+            return members | {"role": "assistant", "content": []}
+        return members | {"summary": [], "content": []}
 
     def _call_members(self, call: CallStart) -> dict[str, Any]:
         if self.kind == "tool_search_call":
@@ -88,23 +88,23 @@ class Item:
     def build_end(self, *, cut: bool) -> dict[str, Any]:
         if self._call is not None:
             cut = cut or self.state != "complete"
-        told = self.build_start() | {"status": "incomplete" if cut else "completed"}
+        members = self.build_start() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
-            return told | {"arguments": self.text}
+            return members | {"arguments": self.text}
         if self.kind == "custom_tool_call":
-            return told | {"input": self.text}
+            return members | {"input": self.text}
         if self.kind == "tool_search_call":
-            return told | {"arguments": _parse_arguments(self.text)}
+            return members | {"arguments": _parse_arguments(self.text)}
         if self.kind == "message":
-            return told | {"content": [self.part(self.text)]}
+            return members | {"content": [self.build_part(self.text)]}
         text = self.text
-        if self._form.summarized:
-            told["summary"] = [{"type": "summary_text", "text": text}]
-        if self._form.encoded:
-            told["encrypted_content"] = encoded(text)
-        return told | {"content": [self.part(text)]}
+        if self._form.with_summary:
+            members["summary"] = [{"type": "summary_text", "text": text}]
+        if self._form.with_encrypted:
+            members["encrypted_content"] = encode_thoughts(text)
+        return members | {"content": [self.build_part(text)]}
 
-    def part(self, text: str) -> dict[str, Any]:
+    def build_part(self, text: str) -> dict[str, Any]:
         """The content of a message or of thoughts."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
@@ -112,7 +112,7 @@ class Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     """What is new in an item; of one that begins perhaps nothing."""
 
     item: Item
@@ -144,7 +144,7 @@ class Output:
             return last.finish == "length"
         return self.items[-1].state == "open"
 
-    def take(self, delta: TextDelta) -> list[Piece]:
+    def take(self, delta: TextDelta) -> list[OutputPiece]:
         """What a delta adds; each new item is that of a piece."""
         form, pieces = self._form, []
         if form.logprobs is not None:
@@ -154,7 +154,7 @@ class Output:
             if isinstance(event, CallStart):
                 called = form.calls.get(event.name)
                 kind: Kind = called.kind if called is not None else "function_call"
-                pieces.append(Piece(self._begin(kind, event), "", []))
+                pieces.append(OutputPiece(self._begin(kind, event), "", []))
                 others += 1
                 continue
             if isinstance(event, CallEnd):
@@ -173,7 +173,7 @@ class Output:
                     logprobs = self._take_logprobs()
                     item.logprobs += logprobs
             item.texts.append(event.text)
-            pieces.append(Piece(item, event.text, logprobs))
+            pieces.append(OutputPiece(item, event.text, logprobs))
         if pieces:
             if thoughts:
                 new = delta.tokens - self._tokens
@@ -184,15 +184,15 @@ class Output:
             pieces += self._end_pieces(delta)
         return pieces
 
-    def _end_pieces(self, last: TextDelta) -> list[Piece]:
+    def _end_pieces(self, last: TextDelta) -> list[OutputPiece]:
         """Tokens without a text of their own; and an answer that says nothing is a message, too."""
         if not self.items:
-            return [Piece(self._begin("message"), "", [])] if last.finish != "length" else []
+            return [OutputPiece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":
             return []
         logprobs = self._take_logprobs()
         self.items[-1].logprobs += logprobs
-        return [Piece(self.items[-1], "", logprobs)]
+        return [OutputPiece(self.items[-1], "", logprobs)]
 
     def _open(self, kind: Kind) -> Item:
         if self.items and self.items[-1].kind == kind:

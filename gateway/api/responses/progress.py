@@ -14,28 +14,28 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from gateway.api.responses.stored import FINISHED, decode, encode, microseconds
+from gateway.api.responses.stored import FINISHED, decode, encode, now_us
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 """How often who makes a response looks whether it is to end, and whether to keep its new events."""
-BEAT_S = 1.5
+BEAT_INTERVAL_S = 1.5
 LEASE_S = 6.0
 """Who has not said anything for so long, by the clock of who asks, may be dead."""
-DOUBT_S = 4.0
+DOUBT_PERIOD_S = 4.0
 """Who then says nothing for so long is: clocks may differ, and a store may have been away."""
 
 # Whatever of these is kept last: what somebody was told once stays so.
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
-_CHUNK = 64 * 1024
-_DELETED_AT_ONCE = 64
+_CHUNK_BYTES = 64 * 1024
+_DELETE_BATCH = 64
 # Smaller chunks are as far apart as a part of the time that the response has taken: of one that
 # takes a day these are 7,000, where a group has room for 10,000 records.
-_PART = 1 / 1000
-_END = b"\n\n"
-_LOST: dict[str, Any] = {
+_MIN_GAP_SHARE = 1 / 1000
+_EVENT_END = b"\n\n"
+_LOST_MEMBERS: dict[str, Any] = {
     "status": "failed",
     "error": {
         "code": "server_error",
@@ -60,7 +60,7 @@ def beat_id(response_id: str) -> str:
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
     """`version` is that of a response that has come to its end."""
     data = orjson.dumps([status, time.time()])
-    at = microseconds() if version is None else version
+    at = now_us() if version is None else version
     return Record(beat_id(response_id), data, at, response_id)
 
 
@@ -78,38 +78,38 @@ def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
     return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
-def after(chunk: Record, place: int) -> bytes:
+def events_after(chunk: Record, sent: int) -> bytes:
     """Of a chunk the events behind the first `place` of the response."""
-    frames = chunk.data.split(_END)[:-1]
-    known = max(0, place - (chunk.order - len(frames)))
-    return b"".join([frame + _END for frame in frames[known:]])
+    frames = chunk.data.split(_EVENT_END)[:-1]
+    already_sent = max(0, sent - (chunk.order - len(frames)))
+    return b"".join([frame + _EVENT_END for frame in frames[already_sent:]])
 
 
-def cancelled(record: Record) -> list[Record]:
+def build_cancelled_records(record: Record) -> list[Record]:
     """What is kept of an unfinished response that somebody has ended."""
-    return _ended(record, CANCELLED, {"status": "cancelled"})
+    return _build_final_records(record, CANCELLED, {"status": "cancelled"})
 
 
-def lost(record: Record, events: int) -> list[Record]:
+def build_lost_records(record: Record, events: int) -> list[Record]:
     """Of one whose maker is gone; `events` are those that were kept, 0 where it is not streamed."""
-    records = _ended(record, LOST, _LOST)
+    records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
         response = decode(records[0]).response
-        told = {"type": "response.failed", "sequence_number": events, "response": response}
-        frame = b"event: response.failed\ndata: " + orjson.dumps(told) + _END
+        event = {"type": "response.failed", "sequence_number": events, "response": response}
+        frame = b"event: response.failed\ndata: " + orjson.dumps(event) + _EVENT_END
         records.append(chunk_record(record.id, frame, events + 1))
     return records
 
 
-def _ended(record: Record, version: int, members: dict[str, Any]) -> list[Record]:
-    kept = decode(record)
-    response, own = orjson.dumps(kept.response | members), orjson.dumps(kept.input)
-    data = encode(response, own, kept.chain, kept.before, turned=False)
+def _build_final_records(record: Record, version: int, members: dict[str, Any]) -> list[Record]:
+    stored = decode(record)
+    response, own = orjson.dumps(stored.response | members), orjson.dumps(stored.input)
+    data = encode(response, own, stored.chain, stored.before, turned=False)
     beat = beat_record(record.id, members["status"], version)
     return [record._replace(data=data, version=version), beat]
 
 
-class Events:
+class StoredEvents:
     """A `Body` that keeps what is written in chunks; with `keep` None it keeps nothing.
 
     Whoever makes the response waits where too much is not kept yet. Those beyond `room` bytes of
@@ -119,53 +119,56 @@ class Events:
     def __init__(
         self,
         response_id: str,
-        keep: Callable[[Sequence[Record]], Awaitable[None]] | None,
-        room: int,
+        store: Callable[[Sequence[Record]], Awaitable[None]] | None,
+        max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._id = response_id
-        self._keep = keep
-        self._room = room
+        self._store = store
+        self._bytes_left = max_bytes
         self._clock = clock
-        self._began = self._kept = clock()
+        self._began_at = self._flushed_at = clock()
         self._pending = bytearray()
         self._count = 0
-        self._keeping = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._flush_lock = asyncio.Lock()
+        self._more = asyncio.Event()
 
     def write(self, data: bytes) -> bool:
-        if self._keep is None:
+        if self._store is None:
             return True
-        self._count += data.count(_END)
-        if self._room <= 0:
+        self._count += data.count(_EVENT_END)
+        if self._bytes_left <= 0:
             self._pending[:] = data
             return True
         self._pending += data
-        return len(self._pending) < _CHUNK
+        return len(self._pending) < _CHUNK_BYTES
 
     async def drain(self, by: float | None = None) -> None:
-        if len(self._pending) >= _CHUNK:
+        if len(self._pending) >= _CHUNK_BYTES:
             async with asyncio.timeout_at(by):
                 await self.flush()
 
-    async def flush_in_time(self) -> None:
+    async def flush_if_due(self) -> None:
         """As `flush`, if it is time for the next chunk."""
         now = self._clock()
-        if self._room > 0 and now - self._kept >= (now - self._began) * _PART:
+        if (
+            self._bytes_left > 0
+            and now - self._flushed_at >= (now - self._began_at) * _MIN_GAP_SHARE
+        ):
             await self.flush()
 
     async def flush(
-        self, keep: Callable[[Sequence[Record]], Awaitable[None]] | None = None
+        self, store: Callable[[Sequence[Record]], Awaitable[None]] | None = None
     ) -> None:
         """Keeps what is new, by `keep` if given, which is then called in any case.
 
         Raises what that raises; nothing is lost then.
         """
-        async with self._keeping:
+        async with self._flush_lock:
             frames = bytes(self._pending)
             records = [chunk_record(self._id, frames, self._count)] if frames else []
-            put = keep or self._keep
-            if put is None or not (records or keep):
+            put = store or self._store
+            if put is None or not (records or store):
                 return
             self._pending.clear()
             try:
@@ -173,30 +176,30 @@ class Events:
             except BaseException:
                 self._pending[:0] = frames
                 raise
-            self._kept = self._clock()
-            self._room -= sum([record.size for record in records])
-            self.tell()
+            self._flushed_at = self._clock()
+            self._bytes_left -= sum([record.size for record in records])
+            self.notify()
 
-    async def ended(self) -> bool:
+    async def wait_flushed(self) -> bool:
         """Whether any were written; returns once none is on its way any more."""
-        async with self._keeping:
+        async with self._flush_lock:
             return self._count > 0
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes who waits for news."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._more.set()
+        self._more = asyncio.Event()
 
-    async def news(self) -> None:
+    async def wait_for_more(self) -> None:
         """Returns when more is kept, or in a moment in any case."""
         try:
             async with asyncio.timeout(1.0):
-                await self._news.wait()
+                await self._more.wait()
         except TimeoutError:
             pass
 
 
-async def delete_events(kept: Conversations, tenant: str, response_id: str) -> None:
+async def delete_events(conversations: Conversations, tenant: str, response_id: str) -> None:
     """All that are kept of a response. Raises what `Conversations.delete` raises."""
-    while chunks := await kept.members(tenant, response_id, after=0, limit=_DELETED_AT_ONCE):
-        await kept.delete(tenant, [chunk.id for chunk in chunks])
+    while chunks := await conversations.members(tenant, response_id, after=0, limit=_DELETE_BATCH):
+        await conversations.delete(tenant, [chunk.id for chunk in chunks])

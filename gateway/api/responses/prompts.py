@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.api.intake import Intake
-from gateway.api.responses.chats import Chat, chat_of
+from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -26,14 +26,14 @@ from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 
 # Of the context, for an answer that does not say how long it may be.
-_ROOM = 8
+_ANSWER_DIVISOR = 8
 
-Write = Callable[[Chat, ChatFormat], Prompts]
+Write = Callable[[ResponsesChat, ChatFormat], Prompts]
 """`system_messages.prompt_of`, with or without more to it."""
 
 
-async def count_of(
-    service: Service, intake: Intake, tenant: Tenant | None, chat: Chat, write: Write
+async def count_prompt_tokens(
+    service: Service, intake: Intake, tenant: Tenant | None, chat: ResponsesChat, write: Write
 ) -> int:
     """Tokens of a prompt. Raises ContextLengthExceeded for what is too long for sure."""
     form = service.prompts.chat_of(None)
@@ -48,75 +48,77 @@ async def count_of(
     return len(await service.prompts.encode(prompt, add_special_tokens=False, tenant=name))
 
 
-async def truncated(
+async def truncate(
     service: Service,
     intake: Intake,
     tenant: Tenant | None,
-    chat: Chat,
+    chat: ResponsesChat,
     write: Write,
     before: Sequence[Item] = (),
-) -> Chat:
+) -> ResponsesChat:
     """With `truncation: auto`, without the oldest items that leave an answer no room.
 
     `before` are the items that come before the request's own. Instructions that lead them all stay,
     as do the tools that items bring, and a call goes with its outputs. Where a user's message can
     be the first that is left, it is.
     """
-    asked = chat.asked
-    if asked.truncation != "auto":
+    original = chat.original
+    if original.truncation != "auto":
         return chat
-    items = [*before, *asked.items]
+    items = [*before, *original.items]
     longest = max(service.replicas.capabilities, key=longest_prompt)
-    rooms = [longest.max_seq_len // _ROOM]
-    if isinstance(asked, ResponseRequest) and (wished := asked.max_output_tokens) is not None:
+    reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
+    if isinstance(original, ResponseRequest) and (wished := original.max_output_tokens) is not None:
         # What has no room for all of that, whatever is left out, has it for an answer.
-        rooms = [wished, *rooms] if wished > rooms[0] else [wished]
+        reserves = [wished, *reserves] if wished > reserves[0] else [wished]
 
-    async def fits(candidate: Chat, room: int) -> bool:
-        most = min(longest_prompt(longest), longest.max_seq_len - room)
+    async def fits(candidate: ResponsesChat, reserve: int) -> bool:
+        max_tokens = min(longest_prompt(longest), longest.max_seq_len - reserve)
         try:
-            return await count_of(service, intake, tenant, candidate, write) <= most
+            return (
+                await count_prompt_tokens(service, intake, tenant, candidate, write) <= max_tokens
+            )
         except InvalidRequest as error:
             # A template may want the user to begin: what else is left out is looked for then.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):
                 raise
             return False
 
-    lead = next((n for n, item in enumerate(items) if not _instructs(item)), len(items))
-    cuts = _cuts(items, lead)
-    users = [n for n in cuts if _is_users(items[n])]
+    lead = next((n for n, item in enumerate(items) if not _is_instruction(item)), len(items))
+    cuts = _find_cuts(items, lead)
+    users = [n for n in cuts if _is_user_message(items[n])]
 
-    async def longest_of(places: Sequence[int], room: int) -> Chat | None:
-        async def fitting_from(cut: int) -> Chat | None:
-            kept = [*items[:lead], *_tools_alone(items[lead:cut]), *items[cut:]]
-            candidate = await intake.work(partial(chat_of, asked, kept))
+    async def find_longest(candidates: Sequence[int], reserve: int) -> ResponsesChat | None:
+        async def try_cut(cut: int) -> ResponsesChat | None:
+            remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
+            candidate = await intake.work(partial(build_chat, original, remaining))
             # The tools are the same, and their items have other places among those that are kept.
-            candidate = candidate.model_copy(update={"tool_places": chat.tool_places})
-            return candidate if await fits(candidate, room) else None
+            candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
+            return candidate if await fits(candidate, reserve) else None
 
         # If even the shortest is too long, no other needs to be tried.
-        if not places or (fitting := await fitting_from(places[-1])) is None:
+        if not candidates or (fitting := await try_cut(candidates[-1])) is None:
             return None
-        low, high = 0, len(places) - 1
+        low, high = 0, len(candidates) - 1
         while low < high:
             middle = (low + high) // 2
-            if found := await fitting_from(places[middle]):
+            if found := await try_cut(candidates[middle]):
                 fitting, high = found, middle
             else:
                 low = middle + 1
         return fitting
 
-    for room in rooms:
-        if await fits(chat, room):
+    for reserve in reserves:
+        if await fits(chat, reserve):
             return chat
         # Small candidates yield to no other request between them, and there may be dozens.
         intake.offload()
-        if found := await longest_of(users, room) or await longest_of(cuts, room):
+        if found := await find_longest(users, reserve) or await find_longest(cuts, reserve):
             return found
     return chat
 
 
-def _tools_alone(items: Sequence[Item]) -> list[Item]:
+def _extract_tools(items: Sequence[Item]) -> list[Item]:
     """Return the tools that items bring, without a place in the conversation."""
     return [
         AdditionalToolsItem.model_construct(type="additional_tools", tools=item.tools)
@@ -125,17 +127,17 @@ def _tools_alone(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def _instructs(item: Item) -> bool:
+def _is_instruction(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role in ("system", "developer")
 
 
-def _is_users(item: Item) -> bool:
+def _is_user_message(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role == "user"
 
 
-def _cuts(items: Sequence[Item], lead: int) -> list[int]:
+def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
     """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
-    last = _last_outputs(items)
+    last = _map_last_outputs(items)
     cuts, busy = [], -1
     for n in range(len(items) - 1):
         busy = max(busy, last.get(n, -1))
@@ -144,7 +146,7 @@ def _cuts(items: Sequence[Item], lead: int) -> list[int]:
     return cuts
 
 
-def _last_outputs(items: Sequence[Item]) -> dict[int, int]:
+def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
     """Return the place of each call's last output by the call's place.
 
     The output of a search without a `call_id` is that of the nearest such search before it.

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.api.field_types import Int64, StopString, StopStrings, Whole
 from gateway.api.messages import MOST_MESSAGES, Strict
-from gateway.api.responses.item_messages import brought_tools, chat_messages
+from gateway.api.responses.item_messages import build_chat_messages, find_item_tools
 from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.options import (
     CacheOptions,
@@ -29,7 +29,7 @@ from gateway.api.responses.toolset import NO_TOOLS, Toolset
 from gateway.api.successors import OF_RESPONSES
 from gateway.errors import InvalidRequest
 
-_LONG_ECHO = 256 * 1024
+_MAX_ECHO_BYTES = 256 * 1024
 """Bytes; 60,000 tokens of instructions, say."""
 
 
@@ -72,7 +72,7 @@ class ResponsePrompt(Strict):
             or any(isinstance(item, ItemReference) for item in self.items)
         )
 
-    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
+    def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
         """The fields of a chat request of these items, of which the last are the request's own.
 
         `complete` is False while items that come before them are not known yet.
@@ -86,9 +86,9 @@ class ResponsePrompt(Strict):
             )
             raise InvalidRequest(f"{found} Send a text, or an array of items.", param="input")
         before = len(items) - len(self.items)
-        brought = [*brought_tools(items, before)]
-        toolset = Toolset.of(self.tools or (), brought) if self.tools or brought else NO_TOOLS
-        messages = chat_messages(self.instructions, items, toolset.flat, before)
+        item_tools = [*find_item_tools(items, before)]
+        toolset = Toolset.of(self.tools or (), item_tools) if self.tools or item_tools else NO_TOOLS
+        messages = build_chat_messages(self.instructions, items, toolset.flatten_name, before)
         if len(messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"input: with all that comes before it there are {len(messages)} messages; "
@@ -97,15 +97,15 @@ class ResponsePrompt(Strict):
             )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
         if toolset is not NO_TOOLS:
-            if offered := toolset.callable_with(self.tool_choice, complete=complete):
-                chat["tools"] = toolset.functions(offered)
-                chat["tool_places"] = tuple([each.where for each in offered])
+            if offered := toolset.select_callable(self.tool_choice, complete=complete):
+                chat["tools"] = toolset.build_functions(offered)
+                chat["tool_paths"] = tuple([each.where for each in offered])
                 if self.tool_choice != "none":
-                    chat["called_tools"] = toolset.called(offered)
+                    chat["called_tools"] = toolset.map_calls(offered)
             if self.tool_choice != "none":
-                chat["tool_hints"] = toolset.hints()
+                chat["tool_hints"] = toolset.list_hints()
         if self.tool_choice is not None:
-            chat["tool_choice"] = toolset.chat_choice(self.tool_choice, complete=complete)
+            chat["tool_choice"] = toolset.to_chat_choice(self.tool_choice, complete=complete)
         chat["parallel_tool_calls"] = self.parallel_tool_calls
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
@@ -113,7 +113,7 @@ class ResponsePrompt(Strict):
             chat["response_format"] = self.text.format.for_chat()
         return chat
 
-    def told(self) -> bytes:
+    def build_echo(self) -> bytes:
         """What an answer tells of its request."""
         return b""
 
@@ -176,8 +176,8 @@ class ResponseRequest(ResponsePrompt):
     prompt: None = None
     moderation: None = None
 
-    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        chat = super().chat(items, complete=complete) | {
+    def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
+        chat = super().build_chat_fields(items, complete=complete) | {
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -208,12 +208,12 @@ class ResponseRequest(ResponsePrompt):
         return what in (self.include or ())
 
     @property
-    def summarized(self) -> bool:
+    def wants_summary(self) -> bool:
         """Whether thoughts are to be told as a summary, too."""
-        asked = self.reasoning
-        return asked is not None and bool(asked.summary or asked.generate_summary)
+        reasoning = self.reasoning
+        return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
 
-    def told(self) -> bytes:
+    def build_echo(self) -> bytes:
         """What a response tells of its request, as OpenAI does, with the defaults: a JSON object.
 
         It goes out several times and is kept for as long as the answer takes, so what is long and
@@ -221,7 +221,7 @@ class ResponseRequest(ResponsePrompt):
         """
         reasoning, text = self.reasoning, self.text
         form = text.format if text is not None else None
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "model": self.model,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
@@ -244,13 +244,16 @@ class ResponseRequest(ResponsePrompt):
         verbosity = (text and text.verbosity) or "medium"
         long = {
             "instructions": self.instructions,
-            "text": {"format": form.told() if form else {"type": "text"}, "verbosity": verbosity},
+            "text": {
+                "format": form.to_json() if form else {"type": "text"},
+                "verbosity": verbosity,
+            },
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
         }
         # As `model_dump` would have them, which copies all schemas: 0.2 s for a large request.
-        echo = orjson.dumps(told | long, default=dict)
-        if len(echo) <= _LONG_ECHO:
+        echo = orjson.dumps(fields | long, default=dict)
+        if len(echo) <= _MAX_ECHO_BYTES:
             return echo
         short: dict[str, Any] = {
             "instructions": None,
@@ -258,4 +261,4 @@ class ResponseRequest(ResponsePrompt):
             "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             "tools": [],
         }
-        return orjson.dumps(told | short)
+        return orjson.dumps(fields | short)

@@ -10,7 +10,7 @@ CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
 _MAX_FLAT_CHARS = 64
 
 
-class CalledTool(NamedTuple):
+class ToolCallNames(NamedTuple):
     """The item that a call of a tool is, and the names in it."""
 
     kind: CallKind

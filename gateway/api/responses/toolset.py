@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.api import custom_tools
 from gateway.api.hosted_tools import HostedTool, find_meant_type, name_hosted, refuse_hosted
 from gateway.api.responses.other_objects import OtherObject
-from gateway.api.responses.tool_names import CalledTool, CallKind, flat_name
+from gateway.api.responses.tool_names import CallKind, ToolCallNames, flat_name
 from gateway.api.responses.tools import (
     MAX_TOOLS,
     AllowedTools,
@@ -74,7 +74,7 @@ class Toolset:
         self._bare: defaultdict[str, list[ToolKey]] = defaultdict(list)
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], brought: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
+    def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
         """Return the tools `tools` of a request, and those that items bring, with their paths.
 
         A tool that is brought again keeps its first definition. Raises InvalidRequest for two
@@ -83,19 +83,19 @@ class Toolset:
         toolset = cls()
         for n, tool in enumerate(tools):
             toolset._add(tool, f"tools[{n}]", again=True)
-        for path, more in brought:
+        for path, more in item_tools:
             for n, tool in enumerate(more):
                 toolset._add(tool, f"{path}.tools[{n}]", again=False)
         toolset._name_all()
         return toolset
 
-    def flat(self, namespace: str | None, name: str) -> str:
+    def flatten_name(self, namespace: str | None, name: str) -> str:
         """Return the model's name for a tool, which need not be one of these."""
         if namespace is None:
             return name
         return self._names.get((namespace, name)) or flat_name(namespace, name)
 
-    def callable_with(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
+    def select_callable(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
         """Return the tools that may be called.
 
         `complete` is False while items that may bring more tools are not known yet. Raises
@@ -104,14 +104,14 @@ class Toolset:
         """
         found = self.own
         if isinstance(choice, AllowedTools):
-            wanted = self._allowed(choice, complete=complete)
+            wanted = self._resolve_allowed(choice, complete=complete)
             found = [each for each in found if each.key in wanted]
         demanded = choice.mode if isinstance(choice, AllowedTools) else choice
         if demanded == "required" and not found and complete:
             refuse_hosted(self.hosted)
         return found
 
-    def chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
+    def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
         """Return a choice as chats have it. Raises InvalidRequest and UnsupportedParameter."""
         if isinstance(choice, str):
             return choice
@@ -119,20 +119,20 @@ class Toolset:
             return choice.mode
         if isinstance(choice, NamedTool):
             key = self._resolve(choice, "tool_choice", complete=complete)
-            return {"type": "function", "function": {"name": self.flat(*key)}}
+            return {"type": "function", "function": {"name": self.flatten_name(*key)}}
         raise UnsupportedParameter(
             f"tool_choice.type: {choice.type!r} is not supported by this server; allowed: "
             "function, custom and allowed_tools.",
             param="tool_choice.type",
         )
 
-    def functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
+    def build_functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
         """Return tools as chats have them; a namespace is described with its first tool."""
         described: set[str] = set()
         functions = []
         for each in tools:
-            function = _function(each.tool)
-            function["name"] = self.flat(*each.key)
+            function = _build_function(each.tool)
+            function["name"] = self.flatten_name(*each.key)
             if each.namespace is not None and each.namespace not in described:
                 described.add(each.namespace)
                 texts = (each.about, function["description"])
@@ -140,26 +140,26 @@ class Toolset:
             functions.append({"type": "function", "function": function})
         return functions
 
-    def called(self, tools: Sequence[OwnToolAt]) -> Mapping[str, CalledTool]:
+    def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
         """Return what calls of `tools` are by the model's name, all but plain functions.
 
         Models sometimes leave out a prefix, so the bare name of a namespace's tool counts too if
         no other tool of the request has that name.
         """
         taken = {*self._names.values()}
-        flat = {self.flat(*each.key): each for each in tools}
+        flat = {self.flatten_name(*each.key): each for each in tools}
         names = {
             each.tool.name: each
             for each in tools
             if len(self._bare[each.tool.name]) == 1 and each.tool.name not in taken
         }
         return {
-            name: CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
+            name: ToolCallNames(_KINDS[each.tool.type], each.tool.name, each.namespace)
             for name, each in (names | flat).items()
             if each.namespace is not None or each.tool.type != "function"
         }
 
-    def hints(self) -> tuple[str, ...]:
+    def list_hints(self) -> tuple[str, ...]:
         """Return the names of what no call can be, or need not keep to."""
         hints = name_hosted(self.hosted)
         if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
@@ -234,7 +234,7 @@ class Toolset:
                     param=where,
                 )
 
-    def _allowed(self, choice: AllowedTools, *, complete: bool) -> set[ToolKey]:
+    def _resolve_allowed(self, choice: AllowedTools, *, complete: bool) -> set[ToolKey]:
         wanted: set[ToolKey] = set()
         members: defaultdict[str | None, list[ToolKey]] = defaultdict(list)
         for each in self.own:
@@ -246,7 +246,9 @@ class Toolset:
                     wanted.add((None, named.type))
             elif named.type == "namespace":
                 if named.name not in self._namespaces and complete:
-                    raise _unknown(f"{where}.name", named.name, "namespace", self._namespaces)
+                    raise _build_unknown_error(
+                        f"{where}.name", named.name, "namespace", self._namespaces
+                    )
                 wanted.update(members.pop(named.name, ()))
             else:
                 wanted.add(self._resolve(named, where, complete=complete))
@@ -270,9 +272,11 @@ class Toolset:
         if complete:
             space = named.namespace
             if space is not None and space not in self._namespaces:
-                raise _unknown(f"{where}.namespace", space, "namespace", self._namespaces)
+                raise _build_unknown_error(
+                    f"{where}.namespace", space, "namespace", self._namespaces
+                )
             known = [name for space, name in self._names if space == named.namespace]
-            raise _unknown(f"{where}.name", named.name, "tool", known)
+            raise _build_unknown_error(f"{where}.name", named.name, "tool", known)
         return key
 
 
@@ -283,14 +287,16 @@ def _is_server_search(tool: Tool) -> bool:
     return isinstance(tool, SearchTool) and tool.execution != "client"
 
 
-def _unknown(param: str, found: str, kind: str, known: Collection[str]) -> InvalidRequest:
+def _build_unknown_error(
+    param: str, found: str, kind: str, known: Collection[str]
+) -> InvalidRequest:
     allowed = f"; allowed: {list_names(known)}" if known else ""
     return InvalidRequest(
         f"{param}: found {show_value(found)}, not the name of a {kind}{allowed}.", param=param
     )
 
 
-def _function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
+def _build_function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
         syntax = tool.format.syntax if isinstance(tool.format, GrammarFormat) else None
         return {

@@ -114,7 +114,7 @@ async def test_large_items_are_read_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[threading.Thread] = []
-    read = keeping.read
+    read = keeping.parse_items
 
     def watched(told: Any) -> Any:
         if told:
