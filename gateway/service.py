@@ -21,7 +21,7 @@ from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
-from gateway.overrides.followed import FollowedOverrides
+from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import guessed, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -49,7 +49,7 @@ class Service:
     settings: Settings
     prompts: Prompts
     replicas: Replicas
-    overrides: FollowedOverrides
+    overrides: LiveOverrides
     """What admins say of replicas, beside the configuration."""
     admission: Admission
     starts: StartQueue

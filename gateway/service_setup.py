@@ -24,7 +24,7 @@ from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
 from gateway.overrides.copies import OverrideCopies
-from gateway.overrides.followed import FollowedOverrides
+from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import make_replicas, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -122,7 +122,7 @@ async def running_service(
             _accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
-            FollowedOverrides(
+            LiveOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
             ) as overrides,

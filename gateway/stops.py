@@ -13,14 +13,14 @@ from typing import Literal
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved", "cancelled"]
 """`cancelled` is by an admin."""
 
-LOUD: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
+LOGGED_REASONS: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
 """Those that are worth a log line each. A stop string is an answer's ordinary end."""
 
 
-class Stopping:
+class EarlyStop:
     """One generation. `end` is to be called once its stream has ended or was given up."""
 
-    __slots__ = ("_told", "began", "over", "reason", "seconds")
+    __slots__ = ("_listeners", "began", "is_over", "reason", "seconds")
 
     def __init__(self, reason: StopReason, began: float | None = None) -> None:
         """`began` is when it was decided that it should end, in `time.perf_counter`."""
@@ -28,25 +28,25 @@ class Stopping:
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
         """Until the engine had let go; None where that was not seen, or not yet."""
-        self.over = False
-        self._told: list[Callable[[Stopping], None]] = []
+        self.is_over = False
+        self._listeners: list[Callable[[EarlyStop], None]] = []
 
-    def tell(self, listener: Callable[[Stopping], None]) -> None:
+    def add_listener(self, listener: Callable[[EarlyStop], None]) -> None:
         """`listener` is told when it is over; at once where it is."""
-        if self.over:
+        if self.is_over:
             listener(self)
         else:
-            self._told.append(listener)
+            self._listeners.append(listener)
 
     def end(self, freed: bool) -> None:
         """The engine has ended the stream, or (not `freed`) it was reset or lost before."""
-        if self.over:
+        if self.is_over:
             return
-        self.over = True
+        self.is_over = True
         if freed:
             self.seconds = time.perf_counter() - self.began
-        told, self._told = self._told, []
-        for listener in told:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
             listener(self)
 
 
@@ -56,10 +56,10 @@ class Stops:
     `told` is called whenever none of them is open any more.
     """
 
-    __slots__ = ("_told", "open", "reason", "seconds", "unseen")
+    __slots__ = ("_on_all_ended", "open", "reason", "seconds", "unseen")
 
-    def __init__(self, told: Callable[[Stops], None]) -> None:
-        self._told = told
+    def __init__(self, on_all_ended: Callable[[Stops], None]) -> None:
+        self._on_all_ended = on_all_ended
         self.open = 0
         self.reason: StopReason = "disconnect"
         """Of the last one."""
@@ -68,21 +68,21 @@ class Stops:
         self.unseen = 0
         """Those whose end nobody saw."""
 
-    def begin(self, reason: StopReason, began: float | None = None) -> Stopping:
+    def begin(self, reason: StopReason, began: float | None = None) -> EarlyStop:
         self.reason = reason
         self.open += 1
-        stopping = Stopping(reason, began)
-        stopping.tell(self._over)
+        stopping = EarlyStop(reason, began)
+        stopping.add_listener(self._count_end)
         return stopping
 
-    def _over(self, stopping: Stopping) -> None:
+    def _count_end(self, stopping: EarlyStop) -> None:
         self.open -= 1
         if stopping.seconds is None:
             self.unseen += 1
         else:
             self.seconds = max(self.seconds or 0.0, stopping.seconds)
         if not self.open:
-            self._told(self)
+            self._on_all_ended(self)
 
     def facts(self) -> dict[str, object]:
         """For log lines and for who looks: `stop_ms` is not there where no end was seen."""

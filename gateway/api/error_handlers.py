@@ -21,7 +21,7 @@ from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffere
 
 async def _failure(request: Request, error: Failure) -> Response:
     context = context_of(request.scope)
-    context.error, context.refused = type(error), refusal(error)
+    context.error, context.refusal = type(error), refusal(error)
     fields = exchange_of(request.scope).fields
     status, headers, body = answer_at(request.url.path, fields, error)
     return Response(body, status, headers, "application/json")

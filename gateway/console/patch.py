@@ -28,7 +28,7 @@ def difference(old: Json, new: Json) -> dict[str, Any]:
     return patch
 
 
-def applied(target: Json, patch: Json) -> dict[str, Any]:
+def apply_patch(target: Json, patch: Json) -> dict[str, Any]:
     """`target` with the patch, as the RFC's own `MergePatch` does it; neither is changed."""
     result = dict(target)
     for name, value in patch.items():
@@ -36,7 +36,7 @@ def applied(target: Json, patch: Json) -> dict[str, Any]:
             result.pop(name, None)
         elif isinstance(value, Mapping):
             before = result.get(name)
-            result[name] = applied(before if isinstance(before, Mapping) else {}, value)
+            result[name] = apply_patch(before if isinstance(before, Mapping) else {}, value)
         else:
             result[name] = value
     return result

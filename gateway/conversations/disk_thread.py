@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.conversations.disk import ConversationDisk, ForeignFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 DISK_ERRORS = (OSError, sqlite3.Error, ForeignFile)
 
 
-class DiskAway(Exception):
+class DiskUnavailable(Exception):
     """This gateway's disk keeps nothing now."""
 
 
@@ -30,18 +30,20 @@ class DiskThread:
     next start; what fails otherwise, such as a disk that is full, is tried again each time, to open
     it, too."""
 
-    def __init__(self, folder: Path, make: Callable[[], ConversationDisk], stats: Stats) -> None:
+    def __init__(
+        self, folder: Path, make: Callable[[], ConversationDisk], stats: ConversationStats
+    ) -> None:
         self._folder = folder
         self._make = make
         self._stats = stats
         self._disk: ConversationDisk | None = None
-        self._left_alone = False
-        self._fails = False
-        self._why = ""
+        self._is_disabled = False
+        self._is_failing = False
+        self._reason = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
 
     async def open(self) -> None:
-        with suppress(DiskAway):
+        with suppress(DiskUnavailable):
             await self.run(lambda _: None)
 
     async def close(self) -> None:
@@ -51,21 +53,21 @@ class DiskThread:
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
         """Raises DiskAway."""
-        if self._left_alone:
-            raise DiskAway
+        if self._is_disabled:
+            raise DiskUnavailable
         try:
-            result = await self._in_thread(lambda: work(self._opened()))
+            result = await self._in_thread(lambda: work(self._open_disk()))
         except DISK_ERRORS as error:
             # An OperationalError is of the moment: a full disk, or another process that is busy.
-            self._left_alone |= type(error) in (sqlite3.DatabaseError, ForeignFile)
-            self._failed(error)
-            raise DiskAway from error
-        if self._fails:
-            self._fails = False
+            self._is_disabled |= type(error) in (sqlite3.DatabaseError, ForeignFile)
+            self._record_failure(error)
+            raise DiskUnavailable from error
+        if self._is_failing:
+            self._is_failing = False
             log.info("conversations are kept in %s again", self._folder)
         return result
 
-    def _opened(self) -> ConversationDisk:
+    def _open_disk(self) -> ConversationDisk:
         """In the thread."""
         if self._disk is None:
             self._disk = self._make()
@@ -77,11 +79,13 @@ class DiskThread:
     @property
     def problem(self) -> str:
         """Why nothing is kept now; empty where it is."""
-        return f"conversations are not kept in {self._folder} now: {self._why}" * self._fails
+        return (
+            f"conversations are not kept in {self._folder} now: {self._reason}" * self._is_failing
+        )
 
-    def _failed(self, error: BaseException) -> None:
-        self._why = str(error)
+    def _record_failure(self, error: BaseException) -> None:
+        self._reason = str(error)
         self._stats.disk_failures += 1
-        if not self._fails:
-            self._fails = True
+        if not self._is_failing:
+            self._is_failing = True
             log.error("conversations are not kept in %s now: %s", self._folder, error)

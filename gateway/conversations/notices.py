@@ -24,7 +24,7 @@ _MIN_NOTICES, _MAX_NOTICES = 1000, 100_000
 _BYTES_PER_NOTICE = 4096  # of a tenant's own: a notice takes some 80, so 2 % of them
 
 
-class Gone(NamedTuple):
+class Deletion(NamedTuple):
     """A record that was deleted, or a group that was evicted: disks are to forget it."""
 
     tenant: str
@@ -42,7 +42,7 @@ def announce(client: Any, tenant: str, ttl_ms: int) -> None:
     ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
 
 
-class Reader:
+class NoticeReader:
     """The place of one gateway in the notices of all tenants. One thread at a time reads.
 
     The tenants take turns, so none waits for all notices of another.
@@ -51,38 +51,40 @@ class Reader:
     def __init__(self, ttl_ms: int) -> None:
         """`ttl_ms`: how long a disk has what was not used."""
         self._ttl_ms = ttl_ms
-        self._is_to_restart = True
+        self._must_restart = True
         self._seen: float = 0
-        self._places: dict[str, str] = {}
+        self._positions: dict[str, str] = {}
         self._pending: deque[str | None] = deque()
 
     def restart(self) -> None:
         """Read all notices again: Redis may have lost some, and taken others, since."""
-        self._is_to_restart = True
+        self._must_restart = True
 
-    def read(self, client: Any, limit: int) -> list[Gone]:
+    def read(self, client: Any, limit: int) -> list[Deletion]:
         """Return some notices that were not read before; none if there are no more."""
-        if self._is_to_restart:
-            self._is_to_restart = False
-            self._seen, self._places = 0, {}
+        if self._must_restart:
+            self._must_restart = False
+            self._seen, self._positions = 0, {}
             self._pending.clear()
             client.pexpire(_OLD_STREAM, self._ttl_ms)  # one day nobody writes it any more
         if not self._pending:
-            self._find(client)
+            self._find_tenants(client)
         while self._pending:
             tenant = self._pending.popleft()
             stream = _OLD_STREAM if tenant is None else _stream(tenant)
-            place = self._places.get(stream, "0")
-            entries = client.xrange(stream, min=f"({place}", count=limit)
+            position = self._positions.get(stream, "0")
+            entries = client.xrange(stream, min=f"({position}", count=limit)
             if len(entries) == limit:
                 self._pending.append(tenant)
             if entries:
-                self._places[stream] = entries[-1][0].decode()
-            if gone := [each for _, fields in entries if (each := _gone(tenant, fields))]:
-                return gone
+                self._positions[stream] = entries[-1][0].decode()
+            if deletions := [
+                each for _, fields in entries if (each := _parse_notice(tenant, fields))
+            ]:
+                return deletions
         return []
 
-    def _find(self, client: Any) -> None:
+    def _find_tenants(self, client: Any) -> None:
         self._pending.append(None)
         news = client.zrangebyscore(
             _INDEX, f"({self._seen:.0f}", "+inf", start=0, num=_TENANTS_AT_ONCE, withscores=True
@@ -96,9 +98,13 @@ def _stream(tenant: str) -> str:
     return f"conversations:{{.{tenant}}}:gone"
 
 
-def _gone(tenant: str | None, fields: Mapping[bytes, bytes]) -> Gone | None:
-    told, id_, unit = (
+def _parse_notice(tenant: str | None, fields: Mapping[bytes, bytes]) -> Deletion | None:
+    tenant_field, id_, unit = (
         fields.get(name, b"").decode(errors="replace") for name in (b"t", b"i", b"u")
     )
     name = unit or id_
-    return Gone(told if tenant is None else tenant, name, bool(unit)) if is_id(name) else None
+    return (
+        Deletion(tenant_field if tenant is None else tenant, name, bool(unit))
+        if is_id(name)
+        else None
+    )

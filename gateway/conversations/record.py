@@ -11,13 +11,13 @@ DELETED = 2**63 - 1
 """The version of what `Conversations.delete` leaves: nothing follows."""
 FINAL = 2**52
 """The least version of what changes no more until it is deleted: any copy of it is as good."""
-GROWING = "conv_"
+GROWING_PREFIX = "conv_"
 """What the ids of groups begin with to which any gateway may add: an old copy is not all of it."""
-MAX_READ = 32 * 1024 * 1024
+MAX_READ_BYTES = 32 * 1024 * 1024
 """Bytes of data in one answer of the store, and so of one record."""
 MAX_MEMBERS = 10_000
 """Records of one group."""
-OVERHEAD = 512
+OVERHEAD_BYTES = 512
 """Bytes that a record counts for beside its data: its names and what finds it again."""
 
 TOO_LARGE = (
@@ -52,17 +52,17 @@ class Record(NamedTuple):
         return self.group or self.id
 
     @property
-    def grows(self) -> bool:
+    def is_growing(self) -> bool:
         """Whether it is of what no old copy is all of."""
-        return self.unit.startswith(GROWING)
+        return self.unit.startswith(GROWING_PREFIX)
 
     @property
     def size(self) -> int:
         """Bytes that it counts for."""
-        return len(self.data) + OVERHEAD
+        return len(self.data) + OVERHEAD_BYTES
 
 
-class Kept(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record as a copy has it.
 
     Attributes:
@@ -81,14 +81,14 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def checked(record: Record) -> Record:
+def check_record(record: Record) -> Record:
     """Raises ValueError for what no store takes, ConversationTooLarge for too much data."""
     if not is_id(record.id) or not (record.group == "" or is_id(record.group)):
         raise ValueError(f"{record.id!r}, {record.group!r}: no id")
     if not (0 <= record.version < 2**63 and 0 <= record.order < 2**63):
         raise ValueError(f"version {record.version}, order {record.order}")
-    if len(record.data) > MAX_READ:
+    if len(record.data) > MAX_READ_BYTES:
         raise ConversationTooLarge(
-            f"What is to be kept has {len(record.data)} bytes; at most {MAX_READ} can be."
+            f"What is to be kept has {len(record.data)} bytes; at most {MAX_READ_BYTES} can be."
         )
     return record

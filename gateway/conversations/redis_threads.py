@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from gateway.conversations.shared import Known, Look, SharedConversations
-from gateway.conversations.stats import Stats
+from gateway.conversations.shared import PollResult, RedisState, SharedConversations
+from gateway.conversations.stats import ConversationStats
 from lora_store.primary import NO_REPLICAS, RedisUnavailable, code_of, describe, failures
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_THREADS = 4
-_QUIET_S = 10.0
+_MAX_THREADS = 4
+_RECOVERY_S = 10.0
 """Seconds without a failure of a kind after which one is over, if Redis takes writes."""
 
 
@@ -27,23 +27,23 @@ class _Failure(NamedTuple):
     at: float
 
 
-class RedisAway(Exception):
+class RedisDown(Exception):
     """Redis does not answer, or refuses."""
 
 
 class RedisThreads:
     """While Redis is away nobody waits for it: `look` alone asks whether it is back."""
 
-    def __init__(self, shared: SharedConversations, stats: Stats) -> None:
-        self.known = Known()
-        self.up = False
+    def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
+        self.state = RedisState()
+        self.is_up = False
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
         # By kind of call, and under "" that of the server: a Redis that is full, say, is read as
         # ever. What works must not end the failure of what does not.
         self._failures: dict[str, _Failure] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations-redis")
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
@@ -51,16 +51,16 @@ class RedisThreads:
 
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
         """Return what `work`, a call of that `kind`, returns. Raises RedisAway."""
-        if not self.up:
-            raise RedisAway
+        if not self.is_up:
+            raise RedisDown
 
-        def unless_away(shared: SharedConversations) -> T:
+        def run_if_up(shared: SharedConversations) -> T:
             # It may have been found away while this waited for a thread.
-            if not self.up:
-                raise RedisAway
+            if not self.is_up:
+                raise RedisDown
             return work(shared)
 
-        return await self._run(unless_away, kind)
+        return await self._run(run_if_up, kind)
 
     @property
     def problem(self) -> str:
@@ -71,19 +71,23 @@ class RedisThreads:
     @property
     def epoch(self) -> int:
         """As last seen; 0 before."""
-        return self.known.epoch
+        return self.state.epoch
 
-    async def look(self, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)) -> Look:
-        """See `SharedConversations.look`. Raises RedisAway."""
-        look = await self._run(lambda shared: shared.look(self.known, gateway, says, of), "look")
+    async def poll(
+        self, gateway: str = "", report: str = "", report_of: tuple[int, int] = (0, 0)
+    ) -> PollResult:
+        """See `SharedConversations.poll`. Raises RedisAway."""
+        result = await self._run(
+            lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
+        )
         # Else a later one was faster, or Redis is full and tells nothing.
-        if look.known.since and look.known.seen > self.known.seen:
-            self.known = look.known
-        self.up = True
-        if look.known.since:  # it has written
-            before = time.monotonic() - _QUIET_S
+        if result.state.since and result.state.seen > self.state.seen:
+            self.state = result.state
+        self.is_up = True
+        if result.state.since:  # it has written
+            before = time.monotonic() - _RECOVERY_S
             self._end([kind for kind, failure in self._failures.items() if failure.at < before])
-        return look
+        return result
 
     async def _run(self, work: Callable[[SharedConversations], T], kind: str) -> T:
         loop = asyncio.get_running_loop()
@@ -93,13 +97,13 @@ class RedisThreads:
             self._stats.redis_failures += 1
             cause = error.__cause__ or error
             if isinstance(error, RedisUnavailable) and code_of(cause) != NO_REPLICAS:
-                self.up = False
+                self.is_up = False
                 kind = ""
             why = describe(error)
             if not self._failures:
                 log.warning("conversations are not shared now: Redis fails: %s", why)
             self._failures[kind] = _Failure(why, time.monotonic())
-            raise RedisAway from error
+            raise RedisDown from error
         self._end(["", kind])
         return result
 

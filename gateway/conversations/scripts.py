@@ -26,7 +26,7 @@ class Script:
             return client.eval(self._text, len(keys), *keys, *arguments)
 
 
-LOOK = Script("look.lua")
+POLL = Script("look.lua")
 PUT = Script("records.lua", "put.lua")
 READ = Script("records.lua", "read.lua")
 RENEW = Script("records.lua", "renew.lua")

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.conversations.notices import Gone, Reader
-from gateway.conversations.scripts import LOOK
+from gateway.conversations.notices import Deletion, NoticeReader
+from gateway.conversations.scripts import POLL
 from gateway.conversations.tenant_records import TenantRecords
 from lora_store.redis_role import ROLE_CHECK_S
 
-_ALL = "conversations:{all}:"
-_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
-GONE_MS = 3600 * 1000
+_COMMON_PREFIX = "conversations:{all}:"
+_KEY_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
+GATEWAY_TIMEOUT_MS = 3600 * 1000
 """After which a gateway that does not look any more, and what its disk has, is given up."""
-EPHEMERAL = "ephemeral:"
+EPHEMERAL_PREFIX = "ephemeral:"
 """What the name of a gateway begins with whose disk ends with it."""
 _BEHIND_MS = 30_000  # which each gateway still knows to bring again
 # All gateways look each second: by then whoever has something to bring has said so.
 _SETTLED_MS = 3000
 
 
-class Known(NamedTuple):
+class RedisState(NamedTuple):
     """What a process knows of Redis from its last look.
 
     Attributes:
@@ -41,12 +41,12 @@ class Known(NamedTuple):
     epoch: int = 0
     since: int = 0
     seen: int = 0
-    left: int = 0
+    departed_ms: int = 0
     lost: int = 0
     gateways: tuple[str, ...] = ()
 
 
-class Look(NamedTuple):
+class PollResult(NamedTuple):
     """
     Attributes:
         known: as it is now.
@@ -59,9 +59,9 @@ class Look(NamedTuple):
             there is none.
     """
 
-    known: Known
+    state: RedisState
     settled: bool
-    whole: bool
+    is_complete: bool
     dirty: int
     at: int
     oldest: int
@@ -75,20 +75,31 @@ class SharedConversations(TenantRecords):
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
         """Seconds for which another process may still write to a server that was replaced."""
-        self._notices = Reader(sum(self._times))
+        self._notices = NoticeReader(sum(self._times))
         self._since = 0
 
-    def look(
-        self, known: Known, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)
-    ) -> Look:
+    def poll(
+        self,
+        state: RedisState,
+        gateway: str = "",
+        report: str = "",
+        report_of: tuple[int, int] = (0, 0),
+    ) -> PollResult:
         """`gateway` says of itself that its disk has more, "dirty", or is not all brought yet,
         "open", or is: "whole", or that it goes for good, with all of that in Redis: "bye"; `of` the
         epoch and number that it was told before."""
-        keys = [f"{_ALL}{name}" for name in _NAMES]
-        heard = (known.epoch, known.since, known.seen, known.left, _BEHIND_MS, GONE_MS)
-        told = (gateway, says, *of, *known.gateways)
+        keys = [f"{_COMMON_PREFIX}{name}" for name in _KEY_NAMES]
+        seen_arguments = (
+            state.epoch,
+            state.since,
+            state.seen,
+            state.departed_ms,
+            _BEHIND_MS,
+            GATEWAY_TIMEOUT_MS,
+        )
+        report_arguments = (gateway, report, *report_of, *state.gateways)
         with self._primary.use() as client:
-            answer = LOOK.run(client, keys, (*heard, *told))
+            answer = POLL.run(client, keys, (*seen_arguments, *report_arguments))
         epoch, since, age_ms, seen, left, lost, others, dirty, whole, at, oldest = map(
             int, answer[:-1]
         )
@@ -97,10 +108,12 @@ class SharedConversations(TenantRecords):
         if since != self._since:
             self._since = since
             self._notices.restart()
-        now = Known(epoch=epoch, since=since, seen=seen, left=left, lost=lost, gateways=names)
-        return Look(now, settled, whole == 1, dirty, at=at, oldest=oldest)
+        now = RedisState(
+            epoch=epoch, since=since, seen=seen, departed_ms=left, lost=lost, gateways=names
+        )
+        return PollResult(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
-    def deleted(self, limit: int = 128) -> list[Gone]:
+    def read_deletions(self, limit: int = 128) -> list[Deletion]:
         """Return some of what went since the last call, none once all is told."""
         with self._primary.use() as client:
             return self._notices.read(client, limit)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Stats:
+class ConversationStats:
     """
     Attributes:
         bytes: what all tenants have on this gateway's disk.

@@ -24,22 +24,32 @@ from pathlib import Path
 from types import TracebackType
 
 from gateway.conversations.disk import FILE, ConversationDisk
-from gateway.conversations.disk_thread import DiskAway, DiskThread
-from gateway.conversations.record import DELETED, FINAL, GROWING, MAX_READ, Record, checked, is_id
-from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import Known, SharedConversations
-from gateway.conversations.stats import Stats
+from gateway.conversations.disk_thread import DiskThread, DiskUnavailable
+from gateway.conversations.record import (
+    DELETED,
+    FINAL,
+    GROWING_PREFIX,
+    MAX_READ_BYTES,
+    Record,
+    check_record,
+    is_id,
+)
+from gateway.conversations.redis_threads import RedisDown, RedisThreads
+from gateway.conversations.shared import RedisState, SharedConversations
+from gateway.conversations.stats import ConversationStats
 from gateway.conversations.tenant_records import Copy
 from gateway.conversations.upkeep import Upkeep
 from gateway.errors import ConversationsOff, ConversationsUnavailable, ConversationTooLarge
 
 log = logging.getLogger(__name__)
 
-_RENEW_S = 3600.0  # and a tenth of the time to live at most
-_STEPS = 64  # for which one put waits until there is room
-_BROUGHT_S = 5.0  # for which one that is not found is waited for
-_AGAIN_S = 0.2
-_REDIS_S = 2.0  # of one call at least; the values are large, and Redis forks for its snapshots
+_MAX_RENEW_INTERVAL_S = 3600.0  # and a tenth of the time to live at most
+_MAX_EVICTION_STEPS = 64  # for which one put waits until there is room
+_RESTORE_TIMEOUT_S = 5.0  # for which one that is not found is waited for
+_RETRY_INTERVAL_S = 0.2
+_MIN_REDIS_TIMEOUT_S = (
+    2.0  # of one call at least; the values are large, and Redis forks for its snapshots
+)
 
 
 class Conversations:
@@ -52,25 +62,25 @@ class Conversations:
         *,
         ttl_s: int,
         tenant_bytes: int,
-        redis_timeout_s: float = _REDIS_S,
+        redis_timeout_s: float = _MIN_REDIS_TIMEOUT_S,
         ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`redis_url` in a form of `lora_store.redis_url`; `ephemeral`: the folder ends with the
         gateway; `clock` gives seconds of 1970."""
         self.enabled = ttl_s > 0
-        self.stats = Stats()
+        self.stats = ConversationStats()
         self._folder = folder
         bounds = {
             "ttl_ms": ttl_s * 1000,
             "tenant_bytes": tenant_bytes,
-            "renew_ms": int(min(ttl_s / 10, _RENEW_S) * 1000),
+            "renew_ms": int(min(ttl_s / 10, _MAX_RENEW_INTERVAL_S) * 1000),
         }
         make = partial(ConversationDisk, folder, **bounds, clock=clock)
         self._disk = DiskThread(folder, make, self.stats)
         self._redis: RedisThreads | None = None
         if redis_url is not None:
-            timeout_s = max(_REDIS_S, redis_timeout_s)
+            timeout_s = max(_MIN_REDIS_TIMEOUT_S, redis_timeout_s)
             shared = SharedConversations(
                 redis_url, timeout_s=timeout_s, **bounds, on_refused=self.stats.count_refused
             )
@@ -80,9 +90,9 @@ class Conversations:
     async def __aenter__(self) -> Conversations:
         if self.enabled:
             await self._disk.open()
-            await self._upkeep.first_look()
+            await self._upkeep.poll_first()
         else:
-            await asyncio.to_thread(_remove, self._folder)
+            await asyncio.to_thread(_remove_files, self._folder)
         return self
 
     async def __aexit__(
@@ -92,7 +102,7 @@ class Conversations:
         trace: TracebackType | None,
     ) -> None:
         if self.enabled:
-            await self._upkeep.leave()
+            await self._upkeep.depart()
         if self._redis is not None:
             await self._redis.close()
         await self._disk.close()
@@ -109,10 +119,10 @@ class Conversations:
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
     @property
-    def time(self) -> int:
+    def redis_time_ms(self) -> int:
         """That of Redis, in ms since 1970, a moment ago: the order of what begins now and will
         change or grow. 0 before it was seen."""
-        return 0 if self._redis is None else self._redis.known.seen
+        return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
         """Store all of the records or none, of each the highest version that there is.
@@ -123,17 +133,24 @@ class Conversations:
         """
         if not self.enabled:
             raise ConversationsOff
-        records = [checked(record) for record in records]
-        if (size := sum(len(record.data) for record in records)) > MAX_READ:
+        records = [check_record(record) for record in records]
+        if (size := sum(len(record.data) for record in records)) > MAX_READ_BYTES:
             raise ConversationTooLarge(f"{size} bytes are too much to be kept at once.")
         if records:
-            epoch, taken = await self._put_shared(tenant, records)
-            if not taken and self._redis is not None and any(record.grows for record in records):
-                raise _unavailable()
-            if not await self._put_disk(tenant, records, epoch, certain=not taken) and not taken:
-                raise _unavailable()
-            if not taken:
-                await self._upkeep.refused()
+            epoch, accepted = await self._put_shared(tenant, records)
+            if (
+                not accepted
+                and self._redis is not None
+                and any(record.is_growing for record in records)
+            ):
+                raise _unavailable_error()
+            if (
+                not await self._put_disk(tenant, records, epoch, certain=not accepted)
+                and not accepted
+            ):
+                raise _unavailable_error()
+            if not accepted:
+                await self._upkeep.report_refused()
 
     async def get(
         self, tenant: str, ids: Sequence[str], *, patient: bool = True
@@ -141,32 +158,38 @@ class Conversations:
         """What is kept under these ids, in their order. Its time to live begins anew.
 
         Who is not `patient` gets what there is now. Raises ConversationsUnavailable, and
-        ConversationTooLarge for more than `MAX_READ` bytes.
+        ConversationTooLarge for more than `MAX_READ_BYTES` bytes.
         """
         wanted = [id_ for id_ in dict.fromkeys(ids) if is_id(id_)]
         found: dict[str, Copy] = {}
 
-        async def look(epoch: int) -> _Sure:
-            left = [id_ for id_ in wanted if id_ not in found or found[id_].changes]
-            copies, answered = await self._get_once(tenant, left)
-            for id_ in left:
+        async def look_up(epoch: int) -> _Certainty:
+            missing = [id_ for id_ in wanted if id_ not in found or found[id_].may_change]
+            copies, answered = await self._get_once(tenant, missing)
+            for id_ in missing:
                 found.pop(id_, None)
             found.update(copies)
-            if all(id_ in found and not found[id_].changes for id_ in wanted):
-                return _Sure.ALWAYS
+            if all(id_ in found and not found[id_].may_change for id_ in wanted):
+                return _Certainty.ALWAYS
             if not answered:
-                return _Sure.NEVER
+                return _Certainty.NEVER
             if not patient:
-                return _Sure.ALWAYS
-            epochs = [copy.epoch for copy in copies.values() if copy.changes]
+                return _Certainty.ALWAYS
+            epochs = [copy.epoch for copy in copies.values() if copy.may_change]
             is_fresh = len(found) == len(wanted) and all(each == epoch for each in epochs)
-            return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
+            return _Certainty.UNLESS_LOST if is_fresh else _Certainty.IF_SETTLED
 
-        known = await self._until(look) if self.enabled and wanted else Known()
-        return [_live(found.get(id_), known) for id_ in ids]
+        state = await self._look_up_until_sure(look_up) if self.enabled and wanted else RedisState()
+        return [_to_live_record(found.get(id_), state) for id_ in ids]
 
     async def members(
-        self, tenant: str, group: str, *, after: int = -1, limit: int = 1000, whole: bool = True
+        self,
+        tenant: str,
+        group: str,
+        *,
+        after: int = -1,
+        limit: int = 1000,
+        require_complete: bool = True,
     ) -> list[Record]:
         """The first `limit` records of a group behind the place `after`, by order.
 
@@ -177,20 +200,20 @@ class Conversations:
         epochs: list[int] = []
         began = 0
 
-        async def look(epoch: int) -> _Sure:
+        async def look_up(epoch: int) -> _Certainty:
             nonlocal began
             try:
                 found[:], epochs[:], began = await self._members_once(tenant, group, after, limit)
-            except RedisAway:
-                return _Sure.NEVER
+            except RedisDown:
+                return _Certainty.NEVER
             is_fresh = all(each == epoch for each in epochs)
-            return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
+            return _Certainty.UNLESS_LOST if is_fresh else _Certainty.IF_SETTLED
 
         if self.enabled and is_id(group):
-            known = await self._until(look)
-            is_short = -1 in epochs or (epochs[0] != known.epoch and began < known.lost)
-            if whole and group.startswith(GROWING) and is_short:
-                raise _unavailable()
+            state = await self._look_up_until_sure(look_up)
+            is_short = -1 in epochs or (epochs[0] != state.epoch and began < state.lost)
+            if require_complete and group.startswith(GROWING_PREFIX) and is_short:
+                raise _unavailable_error()
         members = [each for each in found if each.data and each.group == group]
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
@@ -209,80 +232,82 @@ class Conversations:
             return 0, False
         epoch = redis.epoch  # as before: if Redis is emptied now, they are brought again
         try:
-            for _ in range(_STEPS):
+            for _ in range(_MAX_EVICTION_STEPS):
                 put = await redis.run(lambda shared: shared.put(tenant, records, epoch), "put")
                 self.stats.evicted += put.evicted
                 if put.done:
-                    return epoch, put.taken
-        except RedisAway:
+                    return epoch, put.accepted
+        except RedisDown:
             return 0, False
-        raise _no_room()
+        raise _eviction_error()
 
     async def _put_disk(
         self, tenant: str, records: Sequence[Record], epoch: int, *, certain: bool = False
     ) -> bool:
         """Whether the disk took them. What need not be `certain` is not waited for."""
         try:
-            for _ in range(_STEPS if certain else 1):
+            for _ in range(_MAX_EVICTION_STEPS if certain else 1):
                 put = await self._disk.run(lambda disk: disk.put(tenant, records, epoch))
                 self.stats.evicted += put.evicted
                 if put.done:
                     return True
-        except DiskAway:
+        except DiskUnavailable:
             return False
         except ConversationTooLarge:
             if certain:
                 raise
             return False
         if certain:
-            raise _no_room()
+            raise _eviction_error()
         return False
 
-    async def _until(self, look: Callable[[int], Awaitable[_Sure]]) -> Known:
+    async def _look_up_until_sure(
+        self, look_up: Callable[[int], Awaitable[_Certainty]]
+    ) -> RedisState:
         """Looks again and again, in the epoch that `look` is told, until it is sure.
 
         Returns what was known then; nothing where that does not matter.
         """
         redis = self._redis
         loop = asyncio.get_running_loop()
-        until = loop.time() + _BROUGHT_S
+        until = loop.time() + _RESTORE_TIMEOUT_S
         while True:
             epoch = 0 if redis is None else redis.epoch
-            sure = await look(epoch)
-            if sure is _Sure.ALWAYS or redis is None:
-                return Known()
-            with contextlib.suppress(RedisAway):
-                if redis.up and sure is not _Sure.NEVER:
-                    now = await redis.look()
-                    lost_nothing = sure is _Sure.UNLESS_LOST and now.known.since == epoch
-                    if now.known.epoch == epoch and (now.settled or lost_nothing):
-                        return now.known
-            if not redis.up:
-                raise _unavailable()
+            sure = await look_up(epoch)
+            if sure is _Certainty.ALWAYS or redis is None:
+                return RedisState()
+            with contextlib.suppress(RedisDown):
+                if redis.is_up and sure is not _Certainty.NEVER:
+                    now = await redis.poll()
+                    lost_nothing = sure is _Certainty.UNLESS_LOST and now.state.since == epoch
+                    if now.state.epoch == epoch and (now.settled or lost_nothing):
+                        return now.state
+            if not redis.is_up:
+                raise _unavailable_error()
             if loop.time() >= until:
                 raise ConversationsUnavailable(
                     "What was kept is being brought back and is not all there yet: try again."
                 )
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
         """From Redis, then from the disk, each of which gets what it lacks; whether Redis answered,
         if there is one."""
         redis = self._redis
         if redis is None:
-            return {each.id: Copy(each, 0) for each in await self._from_disk(tenant, ids)}, True
+            return {each.id: Copy(each, 0) for each in await self._read_disk(tenant, ids)}, True
         copies: dict[str, Copy] = {}
         answered = False
-        with contextlib.suppress(RedisAway):
+        with contextlib.suppress(RedisDown):
             epoch = redis.epoch
             copies = await redis.run(lambda shared: shared.get(tenant, ids))
             answered = True
-            await self._keep_read(tenant, copies, epoch)
+            await self._copy_to_disk(tenant, copies, epoch)
         missing = [id_ for id_ in ids if id_ not in copies]
         # What may have changed since, or was let go by Redis, is nothing to go by.
-        found = [each for each in await self._from_disk(tenant, missing) if each.version >= FINAL]
+        found = [each for each in await self._read_disk(tenant, missing) if each.version >= FINAL]
         alone = [each for each in found if not each.group]
-        with contextlib.suppress(RedisAway, ConversationTooLarge):
+        with contextlib.suppress(RedisDown, ConversationTooLarge):
             if alone:
                 await redis.run(lambda shared: shared.put(tenant, alone), "put")
         return copies | {each.id: Copy(each, 0) for each in found}, answered
@@ -295,43 +320,43 @@ class Conversations:
         redis = self._redis
         if redis is None:
             ids: list[str] = []
-            with self._disk_may_be_away():
+            with self._tolerate_disk_failure():
                 ids = await self._disk.run(lambda disk: disk.members(tenant, group, after, limit))
-            records = await self._from_disk(tenant, [group, *ids])
+            records = await self._read_disk(tenant, [group, *ids])
             return records, [0 if len(records) == len(ids) + 1 else -1], 0
         epoch = redis.epoch
         found = await redis.run(lambda shared: shared.members(tenant, group, after, limit))
-        await self._keep_read(tenant, found.copies, epoch)
+        await self._copy_to_disk(tenant, found.copies, epoch)
         records = [copy.record for copy in found.copies.values()]
         lost = [id_ for id_ in found.ids if id_ not in found.copies]
         epochs = [found.epoch, *[copy.epoch for copy in found.copies.values()]]
         if lost:  # it has a policy for its memory that lets keys go
-            records += (back := await self._from_disk(tenant, lost))
+            records += (back := await self._read_disk(tenant, lost))
             epochs.append(0 if len(back) == len(lost) else -1)
         return records, epochs, found.began
 
-    async def _keep_read(self, tenant: str, copies: Mapping[str, Copy], epoch: int) -> None:
+    async def _copy_to_disk(self, tenant: str, copies: Mapping[str, Copy], epoch: int) -> None:
         if copies:
             await self._put_disk(tenant, [copy.record for copy in copies.values()], epoch)
 
-    async def _from_disk(self, tenant: str, ids: Sequence[str]) -> list[Record]:
-        with self._disk_may_be_away():
+    async def _read_disk(self, tenant: str, ids: Sequence[str]) -> list[Record]:
+        with self._tolerate_disk_failure():
             if ids:
-                kept = await self._disk.run(lambda disk: disk.get(tenant, ids))
-                return [each.record for each in kept]
+                records = await self._disk.run(lambda disk: disk.get(tenant, ids))
+                return [each.record for each in records]
         return []
 
     @contextlib.contextmanager
-    def _disk_may_be_away(self) -> Iterator[None]:
+    def _tolerate_disk_failure(self) -> Iterator[None]:
         """Raises ConversationsUnavailable if it is, and there is no Redis."""
         try:
             yield
-        except DiskAway:
+        except DiskUnavailable:
             if self._redis is None:
-                raise _unavailable() from None
+                raise _unavailable_error() from None
 
 
-class _Sure(Enum):
+class _Certainty(Enum):
     """When what was found is all there is."""
 
     ALWAYS = auto()
@@ -340,25 +365,25 @@ class _Sure(Enum):
     NEVER = auto()
 
 
-def _live(copy: Copy | None, known: Known) -> Record | None:
+def _to_live_record(copy: Copy | None, state: RedisState) -> Record | None:
     if copy is None or not copy.record.data:
         return None
     record = copy.record
-    is_brought = copy.changes and copy.epoch != known.epoch
-    return None if is_brought and not record.group and record.order < known.lost else record
+    is_restored = copy.may_change and copy.epoch != state.epoch
+    return None if is_restored and not record.group and record.order < state.lost else record
 
 
-def _no_room() -> ConversationsUnavailable:
+def _eviction_error() -> ConversationsUnavailable:
     return ConversationsUnavailable(
         "Room is being made for what this tenant wants to be kept: try again."
     )
 
 
-def _unavailable() -> ConversationsUnavailable:
+def _unavailable_error() -> ConversationsUnavailable:
     return ConversationsUnavailable("Conversations cannot be read or kept now: try again.")
 
 
-def _remove(folder: Path) -> None:
+def _remove_files(folder: Path) -> None:
     """What was kept before the operator turned it off."""
     for end in ("", "-wal", "-shm"):
         try:

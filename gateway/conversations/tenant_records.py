@@ -22,7 +22,14 @@ from gateway.conversations.pieces import (
     Piece,
     first_piece,
 )
-from gateway.conversations.record import FINAL, MAX_MEMBERS, MAX_READ, TOO_LARGE, Record, is_id
+from gateway.conversations.record import (
+    FINAL,
+    MAX_MEMBERS,
+    MAX_READ_BYTES,
+    TOO_LARGE,
+    Record,
+    is_id,
+)
 from gateway.conversations.scripts import PUT, READ, RENEW, STAGE
 from gateway.errors import ConversationsUnavailable, ConversationTooLarge
 from lora_store import redis_url
@@ -31,7 +38,7 @@ from lora_store.primary import Primary, writing
 from lora_store.refusals import Refusals
 
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
-_SLACK = 300  # bytes of HEAD, with the longest of names
+_MAX_HEAD_BYTES = 300  # bytes of HEAD, with the longest of names
 _ORDER_CHARS = 21  # of a member before its id
 _STAGED_MS = 60_000
 _TORN_READS = 10
@@ -47,7 +54,7 @@ class Copy(NamedTuple):
     epoch: int
 
     @property
-    def changes(self) -> bool:
+    def may_change(self) -> bool:
         """Return True if another copy may have a later version that is not deleted."""
         return self.record.version < FINAL
 
@@ -80,7 +87,7 @@ class SharedPut(NamedTuple):
 
     done: bool
     evicted: int
-    taken: bool
+    accepted: bool
     higher: list[str]
 
 
@@ -120,11 +127,11 @@ class TenantRecords:
         Raises:
             ConversationTooLarge: a unit would exceed what the tenant may have.
         """
-        with self._fitting(tenant) as client, writing(client) as bound:
-            return self._put(bound, tenant, records, epoch, used_ms)
+        with self._guarded_client(tenant) as client, writing(client) as bound:
+            return self._put_pieces(bound, tenant, records, epoch, used_ms)
         return SharedPut(True, 0, False, [])
 
-    def _put(
+    def _put_pieces(
         self, client: Any, tenant: str, records: Sequence[Record], epoch: int, used_ms: int
     ) -> SharedPut:
         evicted, states = 0, list[int]()
@@ -139,7 +146,7 @@ class TenantRecords:
                 if trial[0] == 0:
                     return SharedPut(False, evicted, False, [])
                 given = {
-                    number: self._stage(client, tenant, _value(piece.records[number], epoch))
+                    number: self._stage(client, tenant, _build_value(piece.records[number], epoch))
                     if trial[5][number] == _NEW
                     else _LENGTH_ONLY
                     for number in piece.staged
@@ -178,9 +185,9 @@ class TenantRecords:
             token = tokens.get(number, "")
             value: object = b""
             if token == _LENGTH_ONLY:
-                value = len(_head(record, epoch)) + len(record.data)
+                value = len(_build_head(record, epoch)) + len(record.data)
             elif not token:
-                value = _value(record, epoch)
+                value = _build_value(record, epoch)
             version, order = b"%020d" % record.version, b"%020d" % record.order
             arguments += (record.id, version, record.group, order, token, value)
         answer: list[Any] = PUT.run(client, [self._key(tenant, "")], arguments)
@@ -206,9 +213,11 @@ class TenantRecords:
 
     def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
         """Return the records that there are, tombstones too. Raises ConversationTooLarge."""
-        with self._fitting(tenant) as client:
-            room = MAX_READ + _SLACK * len(ids)
-            return self._records(tenant, ids, self._values(client, tenant, ids, room))
+        with self._guarded_client(tenant) as client:
+            bytes_left = MAX_READ_BYTES + _MAX_HEAD_BYTES * len(ids)
+            return self._parse_records(
+                tenant, ids, self._read_values(client, tenant, ids, bytes_left)
+            )
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
@@ -217,16 +226,16 @@ class TenantRecords:
         They are read in pieces. What loses its head meanwhile, as it is removed, has none.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
-        with self._fitting(tenant) as client:
-            first, room = b"[%020d" % (after + 1), MAX_READ + _SLACK * limit
+        with self._guarded_client(tenant) as client:
+            first, bytes_left = b"[%020d" % (after + 1), MAX_READ_BYTES + _MAX_HEAD_BYTES * limit
             while True:
                 count = min(limit - len(ids), MAX_RECORDS)
-                values, names, head = self._read(client, tenant, "members", group, first, count)
+                values, names, head = self._run_read(client, tenant, "members", group, first, count)
                 some = [name[_ORDER_CHARS:].decode(errors="replace") for name in names]
-                found = self._values(client, tenant, some, room, values)
-                room -= sum([len(value) for value in found if value is not None])
+                found = self._read_values(client, tenant, some, bytes_left, values)
+                bytes_left -= sum([len(value) for value in found if value is not None])
                 ids += some
-                copies |= self._records(tenant, some, found)
+                copies |= self._parse_records(tenant, some, found)
                 heads.append(head)
                 if len(names) < count or len(ids) == limit:
                     break
@@ -236,48 +245,54 @@ class TenantRecords:
         epoch = min([-1 if each is None else int(each[1]) for each in read])
         return Members(ids, own, epoch, int(read[-1][3]) if read[-1] else 0)
 
-    def _values(
+    def _read_values(
         self,
         client: Any,
         tenant: str,
         ids: Sequence[str],
-        room: int,
+        bytes_left: int,
         values: Sequence[bytes | int | None] = (),
     ) -> list[bytes | None]:
         """Return what is stored under the ids; the first `values` of it were read before."""
         found: list[bytes | None] = []
         while True:
             for id_, value in zip(ids[len(found) :], values, strict=False):
-                room -= abs(value) if isinstance(value, int) else len(value or b"")
-                if room < 0:
+                bytes_left -= abs(value) if isinstance(value, int) else len(value or b"")
+                if bytes_left < 0:
                     raise ConversationTooLarge("It is too large to be read at once.")
                 found.append(
-                    self._large(client, tenant, id_, value) if isinstance(value, int) else value
+                    self._read_large(client, tenant, id_, value)
+                    if isinstance(value, int)
+                    else value
                 )
             if len(found) == len(ids):
                 return found
             more = ids[len(found) : len(found) + MAX_RECORDS]
-            values, _, _ = self._read(client, tenant, "get", *more)
+            values, _, _ = self._run_read(client, tenant, "get", *more)
 
-    def _large(self, client: Any, tenant: str, id_: str, value: bytes | int | None) -> bytes | None:
+    def _read_large(
+        self, client: Any, tenant: str, id_: str, value: bytes | int | None
+    ) -> bytes | None:
         """Return a value of that length, read in parts; again if it is replaced meanwhile."""
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
                 return value
             try:
-                if (whole := _read_parts(client, self._key(tenant, f"r:{id_}"), value)) is not None:
-                    return whole
+                if (
+                    joined := _read_parts(client, self._key(tenant, f"r:{id_}"), value)
+                ) is not None:
+                    return joined
             except errors().ResponseError as error:
                 if "WRONGTYPE" not in str(
                     error
                 ):  # a string has replaced a hash, or a hash a string
                     raise
-            [value], _, _ = self._read(client, tenant, "get", id_)
+            [value], _, _ = self._run_read(client, tenant, "get", id_)
         raise ConversationsUnavailable(
             f"{id_} is being replaced all the time and cannot be read: try again."
         )
 
-    def _read(
+    def _run_read(
         self, client: Any, tenant: str, *arguments: object
     ) -> tuple[list[bytes | int | None], list[bytes], bytes]:
         key = self._key(tenant, "")
@@ -306,7 +321,7 @@ class TenantRecords:
         return f"conversations:{{.{tenant}}}:{name}"
 
     @contextmanager
-    def _fitting(self, tenant: str) -> Iterator[Any]:
+    def _guarded_client(self, tenant: str) -> Iterator[Any]:
         """Give a client. A key of another kind is counted, and ends the work with the client."""
         try:
             with self._primary.use() as client:
@@ -316,7 +331,7 @@ class TenantRecords:
                 raise
             self._refusals.add(self._key(tenant, ""), error)
 
-    def _records(
+    def _parse_records(
         self, tenant: str, ids: Sequence[str], values: Sequence[bytes | None]
     ) -> dict[str, Copy]:
         found: dict[str, Copy] = {}
@@ -333,13 +348,13 @@ class TenantRecords:
         return found
 
 
-def _head(record: Record, epoch: int) -> bytes:
+def _build_head(record: Record, epoch: int) -> bytes:
     fields = (epoch, record.version, record.order, record.group.encode())
     return b"c1 %020d %020d %020d %b\n" % fields
 
 
-def _value(record: Record, epoch: int) -> bytes:
-    return _head(record, epoch) + record.data
+def _build_value(record: Record, epoch: int) -> bytes:
+    return _build_head(record, epoch) + record.data
 
 
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:
@@ -350,7 +365,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
             parts.append(client.getrange(key, start, start + MAX_COPIED_BYTES - 1))
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
-    whole = b"".join(parts)
+    joined = b"".join(parts)
     # Other content has another version, which is in the head.
-    head = client.getrange(key, 0, _SLACK - 1) if length > 0 else client.hget(key, "head")
-    return whole if len(whole) == abs(length) and whole.startswith(head or b"-") else None
+    head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
+    return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

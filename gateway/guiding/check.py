@@ -17,11 +17,11 @@ from gateway.tokenization.turns import TurnThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
 # Characters of guides that may wait, of all tenants and of one.
-_WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
+_MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
 # A verdict is some 200 bytes, and the text of a schema that was written anew.
-_KEPT, _KEPT_CHARS = 4096, 16 * 2**20
+_MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
 # So many parts of a guide are looked at for the one that is wrong: each takes a turn.
-_PARTS = 8
+_MAX_PARTS = 8
 
 
 class GuideCheck:
@@ -34,11 +34,13 @@ class GuideCheck:
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
         self._strict = strict
         self._process = GuideProcess(release)
-        self._turns = TurnThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
+        self._turns = TurnThread(
+            "guides", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS, waits_to_be="compiled"
+        )
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._kept_chars = 0
+        self._cached_chars = 0
 
-    async def checked(self, options: Options, backend: Backend) -> Options:
+    async def check(self, options: Options, backend: Backend) -> Options:
         """The options, with the guide as the engine is to be given it.
 
         Raises InvalidRequest, which names the parameter, for a guide that is none, and
@@ -64,18 +66,18 @@ class GuideCheck:
             found = await self._verdict(guide, backend, caller.tenant)
         if found.refusal is None:
             params = replace(options.params, guide=Guide(guide.type, found.text))
-            return replace(options, params=params, unenforced=_unenforced(found, guide))
+            return replace(options, params=params, unenforced=_find_unenforced(found, guide))
         refusal = found.refusal
         # A guide of several is made of each one's own; the first that is wrong is named.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
-        for part, name in parts[:_PARTS]:
+        for part, name in parts[:_MAX_PARTS]:
             alone = await self._verdict(part, backend, caller.tenant)
             if alone.refusal is not None:
                 refusal, param = alone.refusal, name
                 break
         else:
             # Where the first part is what asked for the guide, the others are tools beside it.
-            if len(parts) > _PARTS or (len(parts) > 1 and parts[0][1] == param):
+            if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
 
@@ -89,15 +91,15 @@ class GuideCheck:
         text = guide.text.encode()
         if self._strict and guide.best_effort:
             guide = replace(guide, best_effort=())
-        places = ",".join([path for path, _ in guide.best_effort])
-        key = hashlib.sha256(f"{backend} {guide.type} {places} ".encode() + text).digest()
+        paths = ",".join([path for path, _ in guide.best_effort])
+        key = hashlib.sha256(f"{backend} {guide.type} {paths} ".encode() + text).digest()
         if (known := self._verdicts.get(key)) is not None:
             self._verdicts.move_to_end(key)
-            return self._of(guide, known)
+            return self._with_text(guide, known)
 
         loop = asyncio.get_running_loop()
 
-        def compiled() -> Verdict:
+        def compile_guide() -> Verdict:
             # Another's request may have brought the same one in the meantime.
             if (known := self._verdicts.get(key)) is not None:
                 return known
@@ -106,37 +108,37 @@ class GuideCheck:
             if found.text == guide.text:
                 found = found._replace(text="")
             # Before the next turn begins, and even if the client has left.
-            loop.call_soon_threadsafe(self._keep, key, found)
+            loop.call_soon_threadsafe(self._cache, key, found)
             return found
 
-        return self._of(guide, await self._turns.run(tenant, len(text), compiled))
+        return self._with_text(guide, await self._turns.run(tenant, len(text), compile_guide))
 
     @staticmethod
-    def _of(guide: Guide, kept: Verdict) -> Verdict:
-        return kept if kept.text else kept._replace(text=guide.text)
+    def _with_text(guide: Guide, verdict: Verdict) -> Verdict:
+        return verdict if verdict.text else verdict._replace(text=guide.text)
 
-    def _keep(self, key: bytes, verdict: Verdict) -> None:
+    def _cache(self, key: bytes, verdict: Verdict) -> None:
         if key in self._verdicts:
             return
         self._verdicts[key] = verdict
-        self._kept_chars += _chars(verdict)
-        while len(self._verdicts) > _KEPT or self._kept_chars > _KEPT_CHARS:
+        self._cached_chars += _count_chars(verdict)
+        while len(self._verdicts) > _MAX_VERDICTS or self._cached_chars > _MAX_VERDICT_CHARS:
             _, oldest = self._verdicts.popitem(last=False)
-            self._kept_chars -= _chars(oldest)
+            self._cached_chars -= _count_chars(oldest)
 
 
-def _chars(verdict: Verdict) -> int:
+def _count_chars(verdict: Verdict) -> int:
     return len(verdict.text) + sum(map(len, verdict.left_out))
 
 
-def _unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
+def _find_unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
     """Return the keywords that are not enforced, by the client's names."""
     names = []
     for path in verdict.left_out:
-        place, name = next(
-            (place, name)
-            for place, name in reversed(guide.best_effort)
-            if path.startswith((f"{place}.", f"{place}["))
+        prefix, name = next(
+            (prefix, name)
+            for prefix, name in reversed(guide.best_effort)
+            if path.startswith((f"{prefix}.", f"{prefix}["))
         )
-        names.append(f"{name}{path[len(place) :]}")
+        names.append(f"{name}{path[len(prefix) :]}")
     return Unenforced(tuple(names), verdict.left_out_more)

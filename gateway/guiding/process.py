@@ -20,11 +20,11 @@ from guides.kinds import Backend, Verdict
 log = logging.getLogger(__name__)
 
 # Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
-_ANSWER_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
 # What a guide does to its compiler: too much CPU time, too deep a stack, an allocation that fails.
 # Any other signal came from outside, as from an OOM killer that has to end some process.
-_OF_THE_GUIDE = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
+_GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
@@ -41,14 +41,14 @@ class GuideProcess:
         Raises Overloaded where no process can be started, this machine is too busy, or the process
         ended by what is not the guide's doing.
         """
-        process = self._started()
+        process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         best_effort = [path for path, _ in guide.best_effort]
         request = json.dumps([guide.type, guide.text, backend, best_effort]).encode() + b"\n"
         try:
             stdin.write(request)
             stdin.flush()
-            answer = _line(stdout, time.monotonic() + _ANSWER_S)
+            answer = _read_line(stdout, time.monotonic() + _ANSWER_TIMEOUT_S)
         except (OSError, ValueError):  # it has died, or was closed as the gateway ends
             answer = b""
         if answer:
@@ -58,11 +58,11 @@ class GuideProcess:
             return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
-            raise _busy()
+            raise _busy_error()
         code = process.wait()  # it has closed its end, so this is at once
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
-        if code not in _OF_THE_GUIDE:  # without a signal it is a mistake of ours
-            raise _busy()
+        if code not in _GUIDE_SIGNALS:  # without a signal it is a mistake of ours
+            raise _busy_error()
         return Verdict(_TOO_MUCH, "")
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class GuideProcess:
                 cast(IO[bytes], pipe).close()
         process.wait()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
@@ -92,16 +92,16 @@ class GuideProcess:
             )
         except OSError as error:
             log.error("guides cannot be compiled: %s", error)
-            raise _busy() from error
+            raise _busy_error() from error
         return self._process
 
 
-def _line(stream: IO[bytes], deadline: float) -> bytes | None:
+def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
     """What the process answers; empty when it has ended, None when it is too late."""
     found = b""
     while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([stream], [], [], left)[0]:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or not select.select([stream], [], [], remaining_s)[0]:
             return None
         piece = os.read(stream.fileno(), 65536)
         if not piece:
@@ -110,5 +110,5 @@ def _line(stream: IO[bytes], deadline: float) -> bytes | None:
     return found
 
 
-def _busy() -> Overloaded:
+def _busy_error() -> Overloaded:
     return Overloaded("The guide cannot be checked now; try again shortly.")

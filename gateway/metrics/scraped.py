@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.config.file import ConfigurationFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
@@ -78,7 +78,7 @@ class LoraCollector(Collector):
 
 
 class ConversationsCollector(Collector):
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: ConversationStats) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:

@@ -69,13 +69,13 @@ class _Labelled(Collector, Generic[T]):
         self._documentation = documentation
         self._labels = labels
         self._make = make
-        self._of: dict[tuple[str, ...], T] = {}
+        self._children: dict[tuple[str, ...], T] = {}
         registry.register(self)
 
     def labels(self, *values: str) -> T:
-        found = self._of.get(values)
+        found = self._children.get(values)
         if found is None:
-            found = self._of[values] = self._make()
+            found = self._children[values] = self._make()
         return found
 
 
@@ -89,7 +89,7 @@ class Tallies(_Labelled[Tally]):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, tally in self._of.items():
+        for values, tally in self._children.items():
             family.add_metric(values, tally.value)
         yield family
 
@@ -121,7 +121,7 @@ class Histograms(_Labelled[Times]):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, times in self._of.items():
+        for values, times in self._children.items():
             buckets = [*zip(self._bounds, accumulate(times.counts), strict=True)]
             family.add_metric(values, buckets, times.total)
         yield family

@@ -13,12 +13,12 @@ from gateway.monitor.latencies import Latencies
 
 STEP_S = 10
 STEPS = 360
-_EARLY_S = 1.0  # a sleep may end a moment before its time
+_TIMER_TOLERANCE_S = 1.0  # a sleep may end a moment before its time
 
 
 def until_step_ends(now: float) -> float:
     """Seconds; that of the next step where a sleep for this one has ended a moment early."""
-    return STEP_S + _EARLY_S - (now + _EARLY_S) % STEP_S
+    return STEP_S + _TIMER_TOLERANCE_S - (now + _TIMER_TOLERANCE_S) % STEP_S
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class Totals:
     """Generated, by requests that have ended."""
     requests: int = 0
     errors: int = 0
-    cold_sends: int = 0
+    uploads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """One step. `at` is when it began, in seconds since 1970: a multiple of `STEP_S`, so that those
     of several processes fall together."""
 
@@ -41,7 +41,7 @@ class Point:
     tokens: int
     requests: int
     errors: int
-    cold_sends: int
+    uploads: int
     queue: int
     """Requests that waited at its end."""
     first_tokens: dict[int, int]
@@ -52,7 +52,7 @@ class Point:
             "tokens": self.tokens,
             "requests": self.requests,
             "errors": self.errors,
-            "cold_sends": self.cold_sends,
+            "cold_sends": self.uploads,
             "queue": self.queue,
         }
         if self.first_tokens:
@@ -61,28 +61,28 @@ class Point:
 
 
 @dataclass(slots=True)
-class History:
+class RecentHistory:
     totals: Totals = field(default_factory=Totals)
-    points: deque[Point] = field(default_factory=lambda: deque(maxlen=STEPS))
+    points: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=STEPS))
     first_tokens: Latencies = field(default_factory=Latencies)
     _before: Totals = field(default_factory=Totals)
 
-    def step(self, now: float, running_tokens: int, cold_sends: int, queue: int) -> None:
-        """Ends a step. `running_tokens` are those of requests that run, `cold_sends` all that there
+    def step(self, now: float, running_tokens: int, uploads: int, queue: int) -> None:
+        """Ends a step. `running_tokens` are those of requests that run, `uploads` all that there
         were; both may be fewer than the last time, as may be what is left of a replica that left.
         """
         totals, before = self.totals, self._before
         tokens = totals.tokens + running_tokens
         self.points.append(
-            Point(
-                at=int(now + _EARLY_S) // STEP_S * STEP_S - STEP_S,
+            HistoryPoint(
+                at=int(now + _TIMER_TOLERANCE_S) // STEP_S * STEP_S - STEP_S,
                 tokens=max(0, tokens - before.tokens),
                 requests=totals.requests - before.requests,
                 errors=totals.errors - before.errors,
-                cold_sends=max(0, cold_sends - before.cold_sends),
+                uploads=max(0, uploads - before.uploads),
                 queue=queue,
                 first_tokens=self.first_tokens.counts,
             )
         )
-        self._before = Totals(tokens, totals.requests, totals.errors, cold_sends)
+        self._before = Totals(tokens, totals.requests, totals.errors, uploads)
         self.first_tokens = Latencies()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-_WIDTH = math.log(1.05)
-_LEAST_MS = 0.1
+_LOG_WIDTH = math.log(1.05)
+_MIN_MS = 0.1
 
 Classes = Mapping[int, int]
 
@@ -19,11 +19,11 @@ class Latencies:
         self.counts: dict[int, int] = {}
 
     def add(self, seconds: float) -> None:
-        number = round(math.log(max(seconds * 1000, _LEAST_MS)) / _WIDTH)
+        number = round(math.log(max(seconds * 1000, _MIN_MS)) / _LOG_WIDTH)
         self.counts[number] = self.counts.get(number, 0) + 1
 
 
-def joined(several: Iterable[Classes]) -> Classes:
+def join_counts(several: Iterable[Classes]) -> Classes:
     total: dict[int, int] = {}
     for classes in several:
         for number, count in classes.items():
@@ -38,5 +38,5 @@ def percentile_ms(classes: Classes, share: float) -> float | None:
     for number, count in sorted(classes.items()):
         seen += count
         if seen >= wanted:
-            return round(math.exp(number * _WIDTH), 1)
+            return round(math.exp(number * _LOG_WIDTH), 1)
     return None

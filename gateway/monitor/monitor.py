@@ -11,18 +11,18 @@ from contextvars import Context
 from functools import partial
 
 from adapters.record import selected_name
-from gateway.monitor.demand import Demand
-from gateway.monitor.history import History, until_step_ends
-from gateway.monitor.requests import Requests
-from gateway.monitor.watched import Ended
+from gateway.monitor.demand import TenantDemand
+from gateway.monitor.history import RecentHistory, until_step_ends
+from gateway.monitor.requests import RequestTable
+from gateway.monitor.watched import EndedRequest
 from gateway.observability.request_context import RequestContext, current
-from gateway.stops import LOUD, Stops
+from gateway.stops import LOGGED_REASONS, Stops
 from gateway.troubles import Troubles
 
 log = logging.getLogger("gateway.stops")
 
 
-Whose = Mapping[str, str | None]
+RequestIds = Mapping[str, str | None]
 """Of a request, what is told when its engine has let go. The request itself refers to its stops,
 and would be kept alive by them."""
 
@@ -34,15 +34,15 @@ class Monitor:
     requests wait for their turn.
     """
 
-    def __init__(self, cold_sends: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def __init__(self, count_uploads: Callable[[], int], count_waiting: Callable[[], int]) -> None:
         self.started = time.time()
-        self.requests = Requests()
-        self.demand = Demand()
-        self.history = History()
-        self._cold_sends = cold_sends
-        self._waiting = waiting
+        self.requests = RequestTable()
+        self.demand = TenantDemand()
+        self.history = RecentHistory()
+        self._count_uploads = count_uploads
+        self._count_waiting = count_waiting
 
-    def answered(self, context: RequestContext, status: int, *, again: bool = False) -> None:
+    def record_answer(self, context: RequestContext, status: int, *, again: bool = False) -> None:
         """To be told of each request that could generate, at its end; `status` is what it ended
         with. `again` says that it was told of before, when it went on without its client."""
         totals, batch = self.history.totals, context.batch
@@ -54,18 +54,18 @@ class Monitor:
         if tenant is not None:
             if not again:
                 demand.requests[tenant] += 1
-            if context.refused is not None:
+            if context.refusal is not None:
                 # 429 is a limit's, and 499 the queue's where a client's deadline was too near.
                 mistake = 400 <= status < 500 and status not in (429, 499)
-                demand.refuse(tenant, context.refused, mistake=mistake)
+                demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
             return
-        ended = Ended(context, batch, status)
+        ended = EndedRequest(context, batch, status)
         totals.tokens += ended.completion_tokens
         if tenant is not None:
             demand.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens
         if context.adapter_version is not None:
-            demand.of_adapters[selected_name(context.adapter_version)] += 1
+            demand.adapter_requests[selected_name(context.adapter_version)] += 1
         if ended.ttft_s is not None:
             self.history.first_tokens.add(ended.ttft_s)
         self.requests.end(ended)
@@ -79,17 +79,17 @@ class Monitor:
         self.history.totals.errors += refused
         if tenant:
             self.demand.requests[tenant] += refused
-            self.demand.refuse(tenant, why, times=refused)
+            self.demand.count_refusal(tenant, why, times=refused)
 
-    def stops_of(self, context: RequestContext) -> Stops:
+    def make_stops(self, context: RequestContext) -> Stops:
         """Of a request that leaves a generation for the first time."""
-        whose = {
+        ids = {
             "request_id": context.request_id,
             "trace_id": context.trace_id,
             "tenant": context.tenant,
             "replica": context.replica,
         }
-        return Stops(partial(_let_go, whose))
+        return Stops(partial(_log_stopped, ids))
 
     async def follow(self, troubles: Troubles) -> None:
         """Keeps the history; until cancelled."""
@@ -105,26 +105,26 @@ class Monitor:
 
     def _step(self) -> None:
         tokens = sum([watched.batch.meter.tokens_now for watched in self.requests])
-        self.history.step(time.time(), tokens, self._cold_sends(), self._waiting())
+        self.history.step(time.time(), tokens, self._count_uploads(), self._count_waiting())
         self.demand.step()
         self.requests.tidy()
 
 
-def _let_go(whose: Whose, stops: Stops) -> None:
+def _log_stopped(ids: RequestIds, stops: Stops) -> None:
     """The engines have ended all that was left early of a request.
 
     A line of its own: the request's is written when its client has its answer or has left, which is
     before. Kept back until then, it would be lost with an engine that never tells.
     """
-    level = logging.INFO if stops.reason in LOUD else logging.DEBUG
+    level = logging.INFO if stops.reason in LOGGED_REASONS else logging.DEBUG
     if log.isEnabledFor(level):
         # What ends a stream is received on behalf of all requests, in none of their contexts.
-        Context().run(_log, whose, stops, level)
+        Context().run(_log, ids, stops, level)
 
 
-def _log(whose: Whose, stops: Stops, level: int) -> None:
-    current.set(RequestContext(whose["request_id"] or "-"))
-    facts = stops.facts() | dict(whose)
+def _log(ids: RequestIds, stops: Stops, level: int) -> None:
+    current.set(RequestContext(ids["request_id"] or "-"))
+    facts = stops.facts() | dict(ids)
     if (stop_ms := facts.get("stop_ms")) is None:
         log.log(level, "stopped (%s): no end was seen", stops.reason, extra={"facts": facts})
     else:

@@ -8,10 +8,10 @@ import time
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 
-_FINISHES = 16
+_MAX_FINISH_REASONS = 16
 
 
-class Watched:
+class WatchedRequest:
     """A request that generates. It is asked when somebody looks, and tells nobody anything.
 
     `id` is the gateway's own: clients choose the id in `x-request-id`, two of them perhaps the
@@ -32,18 +32,18 @@ class Watched:
 
     @property
     def state(self) -> str:
-        if self.context.left is not None:
+        if self.context.left_at is not None:
             return "stopping"
         return "queued" if self.context.replica is None else "running"
 
     def cancel(self) -> None:
         """Ends it for an admin, as its client's leaving would."""
-        if self._task is not None and self.context.left is None:
+        if self._task is not None and self.context.left_at is None:
             self.context.cancelled = True
-            self.context.left = time.perf_counter()
+            self.context.left_at = time.perf_counter()
             self._task.cancel()
 
-    def taken_back(self) -> bool:
+    def consume_cancellation(self) -> bool:
         """Whether the cancellation that has arrived is that of `cancel`; then it counts no more."""
         if not self.context.cancelled or self._task is None:
             return False
@@ -67,7 +67,7 @@ class Watched:
         return facts
 
 
-class Ended:
+class EndedRequest:
     """What is kept of a request that has ended: nothing of its prompt or its answer."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Ended:
         """How it ended."""
         facts: dict[str, object] = {"ended": round(self.at, 2), "status": self.status}
         if self.finished:
-            facts["finish"] = self.finished[:_FINISHES]
+            facts["finish"] = self.finished[:_MAX_FINISH_REASONS]
         if self.error is not None:
             facts["error"] = self.error.__name__
         if self.ttft_s is not None:

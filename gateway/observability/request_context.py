@@ -59,8 +59,8 @@ class RequestContext:
     error: type[BaseException] | None = None
     late_status: int | None = None
     path: str = ""
-    refused: str | None = None
-    left: float | None = None
+    refusal: str | None = None
+    left_at: float | None = None
     cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
 
@@ -121,7 +121,7 @@ def current_id() -> str:
     return "-" if context is None else context.request_id
 
 
-def trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+def parse_trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """`traceparent` and `tracestate` of a request's headers, without what is not valid."""
     parent = headers.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):

@@ -65,7 +65,7 @@ class Tracer:
 
     def __init__(self, endpoint: str) -> None:
         """`endpoint` is the base URL of a collector that takes OTLP over HTTP as protobuf."""
-        files = _certificates()
+        files = _load_certificates()
         exporter = OTLPSpanExporter(
             endpoint=f"{endpoint.rstrip('/')}/v1/traces",
             certificate_file=files["CERTIFICATE"],
@@ -105,7 +105,7 @@ class Tracer:
             log.warning("the last spans are lost: the collector does not answer")
 
 
-def _certificates() -> dict[str, str | None]:
+def _load_certificates() -> dict[str, str | None]:
     """The files of OpenTelemetry's variables, as they could be used last; None where unset.
 
     Files that cannot be used yet stay the exporter's, which reads them with each connection.
@@ -137,7 +137,7 @@ class RequestSpan:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
-    def attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
+    def begin_attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
         """Begins the span of a call to one replica, which is for a generation if not said."""
         span = self._tracer.start_span(
             method,
@@ -151,15 +151,15 @@ class RequestSpan:
         )
         return AttemptSpan(span)
 
-    def attempt_once(self, replica: str) -> AttemptSpan:
+    def begin_unary_attempt(self, replica: str) -> AttemptSpan:
         """Of a call that answers once."""
-        return self.attempt(replica, _INFER_ONCE)
+        return self.begin_attempt(replica, _INFER_ONCE)
 
-    def end(self, facts: Mapping[str, object], told: int) -> None:
+    def end(self, facts: Mapping[str, object], header_status: int) -> None:
         """`facts` are those of `RequestContext.facts`, `told` is the status of the headers."""
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")
-        span.set_attribute("http.response.status_code", told)
+        span.set_attribute("http.response.status_code", header_status)
         for fact, name in _ATTRIBUTES.items():
             value = facts[fact]
             if isinstance(value, str | int | list):
@@ -186,7 +186,7 @@ class AttemptSpan:
         _W3C.inject(carrier, set_span_in_context(span))
         self.metadata: Mapping[str, str] = carrier
 
-    def answered(self) -> None:
+    def mark_first_token(self) -> None:
         self._span.add_event("first token")
 
     def end(self, error_type: type[BaseException] | None) -> None:

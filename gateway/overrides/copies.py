@@ -27,11 +27,11 @@ from lora_store.refusals import Refusals
 log = logging.getLogger(__name__)
 
 KEY = "replica_overrides"
-MOST = 1000
+MAX_OVERRIDES = 1000
 """More would be no replicas any more."""
 _REVISION = "@revision"
 _TIMEOUT_S = 2.0
-_AWAY = "Weights and drains cannot be changed now: Redis: {}. Try again."
+_REDIS_ERROR = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
@@ -46,10 +46,10 @@ class OverrideCopies:
         self._stamp: tuple[int, int] | None = None
         self._unread = ""
         self._unread_at: tuple[int, int] | None = None
-        self._from_disk()
+        self._read_disk()
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether others may change them."""
         return self._primary is not None
 
@@ -57,10 +57,10 @@ class OverrideCopies:
         if self._primary is not None:
             self._primary.close()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Takes over what others have said."""
         if self._primary is None:
-            self._from_disk()
+            self._read_disk()
             return
         try:
             with self._primary.use() as client:
@@ -70,9 +70,9 @@ class OverrideCopies:
                     client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
                     return
         except failures() as error:
-            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
+            raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
         read = {name.decode(errors="replace"): raw for name, raw in found.items()}
-        self._take({name: each for name, raw in read.items() if (each := self._read(name, raw))})
+        self._apply({name: each for name, raw in read.items() if (each := self._parse(name, raw))})
 
     def put(self, endpoint: str, override: Override | None) -> None:
         """None takes it back."""
@@ -80,14 +80,14 @@ class OverrideCopies:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with locked(self._folder / "lock"):
-                    self._from_disk()
-                    self._write(_changed(self.current, endpoint, override))
+                    self._read_disk()
+                    self._write(_with_change(self.current, endpoint, override))
             except OSError as error:
                 raise OverridesUnavailable(
                     "Weights and drains cannot be changed now: this gateway's disk fails."
                 ) from error
             return
-        changed = _changed(self.current, endpoint, override)
+        changed = _with_change(self.current, endpoint, override)
         try:
             with self._primary.use() as shared, writing(shared) as client:
                 if override is None:
@@ -96,20 +96,20 @@ class OverrideCopies:
                     client.hset(KEY, endpoint, json.dumps(override.facts()))
                 client.hset(KEY, _REVISION, secrets.token_hex(8))
         except failures() as error:
-            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
-        self._take(changed)
+            raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
+        self._apply(changed)
 
-    def _take(self, found: Overrides) -> None:
+    def _apply(self, found: Overrides) -> None:
         """What Redis has; a disk that fails keeps nothing from being in force."""
         if found == self.current:
             return
-        self.current = dict(list(found.items())[:MOST])
+        self.current = dict(list(found.items())[:MAX_OVERRIDES])
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._folder / "lock"):
                 self._write(self.current)
 
-    def _read(self, endpoint: str, raw: bytes) -> Override | None:
+    def _parse(self, endpoint: str, raw: bytes) -> Override | None:
         try:
             return read_override(json.loads(raw))
         except (ValueError, RecursionError) as error:
@@ -121,10 +121,10 @@ class OverrideCopies:
         write_durably(self._file, [json.dumps(facts, indent=1).encode()])
         self.current = overrides
 
-    def _from_disk(self) -> None:
+    def _read_disk(self) -> None:
         stamp = None
         try:
-            stamp = self._seen()
+            stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
             found = json.loads(self._file.read_bytes())
@@ -137,7 +137,7 @@ class OverrideCopies:
             self._unread = f"overrides of replicas in {self._file} cannot be read: {error}"
             self._unread_at = stamp
 
-    def _seen(self) -> tuple[int, int]:
+    def _read_stamp(self) -> tuple[int, int]:
         """A stamp that differs from one content of the copy on disk to the next."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
@@ -146,15 +146,17 @@ class OverrideCopies:
     def unreadable(self) -> str:
         """The error of reading the copy on disk, while that copy is there; else empty."""
         with suppress(OSError):
-            if self._unread and self._seen() == self._unread_at:
+            if self._unread and self._read_stamp() == self._unread_at:
                 return self._unread
         return ""
 
 
-def _changed(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:
+def _with_change(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:
     changed = {name: each for name, each in known.items() if name != endpoint}
     if override is not None:
-        if len(changed) >= MOST:
-            raise OverridesUnavailable(f"There are {MOST} overrides already; take some back.")
+        if len(changed) >= MAX_OVERRIDES:
+            raise OverridesUnavailable(
+                f"There are {MAX_OVERRIDES} overrides already; take some back."
+            )
         changed[endpoint] = override
     return changed

@@ -16,10 +16,10 @@ from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
-class FollowedOverrides:
+class LiveOverrides:
     """Use as an async context manager, with `follow` running inside.
 
     `apply` is told of all overrides whenever they have changed.
@@ -32,8 +32,8 @@ class FollowedOverrides:
         self._failure = ""
         self.current: Overrides = {}
 
-    async def __aenter__(self) -> FollowedOverrides:
-        await self._look()
+    async def __aenter__(self) -> LiveOverrides:
+        await self._poll()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -43,10 +43,10 @@ class FollowedOverrides:
     async def follow(self, troubles: Troubles) -> None:
         """Takes over what others say within a second; until cancelled, or at once where there are
         none: without a Redis a gateway has one process."""
-        while self._copies.shared:
-            await asyncio.sleep(_LOOK_S)
+        while self._copies.is_shared:
+            await asyncio.sleep(_POLL_INTERVAL_S)
             try:
-                await self._look()
+                await self._poll()
             except Exception as error:  # whatever is there, this must go on looking
                 text = f"overrides of replicas are not kept current: {error!r}"
                 troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
@@ -70,9 +70,9 @@ class FollowedOverrides:
         """
         await self._run(partial(self._copies.put, endpoint, override))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            await self._run(self._copies.look)
+            await self._run(self._copies.refresh)
         except OverridesUnavailable as error:
             why = describe(error.__cause__)
             if not self._failure:

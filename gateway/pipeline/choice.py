@@ -28,7 +28,7 @@ from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.service import Service
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Aside, TokenStream
@@ -72,7 +72,7 @@ class Choice:
         self._sink = sink
         self._generation = batch.generations[index]
         self._continuation = Continuation(self._generation, service.settings.continuations)
-        self._of_model = service.metrics.of(model_name(service, self._generation))
+        self._of_model = service.metrics.for_model(model_name(service, self._generation))
         self._started = time.perf_counter()
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
@@ -165,7 +165,7 @@ class Choice:
     def _given(self) -> None:
         self._batch.sent(self._index)
 
-    def _left_early(self, reason: StopReason) -> Stopping:
+    def _left_early(self, reason: StopReason) -> EarlyStop:
         return _left(self._service, self._request, self._batch, reason)
 
     async def _aside(self, work: Callable[[], T]) -> T:
@@ -271,18 +271,18 @@ def aside(service: Service, batch: Batch) -> Aside:
 
 def on_left(
     service: Service, request: RequestContext, batch: Batch
-) -> Callable[[StopReason], Stopping]:
+) -> Callable[[StopReason], EarlyStop]:
     """For an engine to tell of a generation that is left before its end."""
     return partial(_left, service, request, batch)
 
 
-def _left(service: Service, request: RequestContext, batch: Batch, reason: StopReason) -> Stopping:
+def _left(service: Service, request: RequestContext, batch: Batch, reason: StopReason) -> EarlyStop:
     stops = batch.meter.stops
     if stops is None:
-        stops = batch.meter.stops = service.monitor.stops_of(request)
+        stops = batch.meter.stops = service.monitor.make_stops(request)
     if reason != "disconnect":
         return stops.begin(reason)
-    return stops.begin("cancelled" if request.cancelled else reason, request.left)
+    return stops.begin("cancelled" if request.cancelled else reason, request.left_at)
 
 
 def model_name(service: Service, generation: Generation) -> str:

@@ -185,7 +185,7 @@ async def ask(
     Raises Overloaded when it is not the request's turn in time, RequestTimeout at its deadline, and
     what `MappedPool.call` raises.
     """
-    metrics, began = service.metrics.of_mapped(model.name), time.perf_counter()
+    metrics, began = service.metrics.for_mapped_model(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
     batches = list(_batches(found, inputs.rows))
     answers: list[list[Rows]] = [[] for _ in batches]

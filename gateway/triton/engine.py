@@ -14,7 +14,7 @@ from typing import TypeVar
 from gateway.deltas import TokenLogprob
 from gateway.errors import AdapterNotReady, EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.generation import Generation
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import ColdSend
@@ -68,7 +68,7 @@ class Engine:
         *,
         vocab_size: int,
         max_seq_len: int | None,
-        on_stop: Callable[[Stopping], None],
+        on_stop: Callable[[EarlyStop], None],
         on_cold_send: Callable[[ColdSend], None],
         connection: ConnectionOptions = _PLAIN,
         mode: WantedMode = "auto",
@@ -321,7 +321,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_left: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
@@ -350,7 +350,7 @@ class Engine:
         aside: Aside = _at_once,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_left: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
@@ -383,7 +383,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_left: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
         capabilities = self.capabilities
@@ -401,7 +401,7 @@ class Engine:
         ) as stream:
             return await stream.logprobs()
 
-    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+    def stop(self, request: Request, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """As of `StreamOwner`."""
         self._on_stop(stopping)
         self._stops.send(request, stopping, model)

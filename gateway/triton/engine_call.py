@@ -19,7 +19,7 @@ from gateway.errors import (
     ReplicaLeft,
 )
 from gateway.generation import Generation, Lora
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors
 from gateway.triton.client import parse_response
 from gateway.triton.events import ColdSend
@@ -56,7 +56,7 @@ class EngineCall:
         metadata: Metadata,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_left: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
         """`begin_by` is when the first response must be there, as `deadline` is when the last must,
         both times of the event loop. `on_sent` is called whenever the engine was given the request.
@@ -72,7 +72,7 @@ class EngineCall:
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
         self._on_left = on_left
-        self._stopping: Stopping | None = None
+        self._stopping: EarlyStop | None = None
         self._sent = False
         self._given_at = 0.0
         self._begun_at = math.inf
@@ -135,7 +135,7 @@ class EngineCall:
             self._drop_stream()
             self._give_back_slot()
 
-    def _leave(self, reason: StopReason) -> Stopping:
+    def _leave(self, reason: StopReason) -> EarlyStop:
         """Reads no more of what the engine is to be told to stop."""
         if self._stopping is None:
             self._stopping = self._on_left(reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.stops import Stopping
+from gateway.stops import EarlyStop
 from gateway.triton.events import ColdSend
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
@@ -53,6 +53,6 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """As `open`, with the bytes of the responses in the pieces that they come in."""
 
-    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+    def stop(self, request: Request, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """Sends a stop request for what `model` was given, out of reach of the caller's
         cancellation; and again if that does not end."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
 from gateway.triton.engine_call import EngineCall
@@ -48,7 +48,7 @@ class TokenStream(EngineCall):
         aside: Aside,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_left: Callable[[StopReason], Stopping] = Stopping,
+        on_left: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
         """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
         hundred times what a token takes."""

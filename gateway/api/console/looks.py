@@ -14,12 +14,12 @@ import orjson
 from gateway.api.request_log import may_be_an_id
 from gateway.api.siblings import Said, ask
 from gateway.console.feed import Feed
-from gateway.console.merge import merged
-from gateway.console.part import Part, Parts, now
-from gateway.console.shared import Shared
+from gateway.console.merge import merge_parts
+from gateway.console.part import Part, PartBuilder, now
+from gateway.console.shared import SharedResult
 from gateway.errors import Overloaded
 from gateway.http.workers import Worker
-from gateway.monitor.watched import Ended, Watched
+from gateway.monitor.watched import EndedRequest, WatchedRequest
 from gateway.service import Service
 
 INTERNAL = "/internal/console"
@@ -35,9 +35,9 @@ class Console:
     def __init__(self, service: Service, worker: Worker | None) -> None:
         self._service = service
         self._siblings = [] if worker is None else worker.siblings
-        parts = Parts(service, 0 if worker is None else worker.index)
-        self._whole = partial(parts.make, whole=True)
-        self.part = Shared[Part](partial(parts.make, whole=False))
+        parts = PartBuilder(service, 0 if worker is None else worker.index)
+        self._whole = partial(parts.make, complete=True)
+        self.part = SharedResult[Part](partial(parts.make, complete=False))
         """For the other workers."""
         self.feed = Feed(self._state)
         self._readers = 0
@@ -72,7 +72,7 @@ class Console:
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """What is known here of a tenant's own request."""
-        found = self._service.monitor.requests.of(tenant, request_id)
+        found = self._service.monitor.requests.find_by_client_id(tenant, request_id)
         return None if found is None else _told(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ class Console:
     async def _state(self) -> dict[str, Any]:
         own, others = await asyncio.gather(self._whole(), self._ask_all(f"{INTERNAL}/part"))
         told = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
-        return merged([own, *told], now())
+        return merge_parts([own, *told], now())
 
 
 def _found(said: Sequence[Said | None]) -> Said | None:
@@ -115,9 +115,9 @@ def _found(said: Sequence[Said | None]) -> Said | None:
     return None
 
 
-def _told(found: Watched | Ended) -> dict[str, Any]:
+def _told(found: WatchedRequest | EndedRequest) -> dict[str, Any]:
     """For the tenant: nothing that is the operator's, such as where it ran."""
-    if isinstance(found, Watched):
+    if isinstance(found, WatchedRequest):
         facts = found.facts()
     else:
         facts = found.facts() | found.outcome()

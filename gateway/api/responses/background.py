@@ -176,7 +176,7 @@ class BackgroundResponses:
             if queued.done() and queued.exception() is None:
                 status = context.late_status or 200
                 log_request(log, context.facts("POST", context.path, status))
-                self._service.monitor.answered(context, status, again=True)
+                self._service.monitor.record_answer(context, status, again=True)
                 await self._delete_stray_events(run)
 
     async def _delete_stray_events(self, run: BackgroundRun) -> None:

@@ -25,11 +25,11 @@ from gateway.api.responses.stored import (
     response_id_of,
     to_long_form,
 )
-from gateway.conversations.record import FINAL, GROWING, Record
+from gateway.conversations.record import FINAL, GROWING_PREFIX, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
-_CONVERSATION = re.compile(GROWING + r"[0-9a-f]{32}")
+_CONVERSATION = re.compile(GROWING_PREFIX + r"[0-9a-f]{32}")
 # As many are read at a time while it is not known how large they are, and at most.
 _FIRST_PAGE_ITEMS, _PAGE_ITEMS = 16, 1000
 
@@ -119,7 +119,7 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
         await load_head(conversations, tenant, conversation)
     except NotFound:
         if not is_conversation(conversation) or not await conversations.members(
-            tenant, conversation, limit=1, whole=False
+            tenant, conversation, limit=1, require_complete=False
         ):
             raise
     else:
@@ -128,7 +128,9 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
     limit = _PAGE_ITEMS
     while True:
         try:
-            found = await conversations.members(tenant, conversation, limit=limit, whole=False)
+            found = await conversations.members(
+                tenant, conversation, limit=limit, require_complete=False
+            )
         except ConversationTooLarge:
             if limit == 1:
                 raise

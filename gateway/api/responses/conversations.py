@@ -89,7 +89,7 @@ async def create(request: Request) -> Response:
         wanted, headers = await read_plain(request, lookup.intake, NewConversation)
         conversation = f"conv_{secrets.token_hex(16)}"
         fields = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
-        head = ConversationHead(fields, lookup.conversations.time)
+        head = ConversationHead(fields, lookup.conversations.redis_time_ms)
         await lookup.conversations.put(lookup.tenant, [build_head_record(conversation, head)])
         if wanted.items:
             await _add_items(lookup, conversation, wanted.items)

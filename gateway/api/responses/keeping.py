@@ -204,7 +204,7 @@ async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesCh
         conversation=original.conversation_id,
         last_order=last_order,
         turns=CachedTurns(service.prompts, history.turns),
-        began_ms=lookup.conversations.time,
+        began_ms=lookup.conversations.redis_time_ms,
     )
     return PreparedTurn(chat, earlier_items, plan, hints)
 

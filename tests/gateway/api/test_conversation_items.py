@@ -12,7 +12,7 @@ from gateway.api.responses.conversation_items import (
     delete_conversation,
 )
 from gateway.api.responses.stored import MAX_EARLIER_ITEMS
-from gateway.conversations.record import MAX_MEMBERS, MAX_READ, Record
+from gateway.conversations.record import MAX_MEMBERS, MAX_READ_BYTES, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import NotFound
 
@@ -24,10 +24,10 @@ def _item(number: int, size: int) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("count", "size"), [(MAX_MEMBERS - 1, 1), (5, MAX_READ // 4)], ids=["many", "large"]
+    ("count", "size"), [(MAX_MEMBERS - 1, 1), (5, MAX_READ_BYTES // 4)], ids=["many", "large"]
 )
 async def test_what_cannot_be_read_is_deleted(tmp_path: Path, count: int, size: int) -> None:
-    assert count > MAX_EARLIER_ITEMS or count * size > MAX_READ
+    assert count > MAX_EARLIER_ITEMS or count * size > MAX_READ_BYTES
     items = [_item(number, size) for number in range(count)]
     async with Conversations(tmp_path, ttl_s=1000, tenant_bytes=2**28) as kept:
         await kept.put("t", [build_head_record(CONVERSATION, ConversationHead({}, 0))])

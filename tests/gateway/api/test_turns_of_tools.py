@@ -114,7 +114,7 @@ async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
         cut.append(build_chat(*given))
         return cut[-1]
 
-    monkeypatch.setattr(prompts, "chat_of", count)
+    monkeypatch.setattr(prompts, "build_chat", count)
     fields = {"truncation": "auto", "max_output_tokens": 2990, "tools": tools}
     body = {"model": "m", "input": [*TALK[: 2 * len(tools)], QUESTION]} | fields
     assert len(orjson.dumps(body)) < LARGE_BODY
@@ -138,7 +138,7 @@ async def test_tools_keep_their_paths_where_items_are_left_out(
     more = {"type": "additional_tools", "tools": [{"type": "function", "name": "f"}]}
     long = {"role": "user", "content": "long " * 200}
     body = {"model": "m", "truncation": "auto", "input": [long, more, long, QUESTION]}
-    monkeypatch.setattr(endpoints, "truncated", record)
+    monkeypatch.setattr(endpoints, "truncate", record)
     async with asked(tmp_path, max_seq_len=512) as client:
         told = await client.post("/v1/responses", json=body)
     assert told.status_code == 200, told.text

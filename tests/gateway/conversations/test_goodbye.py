@@ -86,7 +86,7 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
             with pytest.raises(ConversationsUnavailable):
                 await three.members("t", "conv_1")
         # It still can be deleted.
-        assert await three.members("t", "conv_1", whole=False)
+        assert await three.members("t", "conv_1", require_complete=False)
 
 
 async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_gone(
@@ -95,8 +95,8 @@ async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "GOODBYE_S", 2 * _PATIENCE_S)
-    monkeypatch.setattr(upkeep_module, "HEARD_S", _PATIENCE_S)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", 2 * _PATIENCE_S)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_SEEN_TIMEOUT_S", _PATIENCE_S)
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True):
@@ -170,7 +170,7 @@ async def test_one_that_dies_is_waited_for(
         with pytest.raises(ConversationsUnavailable):
             await two.get("t", ["resp_9"])
         # Given up, it may have had more than there is of what was brought.
-        long_ago = two.time - shared_module.GONE_MS - 1000
+        long_ago = two.time - shared_module.GATEWAY_TIMEOUT_MS - 1000
         at_redis.hset(GATEWAYS, died, b"0 %d" % long_ago)
         await until(lambda: _number(at_redis, _LOST) > 0)
         assert _number(at_redis, _LEFT) == _number(at_redis, _LOST)
@@ -185,7 +185,7 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
 ) -> None:
     url = redis_server.url
     caplog.set_level(logging.INFO, upkeep_module.__name__)
-    monkeypatch.setattr(upkeep_module, "GOODBYE_S", 0.5)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", 0.5)
     async with following(tmp_path / "1", url, ephemeral=True) as one:
         at_redis.config_set("maxmemory", 1)
         await one.put("t", [Record("resp_1", b"on disk", FINAL)])
@@ -197,7 +197,7 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
         redis_server.kill()
         await one.put("t", [Record("resp_2", b"on disk", FINAL)])
         redis_server.start()
-        monkeypatch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
+        monkeypatch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", _PATIENCE_S)
     assert at_redis.hlen(GATEWAYS) == 0
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         assert None not in await _patiently(lambda: two.get("t", ["resp_1", "resp_2"]))
@@ -211,7 +211,7 @@ async def test_a_call_that_fails_does_not_end_a_goodbye(
 ) -> None:
     """As where Redis has another master just then, or forks: others would wait for an hour."""
     caplog.set_level(logging.INFO, upkeep_module.__name__)
-    monkeypatch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", _PATIENCE_S)
     stack = AsyncExitStack()
     one = await stack.enter_async_context(
         following(tmp_path / "1", redis_server.url, ephemeral=True)
@@ -286,7 +286,7 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
                 name = f"conv_{len(said)}"
                 await _patiently(
                     lambda name=name, store=store: store.put(
-                        "t", [Record(name, b"head", order=store.time)]
+                        "t", [Record(name, b"head", order=store.redis_time_ms)]
                     )
                 )
                 said[name] = []
@@ -297,8 +297,8 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
             elif step == "peek" and name and await head_of(store, name):
                 await _patiently(lambda name=name, store=store: store.members("t", name, limit=1))
             elif step == "wait":
-                before = store.time
-                await until(lambda before=before, store=store: store.time > before)
+                before = store.redis_time_ms
+                await until(lambda before=before, store=store: store.redis_time_ms > before)
             elif step == "flush":
                 at_redis.flushall()
         for store, _ in alive:
@@ -317,8 +317,8 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
         tempfile.TemporaryDirectory() as folder,
     ):
         # One that is cut off is waited for: its time is not what this is about.
-        patch.setattr(upkeep_module, "GOODBYE_S", 2 * _PATIENCE_S)
-        patch.setattr(upkeep_module, "HEARD_S", _PATIENCE_S)
-        patch.setattr(upkeep_module, "LOOK_S", 0.03)
+        patch.setattr(upkeep_module, "GOODBYE_TIMEOUT_S", 2 * _PATIENCE_S)
+        patch.setattr(upkeep_module, "GOODBYE_SEEN_TIMEOUT_S", _PATIENCE_S)
+        patch.setattr(upkeep_module, "POLL_INTERVAL_S", 0.03)
         patch.setattr(shared_module, "_SETTLED_MS", 300)
         asyncio.run(run(at_redis, Path(folder)))
