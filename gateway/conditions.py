@@ -1,4 +1,4 @@
-"""Looks twice a second at what a service knows of itself, and holds what is wrong as troubles."""
+"""Checks of a service's components twice a second; problems are reported as troubles."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gateway.service import Service
 from gateway.tenancy.access import open_to_others
 
 _POLL_INTERVAL_S = 0.5
-_THOROUGH_EVERY_POLLS = 10  # conditions of adapters take longer to find
+_THOROUGH_EVERY_POLLS = 10  # finding conditions of adapters takes longer
 
 
 class _Condition(NamedTuple):
-    """`texts` are by item; without any it does not hold. `logs` is False where another logs it."""
+    """A condition. `texts` are by item; without items it does not hold. `logs` is False if other
+    code logs it."""
 
     kind: str
     level: int
@@ -28,9 +29,9 @@ class _Condition(NamedTuple):
 
 @asynccontextmanager
 async def poll_conditions(service: Service, connections: Callable[[], str]) -> AsyncIterator[None]:
-    """Keep the service's troubles current while the context is open.
+    """Update the service's troubles while the context is open.
 
-    `connections` says what becomes of connections while there are too many.
+    `connections` returns a text if the gateway has too many connections; else "".
     """
     work = asyncio.create_task(_follow(service, connections))
     try:
@@ -45,8 +46,8 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
     for number in count():
         try:
             check_conditions(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
-        except Exception as error:  # whatever is wrong with one of them, this must go on looking
-            # Its words may be of clients or of secrets; the log has the traceback.
+        except Exception as error:  # Any error: a failing check must not end the others
+            # The error's message may contain client data or secrets; the log has the traceback.
             text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
         else:
@@ -55,12 +56,12 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
 
 
 def check_conditions(service: Service, connections: str, *, thoroughly: bool = True) -> None:
-    """Hold what is wrong now, and clear what is over.
+    """Report the conditions that hold now, and clear those that have ended.
 
     Args:
-        service: What is looked at.
-        connections: What becomes of connections while there are too many; else empty.
-        thoroughly: Also look at what takes longer with many adapters.
+        service: The service to check.
+        connections: The problem with connections; "" without one.
+        thoroughly: Also run checks that take longer with many adapters.
     """
     found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
     if thoroughly:
@@ -117,7 +118,7 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
         for name, why in adapters.refused.items()
     }
     yield _Condition("configured_adapters", ERROR, refused)
-    # Another gateway may have registered them, or this one before the file said so.
+    # Another gateway may have registered them, or this one before the file had the model.
     hidden = {
         model.name: f"adapter {model.name!r} is hidden: the configuration has a model of its name"
         for model in service.mapped.all

@@ -1,7 +1,7 @@
-"""Generations that are left before their end, until their engine has let go of them.
+"""Generations abandoned early, until their engine has stopped them.
 
-What stops a generation is sent at once, but the engine ends it with its next step, and only the end
-of its stream shows that it has. Who paid for that time, and whether it was short, is worth knowing.
+The cancellation is sent at once, but the engine stops with its next step, and only the end of its
+stream shows that. The time in between is metered: it costs engine time.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ from collections.abc import Callable
 from typing import Literal
 
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved", "cancelled"]
-"""`cancelled` is by an admin."""
+"""`cancelled` means by an admin."""
 
 LOGGED_REASONS: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
-"""Those that are worth a log line each. A stop string is an answer's ordinary end."""
+"""Reasons that are logged for each request. A stop string is an ordinary end of an answer."""
 
 
 class EarlyStop:
-    """One generation. `end` is to be called once its stream has ended or was given up."""
+    """Stop of one generation. Call `end` once its stream has ended or was given up."""
 
     __slots__ = ("_listeners", "began", "is_over", "reason", "seconds")
 
     def __init__(self, reason: StopReason, began: float | None = None) -> None:
-        """`began` is when it was decided that it should end, in `time.perf_counter`."""
+        """Start the stop. `began` is the time of the decision, in `time.perf_counter`; None for
+        now."""
         self.reason = reason
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
-        """Until the engine had let go; None where that was not seen, or not yet."""
+        """Seconds until the engine had stopped; None if that was not seen, or not yet."""
         self.is_over = False
         self._listeners: list[Callable[[EarlyStop], None]] = []
 
     def add_listener(self, listener: Callable[[EarlyStop], None]) -> None:
-        """`listener` is told when it is over; at once where it is."""
+        """Call `listener` when the stop is over; at once if it already is."""
         if self.is_over:
             listener(self)
         else:
             self._listeners.append(listener)
 
     def end(self, freed: bool) -> None:
-        """The engine has ended the stream, or (not `freed`) it was reset or lost before."""
+        """Mark the stop as over: the engine ended the stream (`freed`), or it was reset or lost
+        before."""
         if self.is_over:
             return
         self.is_over = True
@@ -51,9 +53,9 @@ class EarlyStop:
 
 
 class Stops:
-    """All of one request: each choice that is left early has one, at each replica that it leaves.
+    """Stops of one request: one for each abandoned choice on each replica.
 
-    `told` is called whenever none of them is open any more.
+    `on_all_ended` is called whenever the last open stop is over.
     """
 
     __slots__ = ("_on_all_ended", "open", "reason", "seconds", "unseen")
@@ -62,11 +64,11 @@ class Stops:
         self._on_all_ended = on_all_ended
         self.open = 0
         self.reason: StopReason = "disconnect"
-        """Of the last one."""
+        """The reason of the last stop."""
         self.seconds: float | None = None
-        """Until the slowest of them was let go."""
+        """Seconds until the slowest stop was over."""
         self.unseen = 0
-        """Those whose end nobody saw."""
+        """Number of stops whose end was not seen."""
 
     def begin(self, reason: StopReason, began: float | None = None) -> EarlyStop:
         self.reason = reason
@@ -85,7 +87,8 @@ class Stops:
             self._on_all_ended(self)
 
     def facts(self) -> dict[str, object]:
-        """For log lines and for who looks: `stop_ms` is not there where no end was seen."""
+        """Return fields for log lines and the console. `stop_ms` is omitted if an end was not
+        seen."""
         facts: dict[str, object] = {"stop": self.reason}
         if self.seconds is not None and not self.unseen:
             facts["stop_ms"] = round(self.seconds * 1000, 1)

@@ -1,7 +1,7 @@
 """Conditions of this process that still hold, for `/health/ready` and the operators' page.
 
-A condition has a kind, which is a word of this code, so there are few. A kind may hold for many
-items, such as adapters: some are listed, and one entry tells how many others there are.
+A condition has a kind, which is a word of this code, so the number of kinds is small. A kind may
+hold for many items, such as adapters: some are listed, and one entry counts the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Trouble:
     """A condition that holds.
 
     Attributes:
-        level: One of `logging`, WARNING or above.
+        level: A level of `logging`, WARNING or above.
+        text: What is wrong, and what to do.
         since: When it began, in seconds since 1970.
-        times: How often it was met; 0 where nobody counts.
-        last: What it was met with last.
+        times: How often it occurred; 0 if not counted.
+        last: Details of the last occurrence.
     """
 
     level: int
@@ -69,16 +70,16 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Say that a condition holds: logged when it begins, and when its text has changed.
+        """Report that a condition holds. It is logged when it begins and when its text changes.
 
         Args:
-            kind: A constant of the code, never a word from outside.
+            kind: A constant of the code, never external input.
             level: The level of the log line.
             text: What is wrong, and what to do.
-            times: How often it was met so far; its changes are not logged.
-            last: What it was met with last; its changes are not logged.
-            logs: False where the caller logs it.
-            exc_info: Log the traceback of the exception at hand.
+            times: How often it has occurred; changes are not logged.
+            last: Details of the last occurrence; changes are not logged.
+            logs: False if the caller logs it.
+            exc_info: Log the traceback of the current exception.
         """
         known = self._current.get(kind, {}).get("")
         trouble = Trouble(level, _clean(text), self._clock(), times, _clean(last, MAX_ITEM_CHARS))
@@ -92,7 +93,8 @@ class Troubles:
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Say for which items a condition holds now, each with its text. No other one holds."""
+        """Report the items for which a condition holds now, each with its text. It ends for all
+        other items."""
         if self._last_texts.get(kind) == (level, texts):
             return
         before, now = self._current.pop(kind, {}), self._clock()
@@ -117,7 +119,7 @@ class Troubles:
                 log.info("over: %s", before[item].text)
 
     def clear(self, kind: str, *, logs: bool = True) -> None:
-        """Say that a condition does not hold, for no item either. The end is logged."""
+        """Report that a condition no longer holds, for any item. The end is logged."""
         self._last_texts.pop(kind, None)
         for trouble in self._current.pop(kind, {}).values():
             if logs:
@@ -135,12 +137,13 @@ class Troubles:
 
 
 def _select_listed(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
-    """Return the items to list. A listed item stays, so a flood of new ones cannot displace it."""
+    """Return the items to list. A listed item remains listed, so new items cannot displace it."""
     return sorted(texts, key=lambda item: (item not in before, item))[:MAX_ITEMS_OF_KIND]
 
 
 def _clean(text: str, max_chars: int = MAX_CHARS) -> str:
-    """One line without what a terminal or a page would obey, such as control characters."""
+    """Return the text as one line without control characters, which a terminal or page might
+    interpret."""
     if len(text) > max_chars:
         text = f"{text[: max_chars - 1]}…"
     text = "; ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -1,8 +1,8 @@
-"""Adapters by replicas: what is held where, as one worker sees it.
+"""State of adapters on replicas, as seen by one worker.
 
-Most adapters are nowhere at most times, so a replica that holds nothing of one is not named, and
-engines' caches are walked by what is in them. A thousand adapters at twenty replicas cost a few
-milliseconds, with a pause for everybody else now and then.
+Most adapters are not loaded anywhere at most times, so replicas without an adapter are not listed,
+and engine caches are iterated by their content. A thousand adapters on twenty replicas cost a few
+milliseconds, with regular yields to other tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
 MAX_ADAPTERS = 2000
-"""Adapters that are shown; of the others it is said how many there are."""
+"""Adapters that are listed; the others are only counted."""
 _YIELD_EVERY = 100
 _MAX_REASON_CHARS = 200
 
@@ -25,7 +25,8 @@ Cell = dict[str, object]
 
 
 class AdapterFacts:
-    """Keeps what it has made of a record, which never changes."""
+    """Builder of the adapters' facts. It caches the static facts of a record, which never
+    changes."""
 
     def __init__(self) -> None:
         self._cache: dict[str, tuple[Record, dict[str, object]]] = {}
@@ -33,7 +34,8 @@ class AdapterFacts:
     async def collect(
         self, service: Service, rates: Mapping[str, float], *, complete: bool
     ) -> dict[str, dict[str, object]]:
-        """By name. Without `whole`, only what other workers see differently."""
+        """Return facts by adapter name. Unless `complete`, only facts that differ between
+        workers."""
         records = service.adapters.records[:MAX_ADAPTERS]
         replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
         cells = _find_cells(records, replicas)
@@ -85,10 +87,12 @@ def _describe_version(version: Version) -> dict[str, object]:
 
 
 def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
-    """By name and endpoint, for engines that are sent adapters: what is not cold, or was evicted.
+    """Return states by adapter name and endpoint, for engines that receive adapters by upload.
+    Adapters that are neither loaded nor evicted are omitted.
 
-    The state is of the version that is served, evictions are of all. An engine holds a content
-    once, whatever names stand for it."""
+    The state is of the served version; evictions are of all versions. An engine stores equal
+    content once, so all names of that content share its state.
+    """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:
         served[record.version.task_id].add(record.name)
@@ -112,7 +116,8 @@ def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dic
 
 
 def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cell | None:
-    """Of an engine that reads adapters from its own disk."""
+    """Return the state for an engine that reads adapters from its own disk; None for other
+    engines."""
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:
         return None

@@ -1,7 +1,6 @@
-"""The state as readers follow it: whole at first, then what has changed for each of them.
+"""Feed of states for readers: first the complete state, then each reader's changes.
 
-A reader that is slow is sent the changes since what it was last sent, whatever came between, so
-nothing waits for it but that.
+A slow reader receives the changes since the state it last received, so it delays no other reader.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class StateSnapshot:
 
 
 class Feed:
-    """`make` gives the state now. Belongs to one event loop."""
+    """Source of states and changes. `make` returns the current state. Belongs to one event loop."""
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._make = make
@@ -47,7 +46,7 @@ class Feed:
         return await self._latest.get()
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Events of a stream, each whole; the next one is asked for when that is sent."""
+        """Yield complete events of a stream. Request the next event once the last one is sent."""
         shown = await self.latest()
         yield _frame_event("state", shown.number, shown.text)
         while True:
@@ -61,7 +60,7 @@ class Feed:
         return StateSnapshot(self._number, await self._make())
 
     def _build_change(self, before: StateSnapshot, after: StateSnapshot) -> bytes:
-        """Readers that keep up are all sent the same."""
+        """Return the serialized change. Readers that keep pace share the same bytes."""
         key = before.number, after.number
         change = self._changes.get(key)
         if change is None:

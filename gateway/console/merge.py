@@ -1,7 +1,7 @@
-"""The parts of all workers of a gateway to one state: counts are added, the worst of states told.
+"""Merge of the parts of all workers into one state: counts are added, and the worst state wins.
 
-Members of the state that come and go are members of objects, by name, and what is not known is not
-there: so that its changes can be told as merge patches, in which null means that a member goes.
+Everything that appears and disappears is a named member of an object, and unknown values are
+omitted. So changes can be sent as merge patches, in which null removes a member.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """The state. The first part is a whole one; it is used up."""
+    """Return the state. The first part is complete; it is modified."""
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
     for name in ("waiting", "waiting_to_begin", "in_flight", "places"):
@@ -58,7 +58,8 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _add_troubles(into: Facts, more: Facts) -> None:
-    """Return the troubles of all workers; of one at several, the worst level and the first time."""
+    """Add the troubles of another worker. If several workers have a trouble, use the worst level
+    and the earliest time."""
     for name, facts in more.items():
         own: Facts | None = into.get(name)
         if own is None:
@@ -108,13 +109,15 @@ def _join_tenant(own: Facts, other: Facts) -> None:
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
-        # What runs is counted by each alone here; of the rest, who was told last knows most.
+        # Running requests are counted per worker. The other limits are shared, and the highest
+        # known value is the latest.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
 
 
 def _pick_last_refusal(*of: Facts) -> Facts:
-    """As each worker has it of its own: a mistake only where nothing else was lately."""
+    """Return the last refusal of all workers. A client's mistake counts only without a recent other
+    refusal."""
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]
     if "mistake" in last and others and last["time"] - others[0]["time"] < RECENT_S:

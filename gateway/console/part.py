@@ -1,4 +1,4 @@
-"""What one worker of a gateway knows: a part of the state, which `merge` joins with the others'."""
+"""The part of the state that one worker knows; `merge` joins it with the parts of the others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.console.tenants import MAX_TENANTS, TenantFacts
 from gateway.service import Service
 
 MAX_REQUESTS = 1000
-"""Running requests of one worker that are shown."""
+"""Running requests of one worker that are listed."""
 _RELEASE = version("triton-openai-gateway")
 
 Part = dict[str, Any]
 
 
 class PartBuilder:
-    """Makes the part of this worker, anew each time. `worker` is its number."""
+    """Builder of this worker's parts. `worker` is its number."""
 
     def __init__(self, service: Service, worker: int) -> None:
         self._service = service
@@ -29,8 +29,8 @@ class PartBuilder:
         self._tenants = TenantFacts()
 
     async def make(self, *, complete: bool) -> Part:
-        """`whole` is the part that others are joined to: of others, what is the same in all workers
-        is left out."""
+        """Build a part. Unless `complete`, omit what is the same in all workers: other parts are
+        merged into a complete one."""
         service, monitor = self._service, self._service.monitor
         _, _, rates = monitor.demand.per_minute()
         part: Part = {
@@ -52,7 +52,8 @@ class PartBuilder:
         return part
 
     def _add_requests(self, part: Part) -> None:
-        """Nothing is waited for here, so that no request is in neither list, or in both."""
+        """Add running and ended requests, without awaiting, so that no request is in both lists or
+        in neither."""
         requests = self._service.monitor.requests
         running = {
             watched.id: watched.facts() | {"worker": self._worker}

@@ -1,4 +1,4 @@
-"""The replicas, as one worker sees them."""
+"""State of replicas, as seen by one worker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gateway.service import Service
 _MAX_REASON_CHARS = 300  # characters of a reason
 
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
-"""Of a replica that workers see in different states, the first of these is told."""
+"""Replica states in order of precedence: if workers disagree, the first of these wins."""
 
 SUMMED_FIELDS = ("in_flight", "requests", "places")
-"""What each worker has its own of, so that the state has the sum; all else is the same in each."""
+"""Fields counted per worker, which are summed. All other fields are equal in each worker."""
 
 
 def describe_replicas(service: Service) -> dict[str, dict[str, object]]:
-    """By endpoint; of one that left and is there again, the newer."""
+    """Return facts by endpoint. If a replica left and returned, the newer one is described."""
     return {replica.endpoint: _describe_replica(service, replica) for replica in service.replicas}
 
 

@@ -1,4 +1,4 @@
-"""Tenants: what they ask for, what they were refused, their limits and their keys."""
+"""State of tenants: their demand, refusals, limits and keys."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from gateway.service import Service
 from gateway.tenancy.keys.record import KeyRecord, Uses, key_id
 
 MAX_KEYS = 100
-"""Of one tenant that are shown."""
+"""Keys of one tenant that are listed."""
 MAX_TENANTS = 1000
-"""Tenants that are shown."""
+"""Tenants that are listed."""
 SUMMED_FIELDS = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
-"""What each worker has its own of, so that the state has the sum."""
+"""Fields counted per worker, which are summed."""
 _USES_INTERVAL_S = 15.0
 
 Facts = dict[str, object]
 
 
 class TenantFacts:
-    """Asks only now and then when keys were used: that is read from Redis, or a disk."""
+    """Builder of the tenants' facts. It refreshes the last uses of keys rarely: they are read from
+    Redis or disk."""
 
     def __init__(self) -> None:
         self._uses: Uses = {}
         self._uses_read_at = 0.0
 
     async def collect(self, service: Service, *, complete: bool) -> dict[str, Facts]:
-        """By name. Without `whole`, only what other workers see differently."""
+        """Return facts by tenant name. Unless `complete`, only facts that differ between
+        workers."""
         demand = service.monitor.demand
         requests, tokens, _ = demand.per_minute()
         running, places = Counter[str](), Counter[str]()
@@ -71,7 +73,7 @@ class TenantFacts:
         assert service.keys is not None
         if time.monotonic() - self._uses_read_at > _USES_INTERVAL_S:
             self._uses_read_at = time.monotonic()
-            with suppress(KeysUnavailable):  # what was known of it is shown
+            with suppress(KeysUnavailable):  # the last known uses are shown
                 self._uses = await service.keys.uses()
         by_tenant: dict[str, list[KeyRecord]] = {}
         with suppress(KeysUnavailable):

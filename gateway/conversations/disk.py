@@ -1,9 +1,9 @@
-"""The copy on disk: one SQLite file for all workers of a gateway.
+"""The disk copy of the store: one SQLite file for all workers of a gateway.
 
-A tenant's records hang on units, a group with its head or a single record: those are used, expire
-and are evicted as a whole, so that a conversation is there with all its items or not at all.
-Triggers count what a unit and a tenant have. `shared` is the epoch of Redis that a record was
-brought in, 0 for none.
+A tenant's records belong to units: a group with its head, or a single record. A unit is renewed,
+expired and evicted as one, so a conversation is stored completely or not at all. Triggers maintain
+the totals of units and tenants. `shared` is the Redis epoch in which a record was uploaded, 0 if it
+was not.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gateway.errors import ConversationTooLarge
 
 FILE = "conversations.sqlite"
 _VERSION = 1
-_MAX_REMOVED_AT_ONCE = 256  # records that one transaction removes
-_MAX_VARIABLES = 500  # of one statement; old SQLite takes 999
+_MAX_REMOVED_AT_ONCE = 256  # records
+_MAX_VARIABLES = 500  # per statement; old SQLite versions allow 999
 _BUSY_TIMEOUT_S = 5.0
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _SCHEMA = f"""
@@ -73,19 +73,19 @@ _RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
 
 
 class DiskPut(NamedTuple):
-    """What became of a put: `done`, or it has to be asked again, as there was much to remove."""
+    """Result of a put. If `done` is False, repeat the put: so far it only evicted records."""
 
     done: bool
     evicted: int
 
 
 class SavedState(NamedTuple):
-    """What is to be known of Redis after a restart, too.
+    """State of Redis as last seen, saved for the next start.
 
     Attributes:
-        epoch: as are `since`, `seen`, `left` and `gateways` those of `shared.Known`; 0 where
-            nothing is.
-        key: of a record that was there some time before.
+        epoch: As in `shared.RedisState`, like `since`, `seen`, `departed_ms` and `gateways`; 0 if
+            nothing was saved.
+        key: The key of a record that was on disk some time before.
     """
 
     epoch: int
@@ -97,11 +97,12 @@ class SavedState(NamedTuple):
 
 
 class ForeignFile(Exception):
-    """Another release wrote the file; its layout is not known here."""
+    """The file was written by another release with an unknown layout."""
 
 
 class ConversationDisk:
-    """Blocks; for one thread at a time. Raises sqlite3.Error as it comes."""
+    """The disk copy. Methods block, raise sqlite3.Error, and must be called by one thread at a
+    time."""
 
     def __init__(
         self,
@@ -112,14 +113,15 @@ class ConversationDisk:
         renew_ms: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the file, or makes it. Raises OSError, sqlite3.Error and ForeignFile."""
+        """Open or create the file. Raises OSError, sqlite3.Error and ForeignFile."""
         self._ttl_ms = ttl_ms
         self._tenant_bytes = tenant_bytes
         self._renew_ms = renew_ms
         self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / FILE
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its log takes over the mode
+        # SQLite's log file inherits the mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._database = sqlite3.connect(
             path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
@@ -131,7 +133,7 @@ class ConversationDisk:
 
     def _prepare(self) -> None:
         run = self._database.execute
-        run("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect in an empty file alone
+        run("PRAGMA auto_vacuum = INCREMENTAL")  # only effective in an empty file
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
         run(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")
@@ -152,14 +154,14 @@ class ConversationDisk:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
     ) -> DiskPut:
-        """All of them or none, those aside of which there is as high a version.
+        """Store all records or none, skipping those with an equal or higher version on disk.
 
-        Raises ConversationTooLarge where one unit would have more than the tenant may.
+        Raises ConversationTooLarge if a unit would exceed what the tenant may have.
         """
         used_ms = self._now() if used_ms is None else used_ms
         units = {record.unit for record in records}
-        # Whatever is read from Redis comes here each time: most of that writes nothing, and waits
-        # for nobody who writes.
+        # Records read from Redis also pass through here. Most change nothing, and then no write
+        # lock is needed.
         if not (
             any(self._is_newer(tenant, record) for record in records)
             or self._has_stale(tenant, units, used_ms - self._renew_ms)
@@ -177,7 +179,8 @@ class ConversationDisk:
     def get(
         self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
     ) -> list[StoredRecord]:
-        """Those that there are, in no order. Raises ConversationTooLarge beyond `max_bytes`."""
+        """Return the records that exist, in no order. Raise ConversationTooLarge if they exceed
+        `max_bytes`."""
         wanted = list(ids)
         found: list[StoredRecord] = []
         for start in range(0, len(wanted), _MAX_VARIABLES):
@@ -190,7 +193,7 @@ class ConversationDisk:
         return found
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> list[str]:
-        """The ids, by order."""
+        """Return the ids of members, by order."""
         query = (
             f"SELECT r.id {_RECORDS} WHERE u.tenant = ? AND u.name = ? AND u.used > ?"
             " AND r.grouped = u.name AND r.place > ? ORDER BY r.place, r.id LIMIT ?"
@@ -201,9 +204,9 @@ class ConversationDisk:
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
     ) -> list[StoredRecord]:
-        """Some that were not brought in `epoch`, the last written first, from below `before`.
+        """Return records not uploaded in `epoch`, last written first, with keys below `before`.
 
-        At least one if there is any, else as many as make `max_bytes`.
+        The result has at least one record if any exists, then as many as fit in `max_bytes`.
         """
         before = 2**63 - 1 if before is None else before
         keys: list[int] = []
@@ -227,30 +230,31 @@ class ConversationDisk:
         return bool(self._database.execute(query, (epoch, epoch)).fetchone()[0])
 
     def last_key(self) -> int:
-        """Of what was written last; 0 for none."""
+        """Return the key of the last written record; 0 if the disk is empty."""
         (key,) = self._database.execute("SELECT coalesce(max(key), 0) FROM records").fetchone()
         return int(key)
 
     def mark_unshared(self, after: int) -> None:
-        """What was written after the key `after` is to be brought to Redis again."""
+        """Mark records with a key above `after` for another upload to Redis."""
         with self._transaction():
             self._database.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
-        """The record, if there is one: it was deleted elsewhere."""
+        """Delete a record that was deleted through another gateway, if it exists."""
         query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
         if self._database.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
-        """All of it, as Redis had no room for it: the others have not all of it any more."""
+        """Delete a group from disk after Redis evicted it: other gateways no longer have all of
+        it."""
         with self._transaction():
             query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
             for (unit,) in self._database.execute(query, (tenant, name)).fetchall():
                 self._drop(unit, 2**31)
 
     def load_state(self) -> SavedState:
-        """What `save_state` was given last."""
+        """Return the state that `save_state` saved last."""
         found = self._database.execute("SELECT epoch, name FROM gateways").fetchall()
         epoch = max((epoch for epoch, _ in found), default=0)
         last = self._database.execute("SELECT since, seen, key FROM looked").fetchone()
@@ -282,9 +286,9 @@ class ConversationDisk:
             self._database.execute(query, [epoch, *keys])
 
     def tidy(self) -> bool:
-        """Removes some of what has expired, and gives some of the file back.
+        """Remove some expired records and return some free pages to the file system.
 
-        Returns whether there is more of either.
+        Returns True if more of either remains.
         """
         with self._transaction():
             query = "SELECT key FROM units WHERE used <= ? ORDER BY used LIMIT ?"
@@ -301,7 +305,7 @@ class ConversationDisk:
         return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
 
     def usage(self) -> tuple[int, int]:
-        """Bytes and records of all tenants."""
+        """Return bytes and records of all tenants."""
         query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
         total, records = self._database.execute(query).fetchone()
         return total, records
@@ -329,8 +333,10 @@ class ConversationDisk:
         return found is None or record.version > found[0]
 
     def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
-        """Removes the tenant's longest unused, but for `units`: how many records, and whether
-        there is room now."""
+        """Evict the tenant's least recently used units, except `units`.
+
+        Returns the number of removed records, and True if `fresh` now fits.
+        """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
         grouped = sum(bool(record.group) for record in fresh)
@@ -351,7 +357,7 @@ class ConversationDisk:
             removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
     def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Bytes of these units, and the most records that one has."""
+        """Return the total bytes of the units, and the largest record count among them."""
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
         found = [
             self._database.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units
@@ -359,7 +365,7 @@ class ConversationDisk:
         return sum(size for size, _ in found), max((count for _, count in found), default=0)
 
     def _drop(self, unit: int, limit: int) -> int:
-        """Removes a unit, its head first, as far as `limit` goes; how many records that were."""
+        """Remove at most `limit` records of a unit, its head first. Return their number."""
         query = (
             "DELETE FROM records WHERE key IN"
             " (SELECT key FROM records WHERE unit = ? ORDER BY grouped <> '', place LIMIT ?)"
@@ -368,7 +374,7 @@ class ConversationDisk:
 
     def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
         run = self._database.execute
-        # What replaces another gets a later key: it is to be brought to Redis sooner.
+        # A replaced record gets a higher key, so it is uploaded to Redis sooner.
         run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
         run(
             "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",
@@ -395,14 +401,14 @@ class ConversationDisk:
         ]
 
     def _touch(self, tenant: str, found: Sequence[StoredRecord]) -> None:
-        """Their time begins anew; most readings write nothing."""
+        """Renew the units of these records; most reads need no write."""
         now = self._now()
         stale = {
             kept.record.unit
             for kept in found
             if kept.record.data and kept.used_ms < now - self._renew_ms
         }
-        # A disk that takes no writes is still read.
+        # A read-only disk can still be read.
         with suppress(sqlite3.OperationalError):
             if stale:
                 with self._transaction():
@@ -425,7 +431,7 @@ def _placeholders(values: Sequence[object]) -> str:
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """`executescript` would end the transaction."""
+    """Yield the statements of a script; `executescript` would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

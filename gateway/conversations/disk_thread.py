@@ -1,4 +1,4 @@
-"""The disk for the event loop: its thread, and what becomes of it when it fails."""
+"""Access to the disk copy from the event loop: one thread, and failure handling."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ DISK_ERRORS = (OSError, sqlite3.Error, ForeignFile)
 
 
 class DiskUnavailable(Exception):
-    """This gateway's disk keeps nothing now."""
+    """The disk of this gateway cannot store conversations now."""
 
 
 class DiskThread:
-    """`open` comes first. A file that is damaged, or not ours to change, is left alone until the
-    next start; what fails otherwise, such as a disk that is full, is tried again each time, to open
-    it, too."""
+    """The thread that uses the disk copy. Call `open` first.
+
+    A file that is damaged or foreign is not used again until the next start. After any other
+    failure, such as a full disk, each call tries again, including to open the file.
+    """
 
     def __init__(
         self, folder: Path, make: Callable[[], ConversationDisk], stats: ConversationStats
@@ -52,13 +54,13 @@ class DiskThread:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
-        """Raises DiskAway."""
+        """Run `work` in the thread. Raise DiskUnavailable if the disk fails."""
         if self._is_disabled:
             raise DiskUnavailable
         try:
             result = await self._in_thread(lambda: work(self._open_disk()))
         except DISK_ERRORS as error:
-            # An OperationalError is of the moment: a full disk, or another process that is busy.
+            # An OperationalError is temporary: a full disk, or another process that holds the lock.
             self._is_disabled |= type(error) in (sqlite3.DatabaseError, ForeignFile)
             self._record_failure(error)
             raise DiskUnavailable from error
@@ -68,7 +70,7 @@ class DiskThread:
         return result
 
     def _open_disk(self) -> ConversationDisk:
-        """In the thread."""
+        """Return the disk copy, opened if necessary. Runs in the thread."""
         if self._disk is None:
             self._disk = self._make()
         return self._disk
@@ -78,7 +80,7 @@ class DiskThread:
 
     @property
     def problem(self) -> str:
-        """Why nothing is kept now; empty where it is."""
+        """The reason why nothing is stored on disk now; "" if the disk works."""
         return (
             f"conversations are not kept in {self._folder} now: {self._reason}" * self._is_failing
         )

@@ -1,4 +1,4 @@
-"""Redis for the event loop: threads for its calls, and whether it is there."""
+"""Access to the Redis copy from the event loop: threads for calls, and availability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds without a failure of a kind after which one is over, if Redis takes writes."""
+"""Seconds without a failure of a kind after which that failure is over, if Redis accepts writes."""
 
 
 class _Failure(NamedTuple):
@@ -28,11 +28,12 @@ class _Failure(NamedTuple):
 
 
 class RedisDown(Exception):
-    """Redis does not answer, or refuses."""
+    """Redis does not answer, or refuses the call."""
 
 
 class RedisThreads:
-    """While Redis is away nobody waits for it: `look` alone asks whether it is back."""
+    """Threads that call Redis. While Redis is unavailable, calls fail at once, and only `poll`
+    tries again."""
 
     def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
         self.state = RedisState()
@@ -40,8 +41,8 @@ class RedisThreads:
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
-        # By kind of call, and under "" that of the server: a Redis that is full, say, is read as
-        # ever. What works must not end the failure of what does not.
+        # Keyed by kind of call; "" is the server. A full Redis still serves reads, so a successful
+        # read must not end the failure of writes.
         self._failures: dict[str, _Failure] = {}
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
@@ -50,12 +51,12 @@ class RedisThreads:
         self._shared.close()
 
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
-        """Return what `work`, a call of that `kind`, returns. Raises RedisAway."""
+        """Return what `work`, a call of that `kind`, returns. Raise RedisDown if Redis fails."""
         if not self.is_up:
             raise RedisDown
 
         def run_if_up(shared: SharedConversations) -> T:
-            # It may have been found away while this waited for a thread.
+            # Redis may have failed while this call waited for a thread.
             if not self.is_up:
                 raise RedisDown
             return work(shared)
@@ -64,27 +65,27 @@ class RedisThreads:
 
     @property
     def problem(self) -> str:
-        """Why nothing is shared now; empty where it is."""
+        """The reason why nothing is shared now; "" if Redis works."""
         why = next((failure.why for failure in self._failures.values()), "")
         return f"conversations are not shared now: Redis fails: {why}" if why else ""
 
     @property
     def epoch(self) -> int:
-        """As last seen; 0 before."""
+        """The epoch of Redis as last seen; 0 before the first poll."""
         return self.state.epoch
 
     async def poll(
         self, gateway: str = "", report: str = "", report_of: tuple[int, int] = (0, 0)
     ) -> PollResult:
-        """See `SharedConversations.poll`. Raises RedisAway."""
+        """Poll as `SharedConversations.poll` does. Raise RedisDown if Redis fails."""
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Else a later one was faster, or Redis is full and tells nothing.
+        # Otherwise a later poll finished first, or a full Redis returned no state.
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True
-        if result.state.since:  # it has written
+        if result.state.since:  # It has written
             before = time.monotonic() - _RECOVERY_S
             self._end([kind for kind, failure in self._failures.items() if failure.at < before])
         return result

@@ -1,14 +1,15 @@
-"""Responses and conversations of tenants, kept in Redis and on this gateway's disk.
+"""Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Everything is keyed by its tenant: the id of another's record is simply not found. What either copy
-took is kept: a disk brings to Redis what that lacks (`upkeep`), and what is read from Redis is put
-on this disk, so that it outlives the gateway that wrote it.
+Every key includes the tenant, so a tenant cannot find records of another. A record is stored once
+either copy has accepted it. Records that Redis lacks are uploaded from disk (`upkeep`), and records
+read from Redis are copied to this disk, so they outlive the gateway that wrote them.
 
-What changes no more any copy is good for. All else is as Redis has it, and what grows has to be in
-Redis to be kept: a disk may have less of it than another. While something is still to be brought,
-by whichever gateway, that counts of it alone which was put since Redis was empty; the rest, and
-what is not found, is waited for. Where a gateway has gone for good, with its disk, what had begun
-before is not found once all is brought: nobody can say that it is whole.
+Any copy of an immutable record is current. For all other records Redis is authoritative, and groups
+that grow must be in Redis, since one disk may have fewer items than another. While any gateway
+still has records to upload, a mutable record is trusted only if it was written after Redis was
+emptied; reads of other mutable records and of missing records wait. If a gateway left for good with
+its disk, mutable records that began earlier are reported as missing after all uploads: they may be
+incomplete.
 """
 
 from __future__ import annotations
@@ -43,17 +44,16 @@ from gateway.errors import ConversationsOff, ConversationsUnavailable, Conversat
 
 log = logging.getLogger(__name__)
 
-_MAX_RENEW_INTERVAL_S = 3600.0  # and a tenth of the time to live at most
-_MAX_EVICTION_STEPS = 64  # for which one put waits until there is room
-_RESTORE_TIMEOUT_S = 5.0  # for which one that is not found is waited for
+_MAX_RENEW_INTERVAL_S = 3600.0  # and at most a tenth of the time to live
+_MAX_EVICTION_STEPS = 64  # eviction calls of one put
+_RESTORE_TIMEOUT_S = 5.0  # how long a read waits for a missing record
 _RETRY_INTERVAL_S = 0.2
-_MIN_REDIS_TIMEOUT_S = (
-    2.0  # of one call at least; the values are large, and Redis forks for its snapshots
-)
+# Minimum timeout of a call: values are large, and Redis forks for its snapshots.
+_MIN_REDIS_TIMEOUT_S = 2.0
 
 
 class Conversations:
-    """Use as an async context manager, with `follow` running inside."""
+    """The store. Use as an async context manager, with `follow` running inside."""
 
     def __init__(
         self,
@@ -66,8 +66,18 @@ class Conversations:
         ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`redis_url` in a form of `lora_store.redis_url`; `ephemeral`: the folder ends with the
-        gateway; `clock` gives seconds of 1970."""
+        """Set up the store without opening it.
+
+        Args:
+            folder: The folder of the disk copy.
+            redis_url: A URL in the syntax of `lora_store.redis_url`; None for a store without
+                Redis.
+            ttl_s: The time to live of an unused unit; 0 disables the store.
+            tenant_bytes: The maximum bytes of one tenant.
+            redis_timeout_s: The timeout of each call to Redis.
+            ephemeral: True if the folder is deleted when the gateway ends.
+            clock: Returns seconds since 1970.
+        """
         self.enabled = ttl_s > 0
         self.stats = ConversationStats()
         self._folder = folder
@@ -109,7 +119,7 @@ class Conversations:
         self._upkeep.close()
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Run the maintenance of the store until cancelled."""
         if self.enabled:
             await self._upkeep.follow()
 
@@ -120,16 +130,19 @@ class Conversations:
 
     @property
     def redis_time_ms(self) -> int:
-        """That of Redis, in ms since 1970, a moment ago: the order of what begins now and will
-        change or grow. 0 before it was seen."""
+        """The time of Redis at the last poll, in ms since 1970; 0 before the first one. Records
+        that will change or grow use it as their order."""
         return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
-        """Store all of the records or none, of each the highest version that there is.
+        """Store all records or none. An existing higher version wins.
 
-        Of more than 64 a Redis that fails meanwhile has some, and this raises.
+        With more than 64 records, a failure of Redis may leave some stored, and this raises.
 
-        Raises ConversationsOff, ConversationTooLarge and ConversationsUnavailable.
+        Raises:
+            ConversationsOff: The store is disabled.
+            ConversationTooLarge: The records, or a unit, are too large.
+            ConversationsUnavailable: Neither copy can store them now.
         """
         if not self.enabled:
             raise ConversationsOff
@@ -155,10 +168,14 @@ class Conversations:
     async def get(
         self, tenant: str, ids: Sequence[str], *, patient: bool = True
     ) -> list[Record | None]:
-        """What is kept under these ids, in their order. Its time to live begins anew.
+        """Return the records of these ids in order, None for missing ones, and renew their time to
+        live.
 
-        Who is not `patient` gets what there is now. Raises ConversationsUnavailable, and
-        ConversationTooLarge for more than `MAX_READ_BYTES` bytes.
+        With `patient` False, do not wait for records that may still be restored.
+
+        Raises:
+            ConversationsUnavailable: The store cannot be read now.
+            ConversationTooLarge: The records exceed `MAX_READ_BYTES`.
         """
         wanted = [id_ for id_ in dict.fromkeys(ids) if is_id(id_)]
         found: dict[str, Copy] = {}
@@ -191,10 +208,10 @@ class Conversations:
         limit: int = 1000,
         require_complete: bool = True,
     ) -> list[Record]:
-        """The first `limit` records of a group behind the place `after`, by order.
+        """Return the first `limit` records of a group with an order above `after`, sorted.
 
-        Raises as `get`, and ConversationsUnavailable for what grows and is just being removed; not
-        `whole`, what is left of it is told.
+        Raises what `get` raises, and ConversationsUnavailable for a growing group that is just
+        being removed. With `require_complete` False, the rest of such a group is returned.
         """
         found: list[Record] = []
         epochs: list[int] = []
@@ -218,19 +235,21 @@ class Conversations:
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> None:
-        """Whatever is kept under these ids, and any copy that comes later. Raises as `put`."""
+        """Delete the records of these ids, and any copy that arrives later. Raises what `put`
+        raises."""
         if self.enabled:
             await self.put(tenant, [Record(id_, b"", DELETED) for id_ in ids if is_id(id_)])
 
     async def _put_shared(self, tenant: str, records: Sequence[Record]) -> tuple[int, bool]:
-        """The epoch of Redis in which there is no more to bring, 0 for none; whether it took all.
+        """Put records to Redis. Return the epoch of Redis (0 if it failed), and True if Redis
+        accepted all.
 
         Raises ConversationTooLarge.
         """
         redis = self._redis
         if redis is None:
             return 0, False
-        epoch = redis.epoch  # as before: if Redis is emptied now, they are brought again
+        epoch = redis.epoch  # Read before the put: if Redis is emptied now, they are uploaded again
         try:
             for _ in range(_MAX_EVICTION_STEPS):
                 put = await redis.run(lambda shared: shared.put(tenant, records, epoch), "put")
@@ -244,7 +263,8 @@ class Conversations:
     async def _put_disk(
         self, tenant: str, records: Sequence[Record], epoch: int, *, certain: bool = False
     ) -> bool:
-        """Whether the disk took them. What need not be `certain` is not waited for."""
+        """Put records to the disk and return True if it stored them. Unless `certain`, give up if
+        this needs more than one eviction step."""
         try:
             for _ in range(_MAX_EVICTION_STEPS if certain else 1):
                 put = await self._disk.run(lambda disk: disk.put(tenant, records, epoch))
@@ -264,9 +284,10 @@ class Conversations:
     async def _look_up_until_sure(
         self, look_up: Callable[[int], Awaitable[_Certainty]]
     ) -> RedisState:
-        """Looks again and again, in the epoch that `look` is told, until it is sure.
+        """Look up repeatedly until the result is certain. `look_up` gets the epoch it runs in.
 
-        Returns what was known then; nothing where that does not matter.
+        Returns the state of Redis at that time; an empty state if the result does not depend on it.
+        Raises ConversationsUnavailable if Redis fails, or if the result stays uncertain too long.
         """
         redis = self._redis
         loop = asyncio.get_running_loop()
@@ -291,8 +312,10 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """From Redis, then from the disk, each of which gets what it lacks; whether Redis answered,
-        if there is one."""
+        """Read from Redis, then from the disk, and copy what one lacks to the other.
+
+        Returns the copies, and True if Redis answered or is not used.
+        """
         redis = self._redis
         if redis is None:
             return {each.id: Copy(each, 0) for each in await self._read_disk(tenant, ids)}, True
@@ -304,7 +327,8 @@ class Conversations:
             answered = True
             await self._copy_to_disk(tenant, copies, epoch)
         missing = [id_ for id_ in ids if id_ not in copies]
-        # What may have changed since, or was let go by Redis, is nothing to go by.
+        # Use only immutable records of the disk: others may have changed since, or been evicted by
+        # Redis.
         found = [each for each in await self._read_disk(tenant, missing) if each.version >= FINAL]
         alone = [each for each in found if not each.group]
         with contextlib.suppress(RedisDown, ConversationTooLarge):
@@ -315,8 +339,11 @@ class Conversations:
     async def _members_once(
         self, tenant: str, group: str, after: int, limit: int
     ) -> tuple[list[Record], list[int], int]:
-        """And the epochs that what the group is called by, and they, were put in: -1 where some are
-        missing; and when it began. Raises RedisAway."""
+        """Return members, the epochs in which the head and the members were put, and the order of
+        the head.
+
+        The epochs include -1 if some members are missing. Raises RedisDown.
+        """
         redis = self._redis
         if redis is None:
             ids: list[str] = []
@@ -330,7 +357,7 @@ class Conversations:
         records = [copy.record for copy in found.copies.values()]
         lost = [id_ for id_ in found.ids if id_ not in found.copies]
         epochs = [found.epoch, *[copy.epoch for copy in found.copies.values()]]
-        if lost:  # it has a policy for its memory that lets keys go
+        if lost:  # Redis evicts keys by its memory policy
             records += (back := await self._read_disk(tenant, lost))
             epochs.append(0 if len(back) == len(lost) else -1)
         return records, epochs, found.began
@@ -348,7 +375,7 @@ class Conversations:
 
     @contextlib.contextmanager
     def _tolerate_disk_failure(self) -> Iterator[None]:
-        """Raises ConversationsUnavailable if it is, and there is no Redis."""
+        """Ignore a failed disk if Redis is used; otherwise raise ConversationsUnavailable."""
         try:
             yield
         except DiskUnavailable:
@@ -357,7 +384,7 @@ class Conversations:
 
 
 class _Certainty(Enum):
-    """When what was found is all there is."""
+    """Condition under which a lookup result is complete."""
 
     ALWAYS = auto()
     UNLESS_LOST = auto()  # if Redis has lost nothing of this epoch
@@ -384,7 +411,7 @@ def _unavailable_error() -> ConversationsUnavailable:
 
 
 def _remove_files(folder: Path) -> None:
-    """What was kept before the operator turned it off."""
+    """Delete the files of a store that was turned off."""
     for end in ("", "-wal", "-shm"):
         try:
             (folder / f"{FILE}{end}").unlink(missing_ok=True)

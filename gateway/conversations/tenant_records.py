@@ -1,10 +1,10 @@
-"""The records of tenants in Redis, put and read in pieces.
+"""Records of tenants in Redis, written and read in pieces.
 
-``conversations:{.TENANT}:``  what the keys of one tenant begin with: see ``records.lua``
+``conversations:{.TENANT}:``  prefix of a tenant's keys: see ``records.lua``
 
-No command or script takes more than some 2 ms of Redis, whatever is stored: large groups are read,
-renewed and removed in pieces, and large values are written and read beside the scripts. What is
-there was perhaps written by somebody else: what does not fit is counted and left alone.
+No command or script takes more than some 2 ms of Redis: large groups are read, renewed and removed
+in pieces, and large values are written and read outside the scripts. Redis may contain values of
+other programs: invalid values are counted and left unchanged.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _MAX_HEAD_BYTES = 300  # bytes of HEAD, with the longest of names
 _ORDER_CHARS = 21  # of a member before its id
 _STAGED_MS = 60_000
 _TORN_READS = 10
-# What put.lua says of a record, and the token of one whose value it is not given.
+# Results of put.lua for a record, and the token of a record whose value is not passed.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
-    """A record as Redis has it, and the epoch in which it was put: 0 if it was brought."""
+    """A record as stored in Redis, and the epoch in which it was put; 0 if it was uploaded from a
+    disk."""
 
     record: Record
     epoch: int
@@ -60,13 +61,13 @@ class Copy(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Some members of a group.
+    """Members of a group.
 
     Attributes:
-        ids: by order.
-        copies: those of them that there are.
-        epoch: that of the record that the group is called by; -1 where there is none.
-        began: the order of that record; 0 where there is none.
+        ids: Ids of members, by order.
+        copies: The records of those ids that exist.
+        epoch: The epoch of the group's head; -1 if it is missing.
+        began: The order of the head; 0 if it is missing.
     """
 
     ids: list[str]
@@ -79,10 +80,11 @@ class SharedPut(NamedTuple):
     """The result of a put.
 
     Attributes:
-        done: else it has to be asked again, as there was much to remove.
-        evicted: how many records were.
-        taken: whether Redis has all of them, or higher versions; else there is what does not fit.
-        higher: the ids of which it has higher versions.
+        done: False if the put must be repeated; so far it only evicted records.
+        evicted: The number of evicted records.
+        accepted: True if Redis has all records or higher versions; False if a key has invalid
+            content.
+        higher: The ids of records with a higher version in Redis.
     """
 
     done: bool
@@ -92,7 +94,8 @@ class SharedPut(NamedTuple):
 
 
 class TenantRecords:
-    """Blocks; for any thread. Raises `lora_store.primary.failures`."""
+    """Access to records in Redis. Methods block, may run in any thread, and raise
+    `lora_store.primary.failures`."""
 
     def __init__(
         self,
@@ -104,7 +107,8 @@ class TenantRecords:
         renew_ms: int,
         on_refused: Callable[[], object] = lambda: None,
     ) -> None:
-        """`url` in a form of `lora_store.redis_url`; `timeout_s` bounds each call."""
+        """Connect lazily. `url` has the syntax of `lora_store.redis_url`; `timeout_s` limits each
+        call."""
         self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
@@ -116,16 +120,17 @@ class TenantRecords:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
     ) -> SharedPut:
-        """Put records: all or none of each 64, in their order, and none if not all have room.
+        """Put records: all or none of each 64, in order. Put nothing if the limits do not allow
+        all.
 
         Args:
-            tenant: the owner.
-            records: what is put.
-            epoch: the last one that was seen, 0 for records that are brought.
-            used_ms: when the records were used last; -1 stands for now.
+            tenant: The owner.
+            records: The records to put.
+            epoch: The epoch last seen; 0 for records uploaded from a disk.
+            used_ms: The last use of the records; -1 for now.
 
         Raises:
-            ConversationTooLarge: a unit would exceed what the tenant may have.
+            ConversationTooLarge: A unit would exceed the tenant's limit.
         """
         with self._guarded_client(tenant) as client, writing(client) as bound:
             return self._put_pieces(bound, tenant, records, epoch, used_ms)
@@ -139,7 +144,8 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Nothing large is written before there is room for it, nor if Redis has it.
+                # Check limits and existing versions first, so that large values are only sent if
+                # needed.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
@@ -176,7 +182,8 @@ class TenantRecords:
         used_ms: int,
         tokens: Mapping[int, str],
     ) -> list[Any]:
-        """Run the script; `tokens` are of the records whose values are not given as they are."""
+        """Run the script. `tokens` has the tokens of records whose values are not passed as
+        arguments."""
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
         for unit, more in piece.later_units.items():
@@ -212,7 +219,8 @@ class TenantRecords:
         return token
 
     def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
-        """Return the records that there are, tombstones too. Raises ConversationTooLarge."""
+        """Return the records that exist, including tombstones. Raise ConversationTooLarge if they
+        are too large."""
         with self._guarded_client(tenant) as client:
             bytes_left = MAX_READ_BYTES + _MAX_HEAD_BYTES * len(ids)
             return self._parse_records(
@@ -221,9 +229,11 @@ class TenantRecords:
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
-        """Return some members of a group. Raises ConversationTooLarge.
+        """Return some members of a group, read in pieces. Raise ConversationTooLarge if they are
+        too large.
 
-        They are read in pieces. What loses its head meanwhile, as it is removed, has none.
+        A group that loses its head during the read, since it is being removed, is returned without
+        one.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
         with self._guarded_client(tenant) as client:
@@ -253,7 +263,7 @@ class TenantRecords:
         bytes_left: int,
         values: Sequence[bytes | int | None] = (),
     ) -> list[bytes | None]:
-        """Return what is stored under the ids; the first `values` of it were read before."""
+        """Return the values stored under the ids; `values` are the first of them, read before."""
         found: list[bytes | None] = []
         while True:
             for id_, value in zip(ids[len(found) :], values, strict=False):
@@ -273,7 +283,8 @@ class TenantRecords:
     def _read_large(
         self, client: Any, tenant: str, id_: str, value: bytes | int | None
     ) -> bytes | None:
-        """Return a value of that length, read in parts; again if it is replaced meanwhile."""
+        """Return a value of that length, read in parts. Read again if it is replaced during the
+        read."""
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
                 return value
@@ -301,7 +312,7 @@ class TenantRecords:
         return values, names, head
 
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
-        """Renew large units, which were used at `when`, piece by piece."""
+        """Renew large units, last used at `when`, piece by piece."""
         for unit in units:
             after = b""
             while after := self.renew_some(client, tenant, unit, when, after):
@@ -317,12 +328,12 @@ class TenantRecords:
         return last
 
     def _key(self, tenant: str, name: str) -> str:
-        # No tenant's name begins with a dot, and an empty one would be no hash tag.
+        # No tenant's name begins with a dot, and an empty name would form no hash tag.
         return f"conversations:{{.{tenant}}}:{name}"
 
     @contextmanager
     def _guarded_client(self, tenant: str) -> Iterator[Any]:
-        """Give a client. A key of another kind is counted, and ends the work with the client."""
+        """Yield a client. A key of another type is counted, and ends the `with` block early."""
         try:
             with self._primary.use() as client:
                 yield client
@@ -366,6 +377,6 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
     joined = b"".join(parts)
-    # Other content has another version, which is in the head.
+    # Replaced content has another version, and so another head.
     head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
     return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

@@ -1,10 +1,10 @@
-"""What one worker of a gateway does for all: brings to Redis what only this disk keeps, takes what
-was deleted elsewhere, and removes what has expired.
+"""Maintenance of the store by one worker of a gateway: upload records that only this disk has to
+Redis, apply deletions by other gateways, and remove expired records.
 
-A Redis that has lost everything has another epoch, in which nothing was brought yet. The gateways
-know each other, over restarts too, and until each has said that all of its disk is there, what is
-not found is not called lost. A gateway whose disk ends with it says goodbye instead, once Redis has
-all that is on it, and nobody waits for it any more.
+A Redis that has lost everything gets a new epoch, in which nothing has been uploaded yet. Gateways
+know each other, also after restarts. Until each has reported that its disk is uploaded, a missing
+record is not reported as lost. A gateway whose disk is deleted with it says goodbye once Redis has
+all its records, and the others no longer wait for it.
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ POLL_INTERVAL_S = 1.0
 _PAUSE_S = 0.01
 _BATCH_RECORDS = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-# What a Redis that was away may have lost of the last that it took; it writes each second, at most.
+# After an outage, Redis may have lost its last writes; it syncs to disk each second at most.
 _DOUBTFUL_POLLS = 60
 _SAVE_INTERVAL_MS = 60_000
 GOODBYE_TIMEOUT_S = 10.0
-"""For which a gateway that ends brings what Redis lacks. Whoever stops it has to wait as long."""
+"""Time limit for uploading missing records at shutdown. The operator's grace period must allow it.
+"""
 GOODBYE_SEEN_TIMEOUT_S = 2.0
-"""Within which others look again: each second, unless they have just died or have no turn."""
-_RETRY_INTERVAL_S = 0.2  # after a call of the goodbye that failed
+"""Time limit for the other gateways to poll again. Each polls every second, unless it has just died
+or is busy."""
+_RETRY_INTERVAL_S = 0.2  # after a failed call of the goodbye
 
 
 class Upkeep:
-    """Of all workers with the same folder, the one that holds its lock is at work."""
+    """Maintenance of one folder. Of all workers with that folder, the one that holds the lock does
+    the work."""
 
     def __init__(
         self,
@@ -66,21 +69,21 @@ class Upkeep:
         *,
         ephemeral: bool = False,
     ) -> None:
-        """`ephemeral`: the folder ends with the gateway."""
+        """Set up the maintenance. `ephemeral`: the folder is deleted when the gateway ends."""
         self._lock = FolderLock(folder / "lock", mode=0o600)
         self._ephemeral = ephemeral
         self._workers_file = folder / "workers"
-        self._worker_fd = -1  # a file that each holds a shared lock of
+        self._worker_fd = -1  # file on which each worker holds a shared lock
         self._disk = disk
         self._redis = redis
         self._stats = stats
-        # That of all its workers: whichever says that something is to be brought, one brings it.
+        # Common to all workers: any of them may report new records, and one uploads them.
         name = f"{socket.gethostname()}:{folder.absolute()}"
         self._gateway = f"{EPHEMERAL_PREFIX}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
-        # Other workers may notice later that Redis was replaced, and write to the old one until
-        # then. This worker would take that for shared, so all is brought again after `_stale_s`.
+        # Other workers may notice a replaced Redis later and write to the old one until then. This
+        # worker would mark those records as uploaded, so all are uploaded again after `_stale_s`.
         self._stale_s = 0.0 if redis is None else redis.stale_s
         self._recheck_at = math.inf
         self._saved = RedisState()
@@ -91,9 +94,9 @@ class Upkeep:
             os.close(self._worker_fd)
 
     async def poll_first(self) -> None:
-        """Before anybody asks: whether there is something to bring is known to all at once."""
+        """Report before the first request whether this disk has records to upload."""
         if self._redis is not None:
-            with contextlib.suppress(OSError):  # without a disk nobody says goodbye
+            with contextlib.suppress(OSError):  # Without a disk, no goodbye is needed
                 self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
             with contextlib.suppress(DiskUnavailable):
@@ -104,18 +107,18 @@ class Upkeep:
                 await self._report(self._redis)
 
     async def report_refused(self) -> None:
-        """Redis has not taken something, which this disk alone has by now."""
+        """Report that Redis did not accept a record that only this disk has."""
         if self._redis is not None and self._redis.is_up:
             with contextlib.suppress(RedisDown):
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Says goodbye, if the folder ends with the gateway and this worker is its last.
+        """Say goodbye, if the folder is deleted with the gateway and this is its last worker.
 
-        `follow` has ended, and nothing is put any more.
+        Call it after `follow` has ended and when nothing is put any more.
         """
-        self._lock.let_go()  # for the one that is last
-        # A worker that held the lock may have ended with a second bring still due.
+        self._lock.let_go()  # For the last worker
+        # The worker that held the lock may have ended with a second upload still due.
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
@@ -127,7 +130,8 @@ class Upkeep:
                 log.info("no other gateway waits for what was kept here: Redis has it")
 
     async def _send_goodbye(self, redis: RedisThreads) -> None:
-        """Until Redis has taken it: one call that fails is no reason to be waited for an hour."""
+        """Upload everything and say goodbye until Redis accepts it; otherwise other gateways wait
+        an hour for this one."""
         while True:
             try:
                 while await self._report(redis):
@@ -142,10 +146,11 @@ class Upkeep:
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
-        """Waits until all others have looked since. False where it has to be said again.
+        """Wait until all other gateways have polled since the goodbye. Return False if it must be
+        repeated.
 
-        Whoever knows Redis only as it was before that was emptied tells it of all gateways, this
-        one among them, and all would wait for it.
+        A gateway that still has the state from before Redis was emptied reports all gateways it
+        knows, including this one, and then all would wait for it.
         """
         until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
@@ -158,7 +163,7 @@ class Upkeep:
             await asyncio.sleep(_PAUSE_S)
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Poll, upload and tidy until cancelled."""
         while True:
             next_poll = time.monotonic() + POLL_INTERVAL_S
             try:
@@ -171,7 +176,7 @@ class Upkeep:
                         await asyncio.sleep(_PAUSE_S)
             except (DiskUnavailable, RedisDown):
                 pass
-            except Exception:  # a mistake of ours; the gateway goes on without this
+            except Exception:  # A bug; the gateway continues without maintenance
                 log.exception("conversations are not looked after")
             await asyncio.sleep(max(_PAUSE_S, next_poll - time.monotonic()))
 
@@ -188,15 +193,16 @@ class Upkeep:
             self._keys.append(await self._disk.run(ConversationDisk.last_key))
 
     async def _report(self, redis: RedisThreads) -> bool:
-        """Looks, and says whether Redis has all that this disk has: if not, it is to be brought.
+        """Poll and report whether Redis has all records of this disk. Return True if some must be
+        uploaded.
 
-        Of a disk that cannot be read nothing is said.
+        If the disk cannot be read, nothing is reported.
         """
         if not self._holds_lock():
             await redis.poll()
             return False
         if self._since < 0:
-            # Redis may have lost something while nobody here looked.
+            # Redis may have lost something while this gateway did not poll.
             last = await self._disk.run(ConversationDisk.load_state)
             self._since = last.since
             self._keys.append(last.key)
@@ -205,15 +211,15 @@ class Upkeep:
         epoch = result.state.epoch
         unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
         report = "open" if unshared or self._recheck_at < math.inf else "whole"
-        # What another worker has refused since then, this does not take back.
+        # This does not overwrite a later report of another worker that Redis refused a record.
         result = await redis.poll(self._gateway, report, (epoch, result.dirty))
         await self._save_state(redis.state._replace(since=self._since))
         return unshared
 
     async def _mark_unshared(self, since: int) -> None:
-        """Bring what Redis may have lost: when it has another `since`, and once more later."""
+        """Mark records that Redis may have lost: when `since` has changed, and once more later."""
         is_news, now = since != self._since, time.monotonic()
-        if is_news and self._since > 0:  # else this disk has seen no Redis before
+        if is_news and self._since > 0:  # Otherwise this disk has seen no Redis before
             self._recheck_at = now + self._stale_s
         is_due = now >= self._recheck_at
         if is_news or is_due:
@@ -239,7 +245,7 @@ class Upkeep:
                 self._saved = state
 
     async def _upload(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
-        """In batches, resting as long as each takes, unless `in_haste`."""
+        """Upload in batches, pausing as long as each batch took unless `in_haste`."""
         epoch = redis.epoch
         before: int | None = None
         reported_at = time.monotonic()
@@ -251,12 +257,13 @@ class Upkeep:
             if began - reported_at >= POLL_INTERVAL_S:
                 reported_at = began
                 if (await redis.poll(self._gateway, "open")).state.epoch != epoch:
-                    return  # it was lost again
+                    return  # Redis was emptied again
             if not in_haste:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
-        """Forget what others have deleted; of very many the rest with the next look."""
+        """Apply deletions by other gateways. Of a large number, the rest follows at the next
+        poll."""
         epoch = redis.epoch
         until = time.monotonic() + POLL_INTERVAL_S
         while deletions := await redis.run(SharedConversations.read_deletions, "deleted"):
@@ -268,16 +275,17 @@ class Upkeep:
         try:
             return self._lock.take()
         except OSError:
-            return False  # nor is there a disk to look after
+            return False  # Without a lock file the disk is not usable either
 
     def _is_last(self) -> bool:
-        """Of the gateway's workers; whoever asks this uses the folder no more."""
+        """Return True if this is the gateway's last worker. Call it after the worker's last use of
+        the folder."""
         if self._worker_fd < 0:
             return False
         try:
             fcntl.flock(self._worker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # It may have lost its own lock by that, which is as well.
+            # A failed upgrade may drop the shared lock, which does no harm here.
             return False
         return True
 
@@ -298,7 +306,8 @@ def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> Non
 
 
 def _upload_batch(shared: SharedConversations, batch: Sequence[StoredRecord]) -> _Newer:
-    """Gives what Redis has in higher versions, by tenant: some was deleted elsewhere, say."""
+    """Upload a batch. Return the records of which Redis has higher versions, by tenant, for example
+    tombstones."""
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(
         batch, lambda kept: (kept.tenant, kept.used_ms, kept.record.unit)

@@ -1,6 +1,7 @@
-"""Compiles each guide once before an engine is given it.
+"""Compilation of each guide before an engine receives it.
 
-An engine compiles guides inside a step, and one that it cannot compile ends the requests of all.
+An engine compiles guides inside a step, and a guide that it cannot compile fails all requests of
+the step.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from gateway.guiding.process import GuideProcess
 from gateway.tokenization.turns import TurnThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
-# Characters of guides that may wait, of all tenants and of one.
+# Characters of queued guides, of all tenants and of one.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
-# A verdict is some 200 bytes, and the text of a schema that was written anew.
+# Cached verdicts, and characters in them. A verdict takes some 200 bytes and the text of a
+# rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
-# So many parts of a guide are looked at for the one that is wrong: each takes a turn.
+# Parts of a guide that are compiled to find the wrong one. Each is queued separately.
 _MAX_PARTS = 8
 
 
 class GuideCheck:
-    """Tenants take turns, one guide at a time; verdicts are kept. Belongs to one event loop.
+    """Compiler of guides with cached verdicts: one guide at a time, with fair scheduling by tenant.
+    Belongs to one event loop.
 
-    `strict` refuses what cannot be enforced of schemas that are best effort. `release` is that of
-    the engines' xgrammar; empty if it may be any since 0.1.25.
+    `strict` refuses schema keywords that cannot be enforced. `release` is the version of the
+    engines' xgrammar; empty if it may be any since 0.1.25.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
@@ -41,19 +44,21 @@ class GuideCheck:
         self._cached_chars = 0
 
     async def check(self, options: Options, backend: Backend) -> Options:
-        """The options, with the guide as the engine is to be given it.
+        """Return the options with the guide in the form that the engine receives.
 
-        Raises InvalidRequest, which names the parameter, for a guide that is none, and
-        UnsupportedParameter for a tenant that may not use any.
+        A guide that is still queued when the caller is cancelled is not compiled.
 
-        Overloaded when too much waits already. Cancelled before its turn, it is not compiled.
+        Raises:
+            InvalidRequest: The guide is invalid; the error names the parameter.
+            UnsupportedParameter: The tenant may not use guides.
+            Overloaded: Too many guides are queued.
         """
         guide, param = options.params.guide, options.guide_param
         caller = options.caller
         if guide is None:
             return options
         if caller.guides == "unchecked":
-            # An engine may end all its requests over what nobody was promised.
+            # Use the looser guide: an unchecked one may fail all requests of the engine.
             params = replace(options.params, guide=options.looser_guide or guide)
             return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
@@ -68,7 +73,7 @@ class GuideCheck:
             params = replace(options.params, guide=Guide(guide.type, found.text))
             return replace(options, params=params, unenforced=_find_unenforced(found, guide))
         refusal = found.refusal
-        # A guide of several is made of each one's own; the first that is wrong is named.
+        # A guide may combine several of the client's; name the first invalid one.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
         for part, name in parts[:_MAX_PARTS]:
             alone = await self._verdict(part, backend, caller.tenant)
@@ -76,7 +81,7 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # Where the first part is what asked for the guide, the others are tools beside it.
+            # If the first part is the parameter itself, the other parts are tools.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
@@ -100,14 +105,14 @@ class GuideCheck:
         loop = asyncio.get_running_loop()
 
         def compile_guide() -> Verdict:
-            # Another's request may have brought the same one in the meantime.
+            # Another request may have had the same guide compiled since.
             if (known := self._verdicts.get(key)) is not None:
                 return known
             found = self._process.verdict(guide, backend)
-            # What is the client's own text need not be kept.
+            # Do not cache the client's own text.
             if found.text == guide.text:
                 found = found._replace(text="")
-            # Before the next turn begins, and even if the client has left.
+            # Cache the verdict before the next guide is compiled, even if the client has left.
             loop.call_soon_threadsafe(self._cache, key, found)
             return found
 

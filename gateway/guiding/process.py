@@ -1,4 +1,4 @@
-"""The process that guides are compiled in: it may die of one, and is then begun anew."""
+"""The process that compiles guides: a guide may crash it, and then it is restarted."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
-# Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
+# `guides.worker` limits the CPU time; this limit is for an overloaded machine.
 _ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
-# What a guide does to its compiler: too much CPU time, too deep a stack, an allocation that fails.
-# Any other signal came from outside, as from an OOM killer that has to end some process.
+# Signals caused by a guide: too much CPU time, stack or memory. Any other signal came from outside,
+# such as from an OOM killer.
 _GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """Starts with the first guide. `verdict` blocks, and is for one thread at a time."""
+    """The compiler process, started with the first guide. `verdict` blocks; call it from one thread
+    at a time."""
 
     def __init__(self, release: str = "") -> None:
         self._release = release
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Return why the engine would fail on `guide`, or what it is given for it.
+        """Return why the engine would fail on `guide`, or what it receives instead.
 
-        Raises Overloaded where no process can be started, this machine is too busy, or the process
-        ended by what is not the guide's doing.
+        Raises Overloaded if the process cannot be started, the machine is too busy, or the process
+        ended for a reason other than the guide.
         """
         process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
@@ -49,19 +50,19 @@ class GuideProcess:
             stdin.write(request)
             stdin.flush()
             answer = _read_line(stdout, time.monotonic() + _ANSWER_TIMEOUT_S)
-        except (OSError, ValueError):  # it has died, or was closed as the gateway ends
+        except (OSError, ValueError):  # It has died, or was closed because the gateway ends
             answer = b""
         if answer:
             (reason, text, left_out, more), size = json.loads(answer)
-            if size > _MAX_BYTES:  # what a large one took stays with the process
+            if size > _MAX_BYTES:  # The process does not return the memory of a large guide
                 self.close()
             return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
             raise _busy_error()
-        code = process.wait()  # it has closed its end, so this is at once
+        code = process.wait()  # It has closed its output, so this does not block
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
-        if code not in _GUIDE_SIGNALS:  # without a signal it is a mistake of ours
+        if code not in _GUIDE_SIGNALS:  # An exit without a signal is a bug of the gateway
             raise _busy_error()
         return Verdict(_TOO_MUCH, "")
 
@@ -72,7 +73,7 @@ class GuideProcess:
         if process.poll() is None:
             process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # by what was not written yet
+            with suppress(BrokenPipeError):  # Unwritten data in the pipe
                 cast(IO[bytes], pipe).close()
         process.wait()
 
@@ -85,9 +86,10 @@ class GuideProcess:
                 [sys.executable, "-m", "guides.worker", self._release],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # It reads what strangers wrote, and so is told no keys.
+                # The process reads untrusted text, so its environment contains no keys.
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Ctrl-C in a terminal is for the gateway, which may still need it to end.
+                # Ctrl-C in a terminal must only reach the gateway, which may need the process until
+                # it ends.
                 start_new_session=True,
             )
         except OSError as error:
@@ -97,7 +99,7 @@ class GuideProcess:
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
-    """What the process answers; empty when it has ended, None when it is too late."""
+    """Return the line that the process answers; b"" if it has ended, None after `deadline`."""
     found = b""
     while not found.endswith(b"\n"):
         remaining_s = deadline - time.monotonic()

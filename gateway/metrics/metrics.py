@@ -1,4 +1,4 @@
-"""Prometheus metrics of one gateway process, and what counts on them."""
+"""Prometheus metrics of one gateway process, and the methods that update them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend
 
-# Clients choose these names: a bound for each keeps memory and the number of series bounded.
+# Clients choose these names: a limit for each bounds memory and the number of series.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -50,7 +50,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """Those of one model that answers once."""
+    """The metrics of one embedding or ranking model."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -58,7 +58,7 @@ class MappedMetrics:
 
 
 class Metrics:
-    """All metrics, in a registry of their own so that several apps fit one process."""
+    """Metrics of one process, in a separate registry so that several apps fit one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -244,11 +244,11 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Names that are told apart, with the tenant whose request had one first."""
+        """Names with a series of their own, and the tenant whose request had each first."""
         self._models: dict[str, ModelMetrics] = {}
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Those of `model`, the base model's name or an adapter's."""
+        """Return the metrics of `model`, the base model's name or an adapter's."""
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(
@@ -260,7 +260,7 @@ class Metrics:
         return metrics
 
     def for_mapped_model(self, model: str) -> MappedMetrics:
-        """Those of a model for embeddings or for ranking."""
+        """Return the metrics of a model for embeddings or for ranking."""
         return MappedMetrics(
             self.prompt_tokens.labels(model),
             self.inputs.labels(model),
@@ -268,25 +268,25 @@ class Metrics:
         )
 
     def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
-        """Adds what is read at scrape time: the store's counts and the adapters in use."""
+        """Export values read at scrape time: the adapter store's counts and the adapters in use."""
         self.registry.register(LoraCollector(adapters, replicas))
 
     def export_declared(self, declared: Declared) -> None:
-        """Adds how many adapters of the configuration file are in each state."""
+        """Export how many adapters of the configuration file are in each state."""
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Adds the counts of the store of conversations, read at scrape time."""
+        """Export the counts of the conversation store, read at scrape time."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Adds who waits, and the state of each replica, read at scrape time."""
+        """Export queued requests and the state of each replica, read at scrape time."""
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
-        """Adds where tenants stand with their budgets, read at scrape time."""
+        """Export how much of their budgets tenants have used, read at scrape time."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -294,9 +294,10 @@ class Metrics:
         self.configuration_refused.set(not applied)
 
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
-        """Count names that a tenant's client wrote, each under itself if it is plain.
+        """Count unknown parameter names of a tenant's request. Plain names get a series of their
+        own.
 
-        Further names than the metric tells apart count as `other`. No tenant takes all of them.
+        Above the maximum number of series, names count as `other`. No tenant can use up all series.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
@@ -308,9 +309,9 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(others)
 
     def _can_add_name(self, tenant: str) -> bool:
-        """Return True if another unknown name of a tenant can be told apart."""
+        """Return True if a new name of the tenant may get a series of its own."""
         tenants = [*self._unknown_names.values()]
-        # Without tenants, which "" stands for, there is nobody to take them from.
+        # Without tenants, all requests share the name "" and may use all series.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -318,7 +319,7 @@ class Metrics:
         self.rate_limited.labels(tenant, limit).inc()
 
     def count_usage(self, usage: Usage) -> None:
-        """Of a tenant; what no tenant uses is in the metrics of the models."""
+        """Count a tenant's usage; requests without a tenant are in the metrics of the models."""
         if usage.tenant is None:
             return
         labels = usage.tenant, usage.model, usage.adapter or ""
@@ -338,7 +339,7 @@ class Metrics:
             self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
-        """`tokens` are those of the prompt that goes on."""
+        """Count a failover. `tokens` are those of the prompt on the other replica."""
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)
 

@@ -1,4 +1,4 @@
-"""What is read when Prometheus asks: who waits, and the state of what there is."""
+"""Collectors of values read when Prometheus scrapes: queues, and the state of other components."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import Standings
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
-"""Fields of the adapter store's statistics that go up and down."""
+"""Fields of the adapter store's statistics that can decrease."""
 
 
 class LoraCollector(Collector):
-    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the store."""
+    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the adapter
+    store."""
 
     def __init__(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
         self._adapters = adapters

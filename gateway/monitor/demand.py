@@ -1,7 +1,6 @@
-"""How much each tenant and each adapter has asked for, and what tenants were refused.
+"""Demand of each tenant and adapter, and refusals of tenants.
 
-Names are only those that the configuration and the catalogue have had: what a client invents is
-counted nowhere.
+Names come only from the configuration and the catalogue; names invented by clients are not counted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
 RECENT_S = 300.0
-"""For so long a refusal that needs somebody is not hidden by the client's own mistakes."""
+"""Period in which a client's own mistakes do not hide a refusal that needs an operator."""
 
 
 @dataclass(slots=True)
@@ -25,7 +24,8 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TenantRefusal:
-    """`mistake`: the request itself was at fault, and nobody here need do anything."""
+    """A refusal. `mistake` is True if the request itself was at fault, so no operator needs to
+    act."""
 
     at: float
     why: str
@@ -34,15 +34,16 @@ class TenantRefusal:
 
 @dataclass(slots=True)
 class TenantDemand:
-    """What is asked a minute is what these have grown by since a minute ago."""
+    """Demand of tenants and adapters. A rate per minute is the growth of a counter in the last
+    minute."""
 
     requests: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     adapter_requests: Counter[str] = field(default_factory=Counter)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
-    """By the tenant, then the reason, of which there are a few dozen in all."""
+    """Counts by tenant, then by reason, of which a few dozen exist."""
     refusals: dict[str, TenantRefusal] = field(default_factory=dict)
-    """The last one of each tenant; of a mistake, only where nothing else was lately."""
+    """The last refusal of each tenant; a client's mistake only without a recent other refusal."""
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class TenantDemand:
         self.refusals[tenant] = TenantRefusal(now, why, mistake)
 
     def step(self) -> None:
-        """To be called every few seconds."""
+        """Take a snapshot of the counters. Call it every few seconds."""
         now = time.monotonic()
         self._snapshots.append(
             _Snapshot(now, self.requests.copy(), self.tokens.copy(), self.adapter_requests.copy())
@@ -67,7 +68,7 @@ class TenantDemand:
             self._snapshots.popleft()
 
     def per_minute(self) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """Requests and tokens by tenant, and requests by adapter, each in a minute."""
+        """Return requests and tokens by tenant, and requests by adapter, each per minute."""
         then = self._snapshots[0]
         minutes = max(time.monotonic() - then.at, _WINDOW_S) / 60
         return (

@@ -1,6 +1,6 @@
-"""Times as counts in classes that are 5 % wide: few numbers, from which percentiles follow.
+"""Latencies as counts in buckets that are 5 % wide: few numbers that yield percentiles.
 
-Those of several processes are joined by adding the counts, which percentiles could not be.
+Counts of several processes can be added; percentiles could not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def join_counts(several: Iterable[Classes]) -> Classes:
 
 
 def percentile_ms(classes: Classes, share: float) -> float | None:
-    """Within 2.5 %; None of nothing."""
+    """Return the percentile within 2.5 %; None without latencies."""
     wanted = share * sum(classes.values())
     seen = 0
     for number, count in sorted(classes.items()):

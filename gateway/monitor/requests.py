@@ -1,7 +1,6 @@
-"""The requests that generate in this process, and the last ones that did.
+"""Requests that generate in this process, and the last ones that did.
 
-To begin and to end costs a request some entries in tables; everything else is worked out when
-somebody looks.
+Start and end of a request cost a few table updates; everything else is computed on demand.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from gateway.observability.request_context import RequestContext
 RETENTION_S = 60.0
 _MAX_ENDED = 100
 _MAX_ENDED_PER_TENANT = 256
-"""A minute of a playground, or of a client that asks for each of its requests, at four a second. A
-tenant with more loses its own oldest, and nobody else's."""
+"""Ended requests per tenant: one minute of a playground, or of a client that asks for each of its
+requests, at four per second. A tenant with more requests only loses its own oldest."""
 
 
 class RequestTable:
-    """Belongs to one event loop."""
+    """The requests of one process. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._running: dict[str, WatchedRequest] = {}
         self._last: deque[EndedRequest] = deque(maxlen=_MAX_ENDED)
         self._ended_by_tenant: dict[str, OrderedDict[str, EndedRequest]] = {}
-        """By the tenant, then by the id that its client has. There are no more tenants than the
-        configuration has had."""
+        """Ended requests by tenant, then by the client's request id. The number of tenants is
+        bounded by the configuration."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -42,11 +41,11 @@ class RequestTable:
         return watched
 
     def remove(self, watched: WatchedRequest) -> None:
-        """It generates no more."""
+        """Remove a request that no longer generates."""
         self._running.pop(watched.batch.request_id, None)
 
     def end(self, ended: EndedRequest) -> None:
-        """It has been answered."""
+        """Add a request that has been answered."""
         self._last.append(ended)
         own = self._ended_by_tenant.get(ended.tenant)
         if own is None:
@@ -57,18 +56,19 @@ class RequestTable:
             own.popitem(last=False)
 
     def find(self, request_id: str) -> WatchedRequest | None:
-        """By the gateway's own id."""
+        """Return the running request with this internal id; None if it does not run."""
         return self._running.get(request_id)
 
     @property
     def last(self) -> list[EndedRequest]:
-        """Those that ended last, the engines of which may still be at work for them."""
+        """The requests that ended last. Their engines may still be working on them."""
         return list(self._last)
 
     def find_by_client_id(
         self, tenant: str, request_id: str
     ) -> WatchedRequest | EndedRequest | None:
-        """What this tenant calls so, if it runs or ended within `RETENTION_S`."""
+        """Return a tenant's request by the client's id, if it runs or ended within
+        `RETENTION_S`."""
         for watched in self._running.values():
             if watched.context.request_id == request_id and watched.batch.caller.tenant == tenant:
                 return watched
@@ -77,7 +77,7 @@ class RequestTable:
         return None if own is None else own.get(request_id)
 
     def tidy(self) -> None:
-        """To be called now and then: forgets what is older than `RETENTION_S`."""
+        """Forget requests older than `RETENTION_S`. Call it regularly."""
         for tenant in list(self._ended_by_tenant):
             self._forget_old(tenant)
 

@@ -1,4 +1,4 @@
-"""One request while it generates, and what is left of it when it has ended."""
+"""A request while it generates, and its summary afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _MAX_FINISH_REASONS = 16
 
 
 class WatchedRequest:
-    """A request that generates. It is asked when somebody looks, and tells nobody anything.
+    """A request that generates. It is read on demand and notifies no other object.
 
-    `id` is the gateway's own: clients choose the id in `x-request-id`, two of them perhaps the
-    same.
+    `id` is the gateway's own id: clients choose `x-request-id`, possibly the same one twice.
     """
 
     __slots__ = ("_task", "batch", "context", "started")
@@ -37,14 +36,15 @@ class WatchedRequest:
         return "queued" if self.context.replica is None else "running"
 
     def cancel(self) -> None:
-        """Ends it for an admin, as its client's leaving would."""
+        """End the request for an admin, as if its client had disconnected."""
         if self._task is not None and self.context.left_at is None:
             self.context.cancelled = True
             self.context.left_at = time.perf_counter()
             self._task.cancel()
 
     def consume_cancellation(self) -> bool:
-        """Whether the cancellation that has arrived is that of `cancel`; then it counts no more."""
+        """Return True if the current cancellation came from `cancel`; then it is withdrawn from the
+        task."""
         if not self.context.cancelled or self._task is None:
             return False
         self._task.uncancel()
@@ -68,7 +68,7 @@ class WatchedRequest:
 
 
 class EndedRequest:
-    """What is kept of a request that has ended: nothing of its prompt or its answer."""
+    """Summary of a request that has ended, without its prompt or answer."""
 
     __slots__ = (
         "at",
@@ -109,11 +109,11 @@ class EndedRequest:
 
     @property
     def stopping(self) -> bool:
-        """Whether an engine may still be at work for it."""
+        """True if an engine may still be working on the request."""
         return self.stops is not None and self.stops.open > 0
 
     def facts(self) -> dict[str, object]:
-        """But for how it was stopped: see `stopped`."""
+        """Return the common facts, without the outcome: see `outcome`."""
         facts: dict[str, object] = {
             "request_id": self.request_id,
             "tenant": self.tenant,
@@ -128,7 +128,7 @@ class EndedRequest:
         return facts
 
     def outcome(self) -> dict[str, object]:
-        """How it ended."""
+        """Return facts about the end of the request."""
         facts: dict[str, object] = {"ended": round(self.at, 2), "status": self.status}
         if self.finished:
             facts["finish"] = self.finished[:_MAX_FINISH_REASONS]

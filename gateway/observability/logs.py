@@ -1,6 +1,6 @@
 """Log lines of one process, on standard error: text or JSON, each in one write.
 
-Prompts, completions and keys are never logged anywhere.
+Prompts, completions and keys are never logged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.observability.request_context import current, current_id
 LogFormat = Literal["text", "json"]
 
 _STDERR = 2
-# With what they send and get they log secrets: signed URLs, and headers with session tokens.
+# Their requests and responses contain secrets: signed URLs, and headers with session tokens.
 _NOISY_LOGGERS = (
     "httpx",
     "httpcore",
@@ -35,7 +35,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _LogLine(NamedTuple):
-    """What is told; `level` is a name of `logging`'s, `facts` are more fields of JSON."""
+    """A log line. `level` is a level name of `logging`, `facts` are additional JSON fields."""
 
     created: float
     level: str
@@ -46,7 +46,7 @@ class _LogLine(NamedTuple):
 
 
 class _Handler(logging.Handler):
-    """Writes bytes, a line in one call, so that the lines of several workers do not mix."""
+    """Handler that writes each line in one call, so that lines of several workers do not mix."""
 
     def __init__(self, form: Callable[[_LogLine], bytes]) -> None:
         super().__init__()
@@ -64,37 +64,37 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
     def write(self, line: _LogLine) -> None:
-        """Raises OSError."""
+        """Write a line. Raises OSError."""
         os.write(_STDERR, self._form(line))
 
 
 def configure_logging(level: str, form: LogFormat = "text") -> None:
-    """Lines of all loggers, by this function alone."""
-    # What no line shows need not be found out for each (logging's HOWTO, "Optimization").
+    """Configure the format and level of all loggers. Only this function does so."""
+    # Skip facts that no line contains (logging's HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler(_format_json if form == "json" else _format_text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Who did what is told at every level.
+    # The audit log is written at every level.
     logging.getLogger("gateway.audit").setLevel(logging.INFO)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def log_request(log: logging.Logger, facts: dict[str, object]) -> None:
-    """The one line of a request; `facts` are those of `RequestContext.facts`."""
+    """Log a request in one line; `facts` are those of `RequestContext.facts`."""
     if not log.isEnabledFor(logging.INFO):
         return
     status, took = facts["status"], facts["duration_ms"]
     message = f"{facts['method']} {facts['path']} {status} {took:.1f} ms"
     handlers = log.root.handlers
     if len(handlers) == 1 and isinstance(ours := handlers[0], _Handler):
-        # A record and its way to the handler take as long as all the rest of this line.
+        # Fast path: creating and routing a `LogRecord` takes as long as everything else here.
         try:
             ours.write(_LogLine(time.time(), "INFO", log.name, message, facts=facts))
             return
         except OSError:
-            pass  # logging says what becomes of it
+            pass  # logging reports the error
     log.info(message, extra={"facts": facts})
 
 
@@ -113,7 +113,7 @@ def _local_time(second: int) -> str:
 
 
 def _format_json(line: _LogLine) -> bytes:
-    """`time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
+    """Format a line as JSON. `time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
     context = current.get()
     fields: dict[str, object] = {
         "time": datetime.fromtimestamp(line.created, UTC),
@@ -131,5 +131,6 @@ def _format_json(line: _LogLine) -> bytes:
 
 
 def _escape_surrogates(text: str) -> str:
-    """`text` as UTF-8 can hold it: a file's name may have bytes that are none."""
+    """Return `text` with lone surrogates escaped: file names may contain bytes that are not
+    UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

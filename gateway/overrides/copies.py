@@ -1,11 +1,11 @@
-"""Overrides on disk, and in Redis where gateways share one.
+"""Overrides on disk, and in Redis if gateways share one.
 
 ``overrides.json``      on disk, for all processes that share it: an object by endpoint
 ``replica_overrides``   in Redis, a hash: JSON by endpoint, and ``@revision``
 
-Redis has them, and the disk a copy for while it is away: without a Redis the disk has them. A
-replica that is drained stays so, whatever is started anew. A hash without ``@revision`` is one that
-Redis has lost, or never had: it is given what is known here.
+With Redis, the disk is a copy used while Redis is unavailable. Without Redis, the disk has the only
+copy. A drained replica remains drained after any restart. A hash without ``@revision`` was lost by
+Redis or never existed; this gateway then writes the overrides it knows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ log = logging.getLogger(__name__)
 
 KEY = "replica_overrides"
 MAX_OVERRIDES = 1000
-"""More would be no replicas any more."""
+"""Maximum number of overrides."""
 _REVISION = "@revision"
 _TIMEOUT_S = 2.0
 _REDIS_ERROR = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
-    """Blocks; for one thread at a time. Methods raise OverridesUnavailable."""
+    """The copies of the overrides. Methods block, raise OverridesUnavailable, and must be called by
+    one thread at a time."""
 
     def __init__(self, folder: Path, url: str | None) -> None:
         self.current: Overrides = {}
@@ -50,7 +51,7 @@ class OverrideCopies:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may change them."""
+        """True if other gateways may change the overrides."""
         return self._primary is not None
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class OverrideCopies:
             self._primary.close()
 
     def refresh(self) -> None:
-        """Takes over what others have said."""
+        """Load the overrides that other processes or gateways have set."""
         if self._primary is None:
             self._read_disk()
             return
@@ -75,7 +76,7 @@ class OverrideCopies:
         self._apply({name: each for name, raw in read.items() if (each := self._parse(name, raw))})
 
     def put(self, endpoint: str, override: Override | None) -> None:
-        """None takes it back."""
+        """Set the override of an endpoint; None removes it."""
         if self._primary is None:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ class OverrideCopies:
         self._apply(changed)
 
     def _apply(self, found: Overrides) -> None:
-        """What Redis has; a disk that fails keeps nothing from being in force."""
+        """Apply overrides from Redis. They take effect even if the disk fails."""
         if found == self.current:
             return
         self.current = dict(list(found.items())[:MAX_OVERRIDES])
@@ -138,13 +139,13 @@ class OverrideCopies:
             self._unread_at = stamp
 
     def _read_stamp(self) -> tuple[int, int]:
-        """A stamp that differs from one content of the copy on disk to the next."""
+        """Return a stamp that differs whenever the content of the disk copy changes."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
 
     @property
     def unreadable(self) -> str:
-        """The error of reading the copy on disk, while that copy is there; else empty."""
+        """The error of reading the disk copy, until that copy is replaced; else empty."""
         with suppress(OSError):
             if self._unread and self._read_stamp() == self._unread_at:
                 return self._unread

@@ -1,4 +1,4 @@
-"""Overrides for the event loop: kept current, and changed."""
+"""Overrides for the event loop: polled and changed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _POLL_INTERVAL_S = 0.5
 
 
 class LiveOverrides:
-    """Use as an async context manager, with `follow` running inside.
+    """Current overrides. Use as an async context manager, with `follow` running inside.
 
-    `apply` is told of all overrides whenever they have changed.
+    `apply` receives all overrides whenever they have changed.
     """
 
     def __init__(self, copies: OverrideCopies, apply: Callable[[Overrides], None]) -> None:
@@ -41,13 +41,13 @@ class LiveOverrides:
         self._copies.close()
 
     async def follow(self, troubles: Troubles) -> None:
-        """Takes over what others say within a second; until cancelled, or at once where there are
-        none: without a Redis a gateway has one process."""
+        """Load changes by others within a second, until cancelled. Return at once without Redis:
+        such a gateway has only one process."""
         while self._copies.is_shared:
             await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 await self._poll()
-            except Exception as error:  # whatever is there, this must go on looking
+            except Exception as error:  # Any error: polling must continue
                 text = f"overrides of replicas are not kept current: {error!r}"
                 troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
             else:
@@ -55,16 +55,16 @@ class LiveOverrides:
 
     @property
     def problem(self) -> str:
-        """Why overrides are not current; empty if they are."""
+        """The reason why overrides are not current; empty if they are."""
         return self._failure
 
     @property
     def disk_problem(self) -> str:
-        """See `OverrideCopies.unreadable`."""
+        """The error of the disk copy; see `OverrideCopies.unreadable`."""
         return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
-        """From now on it holds here, and elsewhere within a second. None takes it back.
+        """Set an override here at once, and elsewhere within a second; None removes it.
 
         Raises OverridesUnavailable.
         """

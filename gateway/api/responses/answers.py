@@ -1,4 +1,4 @@
-"""The deltas of a chat to a response: events of a stream, or one JSON body.
+"""Conversion of a chat's deltas to a response: events of a stream, or one JSON body.
 
 Reference: OpenAI API, "Create a model response" and "Streaming events" (2026), and the types of its
 Python package.
@@ -29,7 +29,7 @@ from gateway.tokenization.prompts import Prompts
 
 
 class ResponseAnswer:
-    """Writes the answer to one request."""
+    """Writer of the answer to one request."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class ResponseAnswer:
         stored: bool = False,
         hold_last_event: bool = False,
     ) -> None:
-        """`held` has the stream keep its last event back, until somebody has kept the response."""
+        """Set up the answer. With `hold_last_event`, the stream withholds its last event until the
+        response is stored."""
         original = cast(ResponseRequest, chat.original)
         self._batch = batch
         conversation = original.conversation_id
@@ -53,7 +54,7 @@ class ResponseAnswer:
             "previous_response_id": original.previous_response_id,
             "store": stored,
         }
-        # What the client has said is told in three events: written once.
+        # Three events echo the request's fields, so they are serialized only once.
         self._tail = chat.echoed_fields[1:]
         self.form = Form(
             ids=batch.request_id,
@@ -87,23 +88,23 @@ class ResponseAnswer:
 
     @property
     def final_response_and_event(self) -> tuple[bytes, bytes]:
-        """The response object that a stream has ended with, and the event that tells so."""
+        """The response object that ended a stream, and the withheld event that reports it."""
         assert self._stream is not None
         return self._stream.response, self._stream.last_event
 
     def build_queued_events(self) -> bytes:
-        """What the stream begins with in the background."""
+        """Return the first events of a background response."""
         assert self._stream is not None
         return self._stream.build_queued_events()
 
     def wire(self) -> WireFormat:
-        """What its stream has besides the events of an answer."""
+        """Return the wire format of the stream: keep-alive and failure frames, no end marker."""
         return WireFormat(done=b"", patience=OPENAI.patience, failure=self._frame_failure)
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """The response object, which has come to its end."""
+        """Return the response object of a complete or cut answer."""
         cut = output.is_cut(last)
-        # OpenAI's schema has no reason for an answer that ended within a call.
+        # OpenAI's schema defines no reason for an answer that ended within a call.
         limited = last.finish == "length"
         return self.build_response(
             "incomplete" if cut else "completed",
@@ -114,7 +115,7 @@ class ResponseAnswer:
         )
 
     def build_response(self, status: str, **members: Any) -> bytes:
-        """The response object."""
+        """Return the response object as JSON."""
         base: dict[str, Any] = self._head | {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -127,7 +128,7 @@ class ResponseAnswer:
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
-        # Who is kept apart is not told what others' prompts have left in the cache.
+        # Do not show an isolated tenant which prompts of other tenants are cached.
         if not self._batch.caller.apart:
             cached = cached_tokens([last], prompt_tokens)
         return {

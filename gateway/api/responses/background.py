@@ -1,4 +1,4 @@
-"""Responses that are made in the background, by tasks of this worker."""
+"""Background responses, run by tasks of this worker."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Of one tenant in one process, where `concurrent_requests` does not say fewer.
+# Responses of one tenant in one process; `concurrent_requests` may allow fewer.
 _MAX_RUNNING_PER_TENANT = 256
 _CANCEL_TIMEOUT_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
 class BackgroundRun:
-    """One response that is being made here."""
+    """A background response that runs in this worker."""
 
     id: str
     tenant: str
@@ -66,20 +66,20 @@ class BackgroundRun:
         self.beat_at = 0.0
 
     def cancel(self) -> None:
-        """Somebody wants it to end, or has been told that it has."""
+        """Stop the task: the response was cancelled, deleted or declared lost."""
         if self.task is not None and not self.cancelled:
             self.cancelled = True
             self.task.cancel()
 
 
 class BackgroundResponses:
-    """Those of one process. Use as an async context manager."""
+    """The background responses of one process. Use as an async context manager."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._conversations = service.conversations
         self.runs: dict[str, BackgroundRun] = {}
-        """Those that are being made here, by id."""
+        """The responses that run in this process, by id."""
         self._draining_since: float | None = None
 
     async def __aenter__(self) -> BackgroundResponses:
@@ -92,7 +92,8 @@ class BackgroundResponses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What runs has what is left of the grace that all requests have."""
+        """Wait for running responses until the rest of the drain and shutdown time has passed, then
+        cancel them."""
         settings = self._service.settings
         grace = settings.drain_seconds + settings.shutdown_grace
         if self._draining_since is not None:
@@ -106,22 +107,22 @@ class BackgroundResponses:
         await asyncio.wait([self._watch_task])
 
     def check_capacity(self, tenant: str) -> None:
-        """For one more. Raises Overloaded."""
+        """Raise Overloaded if the tenant already runs as many background responses as allowed."""
         if sum([run.tenant == tenant for run in self.runs.values()]) >= _MAX_RUNNING_PER_TENANT:
             raise Overloaded("Too many responses of this key are made in the background.")
 
     async def begin(self, request: RequestContext, ready: Prepared, plan: StorePlan) -> str:
-        """The id of a response that is made from now on, and can be asked for.
+        """Start a background response and return its id once the response is stored as queued.
 
         Raises what `Conversations.put` raises.
         """
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         store = partial(self._conversations.put, plan.tenant) if ready.stream else None
-        # The other half is for the response itself.
+        # The other half of the bytes is reserved for the response itself.
         events = StoredEvents(answer.id, store, self._service.settings.conversations_bytes // 2)
         run = BackgroundRun(answer.id, plan.tenant, plan, events)
-        # What it takes is told at its end, in a line of its own.
+        # Log the generation separately at its end, not with this HTTP request.
         context = RequestContext(
             request.request_id,
             parent=request.parent,
@@ -134,7 +135,7 @@ class BackgroundResponses:
         request.batch = None
         queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         run.task = asyncio.create_task(self._run(run, answer, ready, context, queued))
-        await asyncio.shield(queued)  # who has left by then has begun it all the same
+        await asyncio.shield(queued)  # A disconnected client does not cancel the start
         return run.id
 
     async def _run(
@@ -149,7 +150,7 @@ class BackgroundResponses:
         try:
             async with ready.account:
                 try:
-                    # Others may have begun since it was looked at.
+                    # Other responses may have started since the first check.
                     self.check_capacity(run.tenant)
                     self.runs[run.id] = run
                     run.events.write(answer.build_queued_events())
@@ -163,7 +164,8 @@ class BackgroundResponses:
                     if run.task is not None:
                         run.task.uncancel()
                     raise _cancellation_error(run) from None
-        except Exception as error:  # whatever it is, the record must not say for ever that it runs
+        # Any error: otherwise the record would report a running response forever
+        except Exception as error:
             if not queued.done():
                 queued.set_exception(error)
                 return
@@ -180,8 +182,8 @@ class BackgroundResponses:
                 await self._delete_stray_events(run)
 
     async def _delete_stray_events(self, run: BackgroundRun) -> None:
-        """Events may have been on their way to the store while their response was deleted: no
-        later deletion would reach them."""
+        """Delete events that reached the store after their response was deleted. No later deletion
+        would find them."""
         if not await run.events.wait_flushed():
             return
         try:
@@ -195,7 +197,7 @@ class BackgroundResponses:
         run.events.write(answer.wire().failure(told(error)))
         try:
             await self._store(run, answer.final_response_and_event[0], "failed", FINISHED)
-        except GatewayError as worse:  # then it is told as lost, once its lease is over
+        except GatewayError as worse:  # Once its lease expires, the response is reported as lost
             log.error("%s has failed, which could not be kept: %s", run.id, worse.message)
 
     async def _store(
@@ -209,14 +211,14 @@ class BackgroundResponses:
         run.beat_at = time.monotonic()
 
     async def _watch(self) -> None:
-        """Until cancelled."""
+        """Renew heartbeats, apply cancellations and store events, until cancelled."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             if self._service.replicas.draining and self._draining_since is None:
                 self._draining_since = time.monotonic()
             runs = defaultdict[str, list[BackgroundRun]](list)
             for run in self.runs.values():
-                if run.beat_at or run.status == "in_progress":  # its record is there
+                if run.beat_at or run.status == "in_progress":  # The record is stored
                     runs[run.tenant].append(run)
             await asyncio.gather(*[self._maintain(name, own) for name, own in runs.items()])
 
@@ -226,7 +228,7 @@ class BackgroundResponses:
                 await work(tenant, runs)
             except GatewayError as error:
                 log.warning("responses in the background are not told of: %s", error.message)
-            except Exception:  # whatever is wrong, the others must be looked after
+            except Exception:  # Any error: the responses of other tenants must still be maintained
                 log.exception("responses in the background are not looked after")
 
     async def _renew_beats(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
@@ -240,14 +242,15 @@ class BackgroundResponses:
         try:
             await self._conversations.put(tenant, [beat_record(run.id, run.status) for run in runs])
         except ConversationTooLarge as error:
-            if len(runs) > 1:  # the others must not pass for dead
+            if len(runs) > 1:  # The other responses must not appear dead
                 for run in runs:
                     await self._put_beats(tenant, [run])
             else:
                 log.warning("%s is not told of: %s", runs[0].id, error.message)
 
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
-        """Others end a response by what they keep in the place of its beat."""
+        """Cancel runs whose heartbeat record was replaced or deleted: that is how other workers end
+        a response."""
         beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
             if beat is None or beat.version > FINISHED:
@@ -260,12 +263,13 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             continue
         try:
             await run.events.flush_if_due()
-        except ConversationTooLarge as error:  # this one has no room; the others may have
+        # This response has used up its bytes; others may have some left
+        except ConversationTooLarge as error:
             log.warning("events of %s are not kept: %s", run.id, error.message)
 
 
 def _cancellation_error(run: BackgroundRun) -> Exception:
-    """What a response ends with whose task was cancelled."""
+    """Return the error that ends a response whose task was cancelled."""
     if run.cancelled:
         return ClientDisconnected()
     return ShuttingDown("The gateway has ended before the response was complete.")

@@ -1,4 +1,4 @@
-"""A request of the Responses API read, and as the chat request that it is."""
+"""Parsing of a Responses API request into an equivalent chat request."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ _RESPONSE_PARAMETERS: dict[str, str] = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""What a chat's parameters are called here, where that differs."""
+"""Chat parameters and their names in the Responses API, where the two differ."""
 
 
 class ResponsesChat(ChatCompletionRequest):
-    """A chat, with the request that it was."""
+    """A chat request made from a request of the Responses API."""
 
     original: ResponsePrompt
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_paths: tuple[str, ...] = ()
-    """The paths of `tools` in the request."""
+    """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """Kinds of calls by the model's name for the tool, without plain functions."""
+    """Item types and names of calls, by the model's name for the tool. Plain functions are omitted.
+    """
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
-    """What the answer tells of the request: a JSON object."""
+    """The request's fields that the response repeats, as a JSON object."""
 
     @property
     def plain_text_tools(self) -> frozenset[str]:
@@ -57,7 +58,7 @@ class ResponsesChat(ChatCompletionRequest):
         return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
 
     def _check_tool_messages(self) -> None:
-        """Leave this to `check_outputs`: items that come before may not be known yet."""
+        """Do nothing: `check_outputs` checks them once earlier items are loaded."""
 
     def name_place(self, place: str) -> str:
         if place == "response_format.json_schema.schema":
@@ -72,9 +73,17 @@ def parse(
     strict: bool = False,
     refuse_unknown: bool = False,
 ) -> Parsed[ResponsesChat]:
-    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
+    """Validate a JSON body.
 
-    Raises InvalidRequest or UnsupportedParameter naming the parameter.
+    Args:
+        model: The request model to validate against.
+        body: The JSON text.
+        strict: Refuse parameters that would be accepted without effect.
+        refuse_unknown: Refuse parameters that no table lists.
+
+    Raises:
+        InvalidRequest: A parameter is wrong; the error names the parameter.
+        UnsupportedParameter: This server does not support the parameter.
     """
     refuse_unknown = strict or refuse_unknown
     fields = sort_fields(
@@ -91,10 +100,11 @@ def parse(
     unknown = (*fields.unknown, *nested)
     own = original.items
     if original.continues:
-        # What comes before these, and what references are to, is not known yet.
+        # Earlier items and referenced items are not loaded yet.
         own = [_PLACEHOLDER if isinstance(item, ItemReference) else item for item in own]
         if all(isinstance(item, AdditionalToolsItem | ReasoningItem) for item in own):
-            own = [_PLACEHOLDER, *own]  # a chat needs a message, and these may make none
+            # A chat needs a message, and these items may yield no message
+            own = [_PLACEHOLDER, *own]
     chat = build_chat(original, own, complete=not original.continues)
     if not original.continues:
         check_outputs(own)
@@ -107,9 +117,15 @@ def parse(
 def build_chat(
     original: ResponsePrompt, items: Sequence[Item], *, complete: bool = True
 ) -> ResponsesChat:
-    """The chat of a request: of its own items and those that are before, or of what is left.
+    """Build the chat of a request from its items.
 
-    `complete` as in `ResponsePrompt.chat`. Raises InvalidRequest.
+    Args:
+        original: The request.
+        items: Earlier items followed by the request's own, or a truncated list of both.
+        complete: As in `ResponsePrompt.build_chat_fields`.
+
+    Raises:
+        InvalidRequest: The items do not form a valid chat.
     """
     values = original.build_chat_fields(items, complete=complete)
     fields = {name: value for name, value in values.items() if value is not None}
@@ -122,12 +138,12 @@ def build_chat(
 
 
 def rename_parameter(error: InvalidRequest) -> InvalidRequest:
-    """Names the parameter as the client wrote it, where a chat calls it otherwise."""
+    """Return the error with the parameter renamed to what the client wrote."""
     return renamed(error, _RESPONSE_PARAMETERS)
 
 
 def _translate_tool_path(name: str, paths: Sequence[str]) -> str:
-    """A tool's parameter as it is called here."""
+    """Return a tool parameter's path in the original request."""
     match = OF_TOOL.fullmatch(name)
     if match is None:
         return name

@@ -1,8 +1,8 @@
-"""What is in a conversation, read and added to.
+"""Items of a conversation: reading and adding.
 
-Each item is a record by itself, so that whoever adds one writes nothing that others have written.
-Its place is the time at which it came, in microseconds, or the next one behind the last that is
-there: a gateway whose clock is behind puts nothing before what it has answered.
+Each item is a record of its own, so adding an item never overwrites what another gateway wrote. An
+item's order is the time of its arrival in microseconds, or the last order plus one if that is
+later. So a gateway whose clock is slow cannot put an item before one that was already answered.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
 _CONVERSATION = re.compile(GROWING_PREFIX + r"[0-9a-f]{32}")
-# As many are read at a time while it is not known how large they are, and at most.
+# Items read per page: a small first page while item sizes are unknown, then the maximum.
 _FIRST_PAGE_ITEMS, _PAGE_ITEMS = 16, 1000
 
 
 class ConversationHead(NamedTuple):
-    """What a conversation is called by.
+    """Metadata of a conversation.
 
     Attributes:
-        told: `created_at` and `metadata`.
-        began: `Conversations.time` when it was created.
+        fields: `created_at` and `metadata`.
+        began_ms: `Conversations.redis_time_ms` at creation.
     """
 
     fields: dict[str, Any]
@@ -49,7 +49,7 @@ class ConversationHead(NamedTuple):
 async def load_head(
     conversations: Conversations, tenant: str, conversation: str, param: str | None = None
 ) -> ConversationHead:
-    """Raises NotFound."""
+    """Return a conversation's metadata. Raise NotFound if the conversation does not exist."""
     [record] = await conversations.get(tenant, [conversation])
     if record is None or not is_conversation(conversation):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param=param)
@@ -66,7 +66,7 @@ def build_head_record(conversation: str, head: ConversationHead) -> Record:
 
 
 def build_item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:
-    """To be put: the items, which have ids, behind the place `last`."""
+    """Build the records of items that already have ids, ordered after `last`."""
     order = max(now_us(), last + 1)
     return [
         Record(item["id"], orjson.dumps(item), version=FINAL, group=conversation, order=order + n)
@@ -81,9 +81,10 @@ async def add_items(
     items: Sequence[Item],
     intake: Intake,
 ) -> list[Item]:
-    """As they are then there: in their long form, with ids that are new, whatever theirs were."""
+    """Add items to a conversation and return them as stored: in long form, with new ids that
+    replace any given ids."""
     digits, now = conversation.partition("_")[2], now_us()
-    # Of one microsecond there may be several at other gateways.
+    # Two gateways may use the same microsecond, so ids get a random part.
     number = now * 10_000 + secrets.randbelow(5_000)
     later = await conversations.members(tenant, conversation, after=now)
     last = later[-1].order if later else -1
@@ -103,7 +104,7 @@ async def add_items(
 async def load_item(
     conversations: Conversations, tenant: str, conversation: str, item: str
 ) -> bytes:
-    """Its JSON. Raises NotFound."""
+    """Return an item's JSON. Raise NotFound if the conversation has no such item."""
     [record] = await conversations.get(tenant, [item])
     if record is None or record.group != conversation:
         raise NotFound(f"Item with id '{item}' not found.")
@@ -111,9 +112,9 @@ async def load_item(
 
 
 async def delete_conversation(conversations: Conversations, tenant: str, conversation: str) -> None:
-    """The conversation and its items, however many and large they are.
+    """Delete a conversation with all its items, regardless of their number and size.
 
-    What a deletion that ended midway has left can be deleted again. Raises NotFound.
+    If a deletion was interrupted, it can be repeated. Raises NotFound.
     """
     try:
         await load_head(conversations, tenant, conversation)
@@ -123,7 +124,7 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
         ):
             raise
     else:
-        # First, so that nobody adds to what is being taken away.
+        # Delete the head first, so that no request can add items while they are deleted.
         await conversations.delete(tenant, [conversation])
     limit = _PAGE_ITEMS
     while True:
@@ -144,7 +145,8 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
 async def iter_pages(
     conversations: Conversations, tenant: str, conversation: str
 ) -> AsyncIterator[list[Record]]:
-    """All items, oldest first. Raises InvalidRequest where there are too many to be read."""
+    """Yield all items in pages, oldest first. Raise InvalidRequest if the conversation has too many
+    items."""
     count, limit, after = 0, _FIRST_PAGE_ITEMS, -1
     while found := await conversations.members(tenant, conversation, after=after, limit=limit):
         count += len(found)
@@ -160,10 +162,10 @@ async def iter_pages(
 async def load_conversation(
     conversations: Conversations, tenant: str, conversation: str, intake: Intake
 ) -> tuple[ConversationHistory, int]:
-    """What a response in the conversation goes on from, and the place of the last item.
+    """Return the history of a response in a conversation, and the order of the last item.
 
-    Off the event loop and in the tenant's turn where it is large. Raises InvalidRequest for what is
-    larger than a request's body may be.
+    Large histories are decoded in a thread, with fair scheduling by tenant. Raises InvalidRequest
+    if the history exceeds the maximum size of a request body.
     """
     data: list[bytes] = []
     nbytes, last = 0, -1

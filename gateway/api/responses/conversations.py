@@ -1,4 +1,4 @@
-"""Conversations as objects of their own: /v1/conversations, and the items in them."""
+"""Endpoints of conversations and their items: /v1/conversations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ConversationDeleted(Strict):
 
 
 class ConversationItem(Described):
-    """One of input or output, as a response has it."""
+    """An input or output item, as in a response."""
 
     id: str
     type: str
@@ -73,7 +73,7 @@ class ConversationItem(Described):
 def _describe_operation(
     model: type[BaseModel], *, body: type[Strict] | None = None, **more: Any
 ) -> Schema:
-    """What the document says of an operation that answers with `model`."""
+    """Return the OpenAPI description of an operation that answers with `model`."""
     refused = refusals(*(BODY if body else (400,)), 401, 404, 413, 429, 503)
     extra = needs("api_key", optional=True, json=body, **more)
     return {"response_model": model, "responses": refused, "openapi_extra": extra}

@@ -1,4 +1,4 @@
-"""POST /v1/responses and POST /v1/responses/input_tokens."""
+"""Endpoints: POST /v1/responses and POST /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def input_tokens(request: Request) -> Response:
 
 async def _start_background(request: Request, ready: Prepared, plan: StorePlan) -> Response:
     background: BackgroundResponses = request.app.state.background
-    # Nobody waits for its first token.
+    # No client waits for the first token, so latency limits do not apply.
     ready.batch.caller = replace(
         ready.batch.caller, first_token_within=None, max_expected_wait_s=None
     )
@@ -131,4 +131,4 @@ async def _start_background(request: Request, ready: Prepared, plan: StorePlan) 
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""The endpoint whose POSTs are answered in front of FastAPI, by path."""
+"""The endpoint whose POSTs are answered before FastAPI, by path."""

@@ -1,7 +1,7 @@
-"""The events of a streamed response.
+"""Events of a streamed response.
 
-Of each piece of text all but itself and a number is written once for its item, so that a token
-costs what it costs in a chat.
+The prefix of a text delta is serialized once per item, so a token costs the same as in a chat
+stream.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _EVENT_END = b"}\n\n"
 
 
 class ResponseBuilder(Protocol):
-    """Whose stream it is."""
+    """The answer whose events are streamed."""
 
     form: Form
     holds_last_event: bool
-    """Whether the last event is kept back."""
+    """True if the stream withholds its last event."""
 
     def build_response(self, status: str, **members: Any) -> bytes:
-        """The response object."""
+        """Return the response object as JSON."""
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """The response object, which has come to its end."""
+        """Return the response object of a complete or cut answer."""
 
 
 class ResponseStream:
@@ -40,19 +40,19 @@ class ResponseStream:
         self._output = Output(answer.form)
         self._number = 0
         self.response = b""
-        """The object that the stream has ended with."""
+        """The response object at the end of the stream; empty before."""
         self.last_event = b""
-        """The event that tells so, where it is held."""
+        """The last event, if it is withheld."""
         self._open: Item | None = None
         self._has_begun = self._created = False
-        # What is told of a piece of the open item; nothing where that has to be asked for.
+        # Serialized beginnings of the open item's delta events; empty if its text is not streamed.
         self._delta_prefixes: tuple[bytes, ...] = ()
         self._plain: list[str] | None = None
 
     def accept(self, index: int, delta: TextDelta) -> bool:
         assert self._body is not None
         if delta.events is None and self._plain is not None and delta.finish is None:
-            # Every token of a plain answer comes by here.
+            # Fast path: every token of a plain text answer.
             if not delta.text:
                 return True
             self._plain.append(delta.text)
@@ -77,22 +77,23 @@ class ResponseStream:
         await self._body.drain(by)
 
     def build_failure(self, error: dict[str, Any], envelope: bytes) -> bytes:
-        """What ends a stream that failed: both events, as each is all that some clients know.
+        """Return the events that end a failed stream: `response.failed` and `error`.
 
-        OpenAI's packages raise on `error` alone, agents on either.
+        Some clients know only one of the two. OpenAI's packages raise on `error` only, agents on
+        either.
         """
         output = [item.build_end(cut=item is self._open) for item in self._output.items]
         self.response = self._answer.build_response("failed", error=error, output=output)
         if self.last_event:
-            self._number -= 1  # which nobody was told
+            self._number -= 1  # The withheld event was never sent
         frames = self._frame_opening() + self._frame_lifecycle("response.failed", self.response)
-        # Also as OpenAI's types have it, without an envelope.
+        # OpenAI's types also expect the error's fields outside the envelope.
         fields = orjson.loads(envelope)
         fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
         return frames + self._frame_event("error", **fields)
 
     def build_queued_events(self) -> bytes:
-        """What comes first where it is not said when the others will."""
+        """Return the first events of a background response, sent before the generation starts."""
         self._created = True
         response = self._answer.build_response("queued")
         return self._frame_lifecycle("response.created", response) + self._frame_lifecycle(
@@ -119,7 +120,7 @@ class ResponseStream:
         return frames + self._frame_text(text) if text else frames
 
     def _frame_text(self, text: str) -> bytes:
-        """The events of a piece of the open item."""
+        """Return the delta events for a piece of the open item's text."""
         text_json = orjson.dumps(text)
         frames = b""
         for prefix in self._delta_prefixes:
@@ -140,7 +141,7 @@ class ResponseStream:
             )
             return frames
         if item.kind in ("custom_tool_call", "tool_search_call"):
-            self._delta_prefixes = ()  # its input is known once all arguments are
+            self._delta_prefixes = ()  # The input is known only after all arguments
             return frames
         part = where | {"content_index": 0}
         frames += self._frame_event("response.content_part.added", **part, part=item.build_part(""))
@@ -161,7 +162,7 @@ class ResponseStream:
         return frames
 
     def _close_item(self, *, cut: bool) -> bytes:
-        """Ends the open item, if there is one."""
+        """Return the events that end the open item; b"" if no item is open."""
         item = self._open
         if item is None:
             return b""
@@ -181,7 +182,7 @@ class ResponseStream:
                 frames = self._frame_event(f"{kind}.delta", **where, delta=item_end["input"])
             frames += self._frame_event(f"{kind}.done", **where, input=item_end["input"])
         elif item.kind == "tool_search_call":
-            pass  # has no events of its own
+            pass  # No events of its own
         elif item.kind == "message":
             [part_end] = item_end["content"]
             kind, text, logprobs = (
@@ -220,6 +221,6 @@ class ResponseStream:
 
 
 def _build_delta_prefix(kind: str, members: dict[str, Any]) -> bytes:
-    """An event of which the number and the text are missing."""
+    """Return an event up to, but without, its sequence number and text."""
     head = orjson.dumps({"type": kind, **members})[:-1]
     return b"event: " + kind.encode() + b"\ndata: " + head + b',"sequence_number":'

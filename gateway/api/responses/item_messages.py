@@ -1,4 +1,4 @@
-"""Items of a conversation to the messages of a chat."""
+"""Conversion of conversation items to chat messages."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""The name of a tool search to the model, and the id of a call that the server executed."""
+"""The model's name for a tool search, and the call id of a search that the server executed."""
 FlatName = Callable[[str | None, str], str]
-"""Gives the model's name for a tool, by its namespace and its name there."""
+"""Function that returns the model's name for a tool, given its namespace and its name in that
+namespace."""
 
 
 def build_chat_messages(
     instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
 ) -> list[dict[str, Any]]:
-    """Return chat messages: what an assistant thinks, says and calls in a row is one message.
-
-    Raises UnsupportedParameter for what is no text, by its place in `input`.
+    """Return chat messages. Consecutive reasoning, text and calls of an assistant become one
+    message.
 
     Args:
-        flat: names the tools that were called.
-        before: how many of the items come before those of the request's `input`.
+        instructions: The text of a leading system message.
+        items: The items of the conversation.
+        flat: Returns the model's name for a called tool.
+        before: The number of items that precede those of the request's `input`.
+
+    Raises:
+        UnsupportedParameter: An item is not text; the error names its index in `input`.
     """
     turns: list[Turn] = []
     if instructions:
@@ -53,7 +58,7 @@ def build_chat_messages(
 
 def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
-        # Templates know the older name of a developer, and most take one such message.
+        # Templates know only the older role name, and most accept a single such message.
         role = "system" if item.role == "developer" else item.role
         turn_of(turns, role).texts.append(join_text(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
@@ -85,7 +90,7 @@ def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> N
 
 
 def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the model's names for tools, without those that no client runs."""
+    """Return the model's names for tools, omitting hosted tools, which clients cannot run."""
     names = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
@@ -100,9 +105,10 @@ _TYPES_WITH_TOOLS = ("tool_search_output", "additional_tools")
 
 
 def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
-    """Yield the tools that items bring, with the items' paths; `before` as in `chat_messages`."""
+    """Yield the tools that items contain, with the items' paths; `before` as in
+    `build_chat_messages`."""
     for number, item in enumerate(items, -before):
-        # The cheaper test comes first: `isinstance` of pydantic classes is slow.
+        # Test the type string first: `isinstance` with pydantic classes is slow.
         if item.type in _TYPES_WITH_TOOLS and isinstance(
             item, SearchOutputItem | AdditionalToolsItem
         ):
@@ -110,9 +116,10 @@ def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[st
 
 
 def check_outputs(items: Sequence[Item], before: int = 0) -> None:
-    """Raises InvalidRequest for the output of a call that does not come before it.
+    """Raise InvalidRequest for a call output without an earlier call.
 
-    `before` as in `chat_messages`; what is wrong with those is wrong with their conversation.
+    `before` is as in `build_chat_messages`. Errors in those earlier items name `conversation` as
+    the parameter.
     """
     calls = set()
     for number, item in enumerate(items, -before):
@@ -125,7 +132,7 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
 
 
 def join_text(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
-    """The text of parts that may be nothing else. Raises UnsupportedParameter."""
+    """Return the joined text of parts. Raise UnsupportedParameter for a part that is not text."""
     if isinstance(content, str):
         return content
     return BETWEEN.join([_part_text(part, f"{where}[{n}]") for n, part in enumerate(content)])

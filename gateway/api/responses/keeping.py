@@ -1,4 +1,5 @@
-"""What a request goes on from, and what is kept of it: settled before its prompt is written."""
+"""Preparation of a request before its prompt is written: load what it continues, and plan what to
+store."""
 
 from __future__ import annotations
 
@@ -44,23 +45,25 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Bytes of one tenant's `StorePlan.own` in a process: eight of the largest bodies.
+# Bytes of one tenant's `StorePlan.new_items` in a process: eight maximum-size bodies.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 _NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class StorePlan:
-    """Of one request.
+    """Plan of what to store of one request and its response.
 
     Attributes:
-        stored: whether the response is kept itself.
-        background: whether nobody waits for it.
-        chain: the ids of the responses that it follows, and `before` the bytes of their records.
-        own: its new items as JSON, which is less than what was read of them.
-        conversation: whose items these become, with those of the answer, behind the place `last`.
-        turns: of its prompt.
-        began: `Conversations.time` of its request.
+        stores_response: True if the response itself is stored.
+        is_background: True if no client waits for the response.
+        chain: The ids of the earlier responses.
+        chain_bytes: The total bytes of their records.
+        new_items: The request's new items as JSON; smaller than the parsed items.
+        conversation: The conversation that receives the new items and the output.
+        last_order: The order of the conversation's last item; new items follow it.
+        turns: Token ids of the prompt.
+        began_ms: `Conversations.redis_time_ms` at the request's arrival.
     """
 
     service: Service
@@ -80,11 +83,12 @@ class StorePlan:
         return self.stores_response or self.conversation is not None
 
     async def store(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
-        """Returns once it is kept, and `more` with it. Raises what `Conversations.put` raises."""
+        """Store a response and the records `more` with it. Raises what `Conversations.put`
+        raises."""
         conversation = self.conversation
         if conversation is not None:
             [head] = await self.service.conversations.get(self.tenant, [conversation])
-            # It was deleted meanwhile: nothing may come back to it.
+            # If the conversation was deleted since, do not add items to it.
             conversation = None if head is None else conversation
         make = partial(self._build_records, response, version, conversation)
         size = len(response) + len(self.new_items)
@@ -114,17 +118,18 @@ class StorePlan:
 
 
 class PendingItems:
-    """New items of requests, which stay here until their answers are kept. One for each process.
+    """Request items held in memory until their response is stored. One instance per process.
 
-    A few hundred bytes that refer to kept items have megabytes of them here for as long as the
-    request waits and is answered, and a tenant may have a thousand requests waiting.
+    A request of a few hundred bytes may reference stored items of megabytes. These stay in memory
+    while the request is queued and answered, and a tenant may have a thousand queued requests.
     """
 
     def __init__(self) -> None:
         self._large: defaultdict[str, WeakSet[StorePlan]] = defaultdict(WeakSet)
 
     def add(self, plan: StorePlan) -> None:
-        """Counts it for as long as somebody has it. Raises Overloaded where there are too many."""
+        """Count the plan's items for as long as the plan is referenced. Raise Overloaded if the
+        tenant has too many bytes pending."""
         if len(plan.new_items) <= LARGE_BODY:
             return
         large = self._large[plan.tenant]
@@ -134,7 +139,7 @@ class PendingItems:
 
 
 class ResponseStorer:
-    """Keeps an answer before its client is told that it has ended."""
+    """Stores a response before its client sees the end of the answer."""
 
     def __init__(self, plan: StorePlan, answer: ResponseAnswer) -> None:
         self._plan = plan
@@ -150,11 +155,13 @@ class ResponseStorer:
 
 
 class PreparedTurn(NamedTuple):
-    """A request with all that it continues.
+    """A request with its history loaded.
 
     Attributes:
-        before: the items that come before the request's own.
-        hints: names of what these bring and what has no effect.
+        chat: The chat with earlier items and the request's own.
+        before: The items that come before the request's own.
+        plan: What to store.
+        hints: Parameters of the earlier items that have no effect.
     """
 
     chat: ResponsesChat
@@ -164,9 +171,12 @@ class PreparedTurn(NamedTuple):
 
 
 async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesChat) -> PreparedTurn:
-    """The chat with all that it goes on from, and what is to be kept of it.
+    """Load what a request continues and determine what to store of it.
 
-    Raises InvalidRequest and its kinds, ConversationsUnavailable and Overloaded.
+    Raises:
+        InvalidRequest: The request is invalid with its history, or a record is missing.
+        ConversationsUnavailable: The store cannot be read now.
+        Overloaded: Too many lookups of the tenant are waiting.
     """
     original, intake = chat.original, lookup.intake
     hints: list[str] = []
@@ -212,7 +222,8 @@ async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesCh
 async def _load_earlier(
     lookup: StoredLookup, original: ResponsePrompt
 ) -> tuple[ConversationHistory, int]:
-    """And the place of the last item, in a conversation."""
+    """Return the history, and the order of the conversation's last item (-1 without a
+    conversation)."""
     if original.previous_response_id is not None:
         previous = original.previous_response_id
         return await load_history(lookup.conversations, lookup.tenant, previous, lookup.intake), -1
@@ -225,7 +236,8 @@ async def _load_earlier(
 
 
 def _wants_storage(conversations: Conversations, original: ResponsePrompt) -> bool:
-    """Whether the response is to be kept. Raises what is wrong with the wish."""
+    """Return True if the response is to be stored. Raise InvalidRequest or its subclasses for
+    conflicting parameters."""
     wanted = original.store if isinstance(original, ResponseRequest) else False
     if not conversations.enabled:
         if wanted:

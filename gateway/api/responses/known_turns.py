@@ -1,6 +1,6 @@
-"""Token ids of a conversation's turns, which are kept with its responses.
+"""Token ids of a conversation's turns, stored with its responses.
 
-So only what is new of it is tokenized, whichever worker of whichever gateway goes on with it.
+Only the new part of a prompt is tokenized, whichever gateway or worker continues the conversation.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import Known
 
-# To keep fewer bytes costs more than it saves; they are kept with those that follow.
+# Storing fewer bytes costs more than it saves. Short turns are stored with the next ones.
 _MIN_STORED_BYTES = 2048
 
 
 class CachedTurns:
-    """Of one request: of what it goes on from, and then of its prompt those that are new.
+    """The token ids of one request: cached ids of its history, then the ids of its new turns.
 
     Attributes:
-        new: as `turn_record` has them, for whoever goes on from there.
+        new: The new turns in the format of `turn_record`, for requests that continue this one.
     """
 
     def __init__(self, prompts: Prompts, known: Known) -> None:
@@ -31,16 +31,18 @@ class CachedTurns:
         self._prompt: str | GuardedText = ""
 
     def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> serving.Prompts:
-        """As the function of that name; what is known of it is not tokenized. In any thread."""
+        """Write the prompt as `system_messages.prompt_of` does, and register cached token ids.
+        Thread-safe."""
         (prompt,), message = prompt_of(chat, form)
-        assert not isinstance(prompt, list)  # a template writes text
+        assert not isinstance(prompt, list)  # A template writes text
         self._prompt = prompt
         if self._known:
             self._prompts.learn(self._prompts.known_of(prompt, self._known))
         return [prompt], message
 
     def finish(self, *, store: bool) -> None:
-        """The prompt that was written last is ids now; of it there is nothing left but `new`."""
+        """Record that the last prompt is tokenized: save its new turns in `new` and release the
+        rest."""
         if store:
             new = self._prompts.turns_of(self._prompt, besides=self._known)
             self.new = new if len(new) >= _MIN_STORED_BYTES else b""

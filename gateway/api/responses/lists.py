@@ -1,4 +1,4 @@
-"""Lists of items, a page at a time, as the endpoints of responses and conversations have them."""
+"""Paged lists of items, for the endpoints of responses and conversations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDERS = ["asc", "desc"]
 
 
 class ItemList(Strict):
-    """The ids are those of the first and the last item, null where there is none."""
+    """A page of items. `first_id` and `last_id` are null for an empty page."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -50,7 +50,8 @@ class Page(NamedTuple):
     after: str | None
 
     def render(self, items: Sequence[dict[str, Any]]) -> bytes:
-        """The page as JSON, of all items, oldest first. Raises NotFound."""
+        """Return the page as JSON, given all items, oldest first. Raise NotFound if `after` is not
+        among them."""
         ordered = items[::-1] if self.newest_first else items
         if self.after is not None:
             ids = [item["id"] for item in ordered]
@@ -67,7 +68,7 @@ def render_list(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes
 
 
 def parse_page(request: Request) -> Page:
-    """By the query. Raises InvalidRequest."""
+    """Parse the page parameters of the query. Raise InvalidRequest if one is invalid."""
     query = request.query_params
     check_include(request)
     limit = whole(request, "limit", least=1, most=_MAX_LIMIT)
@@ -80,7 +81,7 @@ def parse_page(request: Request) -> Page:
 
 
 def check_include(request: Request) -> None:
-    """Raises InvalidRequest for what nobody can ask for."""
+    """Raise InvalidRequest for an unknown value of `include`."""
     query = request.query_params
     for name in (*query.getlist("include"), *query.getlist("include[]")):
         if name not in get_args(Include):

@@ -1,7 +1,7 @@
-"""Lookups of what is stored: of each tenant few at a time, as nobody knows how large it is.
+"""Limits on concurrent lookups of stored data per tenant: sizes are unknown until a record is read.
 
-Lookups and deletions count in no limit of a tenant's minute, so this bounds what they take: each
-runs in one of the tenant's slots, and few wait for one.
+Lookups and deletions count toward no per-minute limit, so this bounds their cost: each uses one of
+the tenant's slots, and few may wait for a slot.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MAX_WAITING_LOOKUPS = 256
 
 
 class TenantLookups:
-    """The lookup slots of one tenant in this process. Enter it for one lookup."""
+    """The lookup slots of one tenant in this process. Enter the object for one lookup."""
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """For streams that look again and again, which have a bound of their own."""
+        """Used directly by streams that poll, which have their own limit."""
         self._waiting = 0
 
     async def __aenter__(self) -> None:
-        """Raise Overloaded if too many wait already."""
+        """Raise Overloaded if too many lookups of the tenant already wait."""
         if self._waiting >= _MAX_WAITING_LOOKUPS:
             raise Overloaded(
                 f"{self._waiting} lookups and deletions of stored responses and conversations of "
@@ -58,11 +58,12 @@ class TenantLookups:
 
 
 class TenantReadLimiter:
-    """One for each process. A look ends when it is known how large what was read is."""
+    """Lookup slots by tenant, one instance per process. A slot is released once the size is
+    known."""
 
     def __init__(self) -> None:
-        # For good: streams that follow have the slots alone. There are no more tenants than the
-        # configuration has had.
+        # Never removed: streams may still use the slots. The number of tenants is bounded by the
+        # configuration.
         self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
     def for_tenant(self, tenant: str) -> TenantLookups:
@@ -71,12 +72,13 @@ class TenantReadLimiter:
 
 @dataclass(frozen=True, slots=True)
 class StoredLookup:
-    """A request about what is kept.
+    """A request for stored data.
 
     Attributes:
-        tenant: whose it is, "" where there are none.
-        intake: where that is done which takes time.
-        look: to be held while it is not known how large what is read is.
+        conversations: The store.
+        tenant: The tenant's name; "" without tenants.
+        intake: Runs expensive work in threads.
+        slot: Held while the size of the data is unknown.
     """
 
     conversations: Conversations
@@ -87,9 +89,12 @@ class StoredLookup:
 
 @asynccontextmanager
 async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterator[StoredLookup]:
-    """For one endpoint's work. `counted` is what counts among the requests of its tenant's limits.
+    """Open a lookup for one endpoint call. `counted` requests count toward the tenant's request
+    limits.
 
-    Raises InvalidKey and RateLimited.
+    Raises:
+        InvalidKey: The request's key is unknown.
+        RateLimited: A limit of the tenant is reached.
     """
     tenant = tenant_of(request)
     service = service_of(request.scope)
@@ -99,7 +104,7 @@ async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterat
 
 
 def make_lookup(request: Request, tenant: Tenant | None, intake: Intake) -> StoredLookup:
-    """For a request that is taken in already."""
+    """Make the lookup of a request whose intake already exists."""
     service = service_of(request.scope)
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     name = tenant.name if tenant else ""

@@ -1,4 +1,4 @@
-"""The deltas of a chat gathered to the items of an output, in the order in which they came."""
+"""Assembly of a chat's deltas into output items, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ ID_PREFIXES: dict[Kind, str] = {
     "custom_tool_call": "ctc",
     "tool_search_call": "tsc",
 }
-"""Of the ids of items."""
+"""Prefixes of item ids, by item type."""
 
-# A body may have 100 levels, some of which are those around the arguments.
+# A body may have 100 levels; the rest is for the levels around the arguments.
 _MAX_ARGUMENT_DEPTH = 90
 
 
 class Form(NamedTuple):
-    """How the output of one request is written.
+    """Format of the output of one request.
 
     Attributes:
-        ids: of the response, without its prefix; the items' ids hold it.
-        calls: what calls are by the name that the model gives; others are plain functions.
-        summarized: whether thoughts are told as a summary, too.
-        encoded: whether they are told as `encrypted_content`, too.
-        logprobs: writes those of a message; None where none are wanted.
+        ids: The response id without its prefix; item ids contain it.
+        calls: Item types and names of calls, by the model's name for the tool; other calls are
+            plain functions.
+        with_summary: True if reasoning is also returned as a summary.
+        with_encrypted: True if reasoning is also returned as `encrypted_content`.
+        logprobs: Function that writes log probabilities of a message; None if not requested.
     """
 
     ids: str
@@ -48,7 +49,7 @@ class Form(NamedTuple):
 
 
 class Item:
-    """One item, as far as it has come."""
+    """Output item, possibly still incomplete."""
 
     def __init__(self, kind: Kind, index: int, form: Form, call: CallStart | None = None) -> None:
         self.kind = kind
@@ -59,11 +60,11 @@ class Item:
         self._form = form
         self._call = call
         self.state: State | None = None
-        """Of a call that has ended."""
+        """The final state of a call; None before its end and for other items."""
 
     @property
     def text(self) -> str:
-        """Of a call, its arguments; of a custom tool's call, its input."""
+        """The text so far: a call's arguments, or the input of a custom tool call."""
         text = "".join(self.texts)
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
@@ -105,7 +106,7 @@ class Item:
         return members | {"content": [self.build_part(text)]}
 
     def build_part(self, text: str) -> dict[str, Any]:
-        """The content of a message or of thoughts."""
+        """Return the content part of a message or of reasoning."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         logprobs = self.logprobs if text else []
@@ -113,7 +114,7 @@ class Item:
 
 
 class OutputPiece(NamedTuple):
-    """What is new in an item; of one that begins perhaps nothing."""
+    """New text of an item; possibly empty for a new item."""
 
     item: Item
     text: str
@@ -121,10 +122,10 @@ class OutputPiece(NamedTuple):
 
 
 class Output:
-    """The items of one answer.
+    """The output items of one answer.
 
-    `reasoning_tokens` are those that thoughts were told with. Of what is told at once with
-    something else, tokens are shared out by characters; tags belong to what comes behind them.
+    `reasoning_tokens` counts the tokens of reasoning. If a delta holds reasoning and other text,
+    its tokens are split by characters. Tokens of tags count toward the text that follows them.
     """
 
     def __init__(self, form: Form) -> None:
@@ -145,7 +146,7 @@ class Output:
         return self.items[-1].state == "open"
 
     def take(self, delta: TextDelta) -> list[OutputPiece]:
-        """What a delta adds; each new item is that of a piece."""
+        """Add a delta and return the new pieces. Each new item has at least one piece."""
         form, pieces = self._form, []
         if form.logprobs is not None:
             self._pending += delta.logprobs
@@ -185,7 +186,8 @@ class Output:
         return pieces
 
     def _end_pieces(self, last: TextDelta) -> list[OutputPiece]:
-        """Tokens without a text of their own; and an answer that says nothing is a message, too."""
+        """Return the last pieces: tokens without text, and an empty message if the answer has no
+        items."""
         if not self.items:
             return [OutputPiece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":
@@ -212,14 +214,14 @@ class Output:
 
 
 def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
-    """Return the items of an answer that has ended; `cut` applies to the last one."""
+    """Return the items of a finished answer; `cut` applies to the last item."""
     return [item.build_end(cut=cut and item is items[-1]) for item in items]
 
 
 def _parse_arguments(arguments: str) -> Any:
     """Return the value of a call's arguments, or their text if a request could not hold the value.
 
-    An object that is too deep or too large fails the response that holds it, or the next request.
+    A value that is too deep or too large would fail this response or the next request.
     """
     try:
         return strict_json.load(

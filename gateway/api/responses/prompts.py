@@ -1,4 +1,4 @@
-"""The prompt of a request: as its chat template takes the messages, and as long as may be."""
+"""The prompt of a request: written by its chat template, and truncated if requested."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 
-# Of the context, for an answer that does not say how long it may be.
+# Divisor: the share of the context reserved for an answer without `max_output_tokens` is 1/8.
 _ANSWER_DIVISOR = 8
 
 Write = Callable[[ResponsesChat, ChatFormat], Prompts]
-"""`system_messages.prompt_of`, with or without more to it."""
+"""Function that writes a prompt: `system_messages.prompt_of` or `CachedTurns.write_prompt`."""
 
 
 async def count_prompt_tokens(
     service: Service, intake: Intake, tenant: Tenant | None, chat: ResponsesChat, write: Write
 ) -> int:
-    """Tokens of a prompt. Raises ContextLengthExceeded for what is too long for sure."""
+    """Return the number of tokens of a prompt. Raise ContextLengthExceeded if the text is certainly
+    too long."""
     form = service.prompts.chat_of(None)
     if chat.model:
         route = service.access.route(service.router, tenant, chat.model)
         form = service.prompts.chat_of(route.chat_template)
     (prompt,), _ = await intake.work(partial(write, chat, form))
-    assert not isinstance(prompt, list)  # a template writes text
+    assert not isinstance(prompt, list)  # A template writes text
     longest = max(service.replicas.capabilities, key=longest_prompt)
     check_text(service.prompts, longest, str(prompt), param="input")
     name = tenant.name if tenant else ""
@@ -56,11 +57,11 @@ async def truncate(
     write: Write,
     before: Sequence[Item] = (),
 ) -> ResponsesChat:
-    """With `truncation: auto`, without the oldest items that leave an answer no room.
+    """Drop the oldest items until an answer fits, if the request has `truncation: auto`.
 
-    `before` are the items that come before the request's own. Instructions that lead them all stay,
-    as do the tools that items bring, and a call goes with its outputs. Where a user's message can
-    be the first that is left, it is.
+    `before` are the items that come before the request's own. Leading instructions and tools of
+    dropped items are retained, and a call is dropped together with its outputs. If possible, the
+    first remaining item is a user message.
     """
     original = chat.original
     if original.truncation != "auto":
@@ -69,7 +70,7 @@ async def truncate(
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
     if isinstance(original, ResponseRequest) and (wished := original.max_output_tokens) is not None:
-        # What has no room for all of that, whatever is left out, has it for an answer.
+        # If no cut frees that many tokens, at least free the default share.
         reserves = [wished, *reserves] if wished > reserves[0] else [wished]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:
@@ -79,7 +80,7 @@ async def truncate(
                 await count_prompt_tokens(service, intake, tenant, candidate, write) <= max_tokens
             )
         except InvalidRequest as error:
-            # A template may want the user to begin: what else is left out is looked for then.
+            # A template may require a user message first; then try other cuts.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):
                 raise
             return False
@@ -92,11 +93,11 @@ async def truncate(
         async def try_cut(cut: int) -> ResponsesChat | None:
             remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(build_chat, original, remaining))
-            # The tools are the same, and their items have other places among those that are kept.
+            # The tools are the same, but their items have other indices among the remaining ones.
             candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
             return candidate if await fits(candidate, reserve) else None
 
-        # If even the shortest is too long, no other needs to be tried.
+        # If even the shortest candidate is too long, all others are too.
         if not candidates or (fitting := await try_cut(candidates[-1])) is None:
             return None
         low, high = 0, len(candidates) - 1
@@ -111,7 +112,8 @@ async def truncate(
     for reserve in reserves:
         if await fits(chat, reserve):
             return chat
-        # Small candidates yield to no other request between them, and there may be dozens.
+        # Small candidates run without yielding to other requests, and dozens may be tried: use a
+        # thread.
         intake.offload()
         if found := await find_longest(users, reserve) or await find_longest(cuts, reserve):
             return found
@@ -119,7 +121,7 @@ async def truncate(
 
 
 def _extract_tools(items: Sequence[Item]) -> list[Item]:
-    """Return the tools that items bring, without a place in the conversation."""
+    """Return only the tools of items, as items without a conversation turn."""
     return [
         AdditionalToolsItem.model_construct(type="additional_tools", tools=item.tools)
         for item in items
@@ -136,7 +138,8 @@ def _is_user_message(item: Item) -> bool:
 
 
 def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
-    """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
+    """Return the indices at which a conversation can be cut: after its leading instructions, and
+    never between a call and its outputs."""
     last = _map_last_outputs(items)
     cuts, busy = [], -1
     for n in range(len(items) - 1):
@@ -147,9 +150,9 @@ def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
 
 
 def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
-    """Return the place of each call's last output by the call's place.
+    """Return the index of each call's last output by the call's index.
 
-    The output of a search without a `call_id` is that of the nearest such search before it.
+    The output of a search without a `call_id` belongs to the nearest earlier such search.
     """
     calls: dict[str, int] = {}
     searches: list[int] = []

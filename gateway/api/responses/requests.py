@@ -1,4 +1,4 @@
-"""Requests of the Responses API, and the chat requests that they are."""
+"""Requests of the Responses API and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from gateway.api.successors import OF_RESPONSES
 from gateway.errors import InvalidRequest
 
 _MAX_ECHO_BYTES = 256 * 1024
-"""Bytes; 60,000 tokens of instructions, say."""
+"""Bytes; about 60,000 tokens of instructions."""
 
 
 class ResponsePrompt(Strict):
-    """What a model reads: of a request for an answer, and of one for the number of its tokens."""
+    """The fields that make up a prompt, shared by requests for an answer and for a token count."""
 
     successors = OF_RESPONSES
 
@@ -47,13 +47,13 @@ class ResponsePrompt(Strict):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # What would need earlier answers to be kept.
+    # Need stored responses.
     previous_response_id: str | None = None
     conversation: Conversation | None = None
 
     @cached_property
     def items(self) -> Sequence[Item]:
-        """The new ones, as a list in any case."""
+        """The request's new items, always as a list."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input or []
@@ -65,7 +65,7 @@ class ResponsePrompt(Strict):
 
     @property
     def continues(self) -> bool:
-        """Whether there is more to it than it says itself."""
+        """True if the request refers to stored responses, conversations or items."""
         return (
             self.previous_response_id is not None
             or self.conversation is not None
@@ -73,10 +73,11 @@ class ResponsePrompt(Strict):
         )
 
     def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        """The fields of a chat request of these items, of which the last are the request's own.
+        """Return the fields of a chat request made of `items`, the last of which are the request's
+        own.
 
-        `complete` is False while items that come before them are not known yet.
-        Raises UnsupportedParameter and InvalidRequest.
+        `complete` is False while earlier items are not loaded yet. Raises UnsupportedParameter and
+        InvalidRequest.
         """
         if not items:
             found = (
@@ -114,12 +115,13 @@ class ResponsePrompt(Strict):
         return chat
 
     def build_echo(self) -> bytes:
-        """What an answer tells of its request."""
+        """Return the request's fields that the response repeats, as JSON; b"" if no response
+        follows."""
         return b""
 
     @property
     def hints(self) -> Iterator[str]:
-        """What is accepted and means nothing here."""
+        """Names of accepted parameters that have no effect."""
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             yield "text.verbosity"
         if self.reasoning is not None and self.reasoning.context not in (None, "auto"):
@@ -145,7 +147,7 @@ class ResponseRequest(ResponsePrompt):
     include: Annotated[list[Include], Field(fail_fast=True, max_length=32)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    # What vLLM's clients send besides.
+    # Extensions sent by vLLM's clients.
     top_k: Whole | None = Field(None, ge=-1, le=1024)
     seed: Int64 | None = None
     stop: StopString | StopStrings | None = None
@@ -154,7 +156,7 @@ class ResponseRequest(ResponsePrompt):
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Without effect on the answer.
+    # No effect on the answer.
     metadata: Metadata | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -164,15 +166,15 @@ class ResponseRequest(ResponsePrompt):
     service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Int64 | None = Field(None, ge=1)
-    # Wishes that this server has nothing to do with.
+    # Accepted and ignored: this server has no such feature.
     context_management: list[Any] | None = None
     background_options: dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-    # What needs answers to be kept.
+    # Need stored responses.
     store: bool | None = None
     background: bool | None = None
-    # What would have an effect, and is not served.
+    # Would affect the answer, and are not supported.
     prompt: None = None
     moderation: None = None
 
@@ -209,15 +211,15 @@ class ResponseRequest(ResponsePrompt):
 
     @property
     def wants_summary(self) -> bool:
-        """Whether thoughts are to be told as a summary, too."""
+        """True if the reasoning is also to be returned as a summary."""
         reasoning = self.reasoning
         return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
 
     def build_echo(self) -> bytes:
-        """What a response tells of its request, as OpenAI does, with the defaults: a JSON object.
+        """Return the fields that a response repeats as OpenAI does, with defaults: a JSON object.
 
-        It goes out several times and is kept for as long as the answer takes, so what is long and
-        was the client's own to say is told only where it is not too long.
+        The object is sent several times and held in memory during the answer, so long
+        client-written fields are omitted if the total is too large.
         """
         reasoning, text = self.reasoning, self.text
         form = text.format if text is not None else None
@@ -251,7 +253,7 @@ class ResponseRequest(ResponsePrompt):
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
         }
-        # As `model_dump` would have them, which copies all schemas: 0.2 s for a large request.
+        # Equal to `model_dump`, which would copy all schemas: 0.2 s for a large request.
         echo = orjson.dumps(fields | long, default=dict)
         if len(echo) <= _MAX_ECHO_BYTES:
             return echo

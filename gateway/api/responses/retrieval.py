@@ -1,4 +1,5 @@
-"""What was answered, again: /v1/responses/{id}, what it was an answer to, and its end."""
+"""Endpoints of stored responses: /v1/responses/{id}, its input items, its cancellation and
+deletion."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ async def list_input_items(request: Request, response_id: Name) -> Response:
 
 
 def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse) -> bytes:
-    """What was deleted meanwhile is not told any more."""
+    """Return a page of a response's input items. Items of responses deleted since then are
+    omitted."""
     before = [item for record in chain if record is not None for item in decode(record).items]
     return page.render(before + last.input)
 
@@ -131,7 +133,7 @@ def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse
 def stream_events(
     request: Request, tenant: str, response_id: str, sent: int, headers: Mapping[str, str]
 ) -> Response:
-    """The events behind the first `place`, and those that are still to come."""
+    """Return a stream of the events after the first `sent`, including future ones."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     write = partial(unfinished.replay, tenant, response_id, sent, read_limiter.for_tenant(tenant))
@@ -140,7 +142,8 @@ def stream_events(
 
 
 def _frame_failure(error: Failure) -> bytes:
-    """Of a stream whose events cannot be read: the response may be well all the same."""
+    """Return the event for a stream that could not be read; the response itself may still be
+    fine."""
     fields = orjson.loads(envelope(error))
     fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
     data = orjson.dumps({"type": "error", "sequence_number": 0} | fields)
@@ -153,7 +156,7 @@ _WIRE = OPENAI._replace(done=b"", failure=_frame_failure)
 async def _find(
     request: Request, lookup: StoredLookup, response_id: str
 ) -> tuple[Record, Status | None]:
-    """As `Unfinished.find`."""
+    """Find a response as `UnfinishedResponses.find` does, and reserve memory for its bytes."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     record, status = await unfinished.find(lookup.tenant, response_id)
     await lookup.intake.make_room(len(record.data))
@@ -166,7 +169,8 @@ def _build_response(record: Record, status: Status | None) -> bytes:
 
 
 def _parse_stream_query(request: Request) -> tuple[bool, int]:
-    """Whether events are wanted, and behind which number. Raises InvalidRequest."""
+    """Return True if events are requested, and the last known event number. Raise InvalidRequest if
+    a parameter is invalid."""
     stream = request.query_params.get("stream", "false")
     if stream not in ("true", "false"):
         raise InvalidRequest(f"stream: found {stream!r}; allowed: true and false.", param="stream")

@@ -1,8 +1,9 @@
-"""Responses as they are kept, and what a request that names one goes on from.
+"""Format of stored responses, and the history of a request that continues one.
 
-A record has what is new with its response, and the ids of those before it: to go on with a
-conversation takes the last one and then, at once, the others. Ids of items hold that of what they
-were kept with, so that a reference to one finds its record without an index.
+A record contains the items that are new with its response, and the ids of the earlier responses. So
+continuing a conversation takes two reads: the last response, then all earlier ones at once. An
+item's id contains the id of the response or conversation it was stored with, so a referenced item
+is found without an index.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from gateway.tokenization import turn_record
 from gateway.tokenization.turn_record import Known
 
 Item = dict[str, Any]
-"""One of input or output, as JSON."""
+"""An input or output item, as JSON."""
 _ITEMS = TypeAdapter(list[items.Item])
 _PLACEHOLDER = items.MessageItem(role="user", content="")
 
 FINISHED = FINAL
-"""The least version of what changes no more. Any before it is a time in microseconds, or 1."""
+"""The lowest version of an immutable record. Lower versions are a time in microseconds, or 1."""
 MAX_CHAIN_RESPONSES = 1024
 MAX_EARLIER_ITEMS = 8192
-"""That are earlier than a request."""
+"""Items that precede a request."""
 _MAX_REFERENCES = 64
 
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
@@ -64,14 +65,15 @@ _CONTINUABLE = ("completed", "incomplete")
 
 
 class StoredResponse(NamedTuple):
-    """A response as it was kept.
+    """A response as stored. The fields are the keys of the stored JSON.
 
     Attributes:
-        response: the object as it was answered.
-        input: its own new items.
-        chain: the ids of the responses before it, oldest first; `before` are their bytes.
-        nbytes: those and its own.
-        turned: whether token ids are kept beside it.
+        response: The response object as it was answered.
+        input: The request's own new items.
+        chain: The ids of the earlier responses, oldest first.
+        before: The total bytes of their records.
+        nbytes: `before` plus the bytes of this record.
+        turned: True if token ids are stored beside the response.
     """
 
     response: dict[str, Any]
@@ -83,15 +85,15 @@ class StoredResponse(NamedTuple):
 
     @property
     def items(self) -> list[Item]:
-        """What a request that follows has before its own."""
+        """The items that this response adds to the history of a request that follows it."""
         output: list[Item] = self.response["output"]
         return self.input + output
 
 
 class ConversationHistory(NamedTuple):
-    """What a request goes on from: items, oldest first, and what its own record needs of them.
+    """The history of a request: earlier items, oldest first, and what its own record needs of them.
 
-    `turns` are those whose token ids are known.
+    `turns` are the earlier turns whose token ids are known.
     """
 
     items: list[Item]
@@ -106,7 +108,15 @@ EMPTY_HISTORY = ConversationHistory([], [], 0, {})
 def encode(
     response: bytes, items: bytes, chain: Sequence[str], before: int, *, turned: bool
 ) -> bytes:
-    """A record of the response's JSON and that of its own items; `before` are the chain's bytes."""
+    """Encode the record of a response.
+
+    Args:
+        response: The response object as JSON.
+        items: The request's own items as JSON.
+        chain: The ids of the earlier responses.
+        before: The total bytes of the chain's records.
+        turned: True if token ids are stored beside the response.
+    """
     fields = {
         "response": orjson.Fragment(response),
         "input": orjson.Fragment(items),
@@ -124,8 +134,9 @@ def decode(record: Record) -> StoredResponse:
 
 
 def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
-    """A request's items as JSON. Raises UnsupportedParameter for what no chat is made of."""
-    # A reference is to what was looked at when it was kept.
+    """Return a request's items as JSON. Raise UnsupportedParameter for an item that a chat cannot
+    contain."""
+    # A referenced item was validated when it was stored.
     chat_items = [_PLACEHOLDER if isinstance(item, items.ItemReference) else item for item in given]
     try:
         build_chat_messages(None, chat_items, Toolset().flatten_name)
@@ -138,14 +149,15 @@ def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
 
 
 def dump_items_json(given: Sequence[items.Item]) -> bytes:
-    """As `dumped`, in bytes, of items that a chat was made of."""
+    """Return items as JSON bytes, given items that already formed a chat."""
     return _ITEMS.dump_json([*given], exclude_none=True)
 
 
 def parse_items(stored: Sequence[Item]) -> list[items.Item]:
-    """Return what was kept as items of a request.
+    """Parse stored items.
 
-    Raises InvalidRequest for what this release cannot read, which another one may have kept.
+    Raises InvalidRequest for an item that this release cannot read; another release may have stored
+    it.
     """
     try:
         return _ITEMS.validate_python([*stored])
@@ -163,31 +175,34 @@ def is_response_id(text: str) -> bool:
 
 
 def turns_id(response_id: str) -> str:
-    """Of the record that has token ids of turns that were new in its prompt."""
+    """Return the id of the record that holds token ids of a response's new turns."""
     return f"{response_id}/turns"
 
 
 def build_turns_record(response_id: str, turns: bytes) -> Record:
-    """It goes with the response, whose group it is in."""
+    """Build the record of token ids. It belongs to the response's group and expires with it."""
     return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
 def response_id_of(item: str) -> str | None:
-    """The id of the response that an item came with, if it came with one."""
+    """Return the id of the response that an item was stored with; None if it was not stored with
+    one."""
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
 
 
 def now_us() -> int:
-    """The time, as versions and places within a group have it. A float holds it exactly."""
+    """Return the time in microseconds, used as version and as order within a group. A float holds
+    it exactly."""
     return time.time_ns() // 1000
 
 
 def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """The items in their long form, each with an id that holds the digits of `owner`, a response.
+    """Return the items in long form, each with a new id that contains the digits of `owner`, a
+    response.
 
-    Whatever theirs were: one that is sent again may be in this conversation already or in another
-    one, where it is the record of its id, or may have been deleted.
+    Given ids are replaced: an item that is sent again may already be a record of this or another
+    conversation, or may have been deleted.
     """
     digits = owner.partition("_")[2]
     return [
@@ -201,7 +216,7 @@ def build_item_id(item: Item, digits: str, number: str) -> str:
 
 
 def to_long_form(item: Item) -> Item:
-    """As OpenAI lists it: with a status, and a message's text in parts."""
+    """Return an item as OpenAI lists it: with a status, and with a message's text in parts."""
     item = item | {"status": "completed"}
     if item["type"] == "reasoning":
         return {"summary": []} | item
@@ -226,10 +241,12 @@ def _output_part(part: Item) -> Item:
 async def load_history(
     conversations: Conversations, tenant: str, response_id: str, intake: Intake
 ) -> ConversationHistory:
-    """What follows `response_id`, off the event loop and in the tenant's turn where it is large.
+    """Load the history that ends with `response_id`. Large records are decoded in a thread, with
+    fair scheduling by tenant.
 
-    Raises PreviousResponseNotFound where it, or one before it, is not there any more, and
-    InvalidRequest where it cannot be continued.
+    Raises:
+        PreviousResponseNotFound: The response, or one before it, does not exist any more.
+        InvalidRequest: The response cannot be continued.
     """
     [last] = await conversations.get(tenant, [response_id])
     if last is None or not is_response_id(response_id):
@@ -258,9 +275,10 @@ async def load_history(
 async def load_turns(
     conversations: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
 ) -> Known:
-    """Those of the prompts of these, beside `nbytes` of what else is here for the request.
+    """Load the known turns of these responses' prompts. `nbytes` are already in memory for the
+    request.
 
-    To go without them costs time and nothing else.
+    If this fails, the prompt is tokenized again, which only costs time.
     """
     try:
         records = await conversations.get(
@@ -297,11 +315,15 @@ async def resolve_references(
     param: str = "input",
     nbytes: int = 0,
 ) -> list[Item]:
-    """The items with what their references name in the place of those.
+    """Replace references by the items they name.
 
-    What is named counts as often as it is named, beside `nbytes` of what else comes before the
-    request: each time it is a part of the prompt, and of what is kept. Raises NotFound for what
-    this tenant has no item of, and ConversationTooLarge.
+    An item counts once for each reference, in addition to the `nbytes` of earlier items: each
+    occurrence is part of the prompt and of the stored record.
+
+    Raises:
+        NotFound: The tenant has no item of that id.
+        InvalidRequest: The request has too many references.
+        ConversationTooLarge: The records are too large to be read at once.
     """
     wanted = [item["id"] for item in given if item["type"] == "item_reference"]
     if not wanted:
@@ -312,7 +334,8 @@ async def resolve_references(
             f"{_MAX_REFERENCES}.",
             param=param,
         )
-    # An item of a response is in that one's record; one of a conversation is a record itself.
+    # An item of a response is inside the response's record; an item of a conversation is a record
+    # itself.
     ids = dict.fromkeys(
         name
         for one in wanted
@@ -321,7 +344,7 @@ async def resolve_references(
     )
 
     def replace_references(records: Sequence[Record]) -> tuple[list[Item], int] | str:
-        """And the bytes of what was named; or the id of one that there is not."""
+        """Return the items and the total bytes of the named ones, or the id of a missing item."""
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -336,7 +359,7 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # Of each two names there is one: only where there is neither is there something to wait for.
+    # Only one of the two ids of an item exists, so wait for a restore only if both are missing.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

@@ -1,7 +1,7 @@
-"""All tools of a request under the names by which the model calls them.
+"""Tools of a request, under the names by which the model calls them.
 
-A chat template knows a flat list of functions. So a namespace's tool gets the namespace's name as
-its prefix, and a call is given back with both names.
+A chat template knows only a flat list of functions. So a tool of a namespace gets the namespace as
+its prefix, and calls are returned to the client with both names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 ToolKey = tuple[str | None, str]
-"""A tool's namespace, None if it is in none, and its name there."""
+"""A tool's namespace (None without one) and its name in it."""
 
 _KINDS: dict[str, CallKind] = {
     "function": "function_call",
@@ -57,11 +57,11 @@ class OwnToolAt(NamedTuple):
 
 
 class Toolset:
-    """The tools of one request: its own, and those that items of its input bring.
+    """The tools of one request: its own, and those contained in items of its input.
 
     Attributes:
-        own: tools that the client runs.
-        hosted: tools that are left out of the prompt.
+        own: Tools that the client runs.
+        hosted: Tools that are omitted from the prompt.
     """
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ class Toolset:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
-        """Return the tools `tools` of a request, and those that items bring, with their paths.
+        """Return the tools `tools` of a request and those of its items, with their paths.
 
-        A tool that is brought again keeps its first definition. Raises InvalidRequest for two
-        tools that cannot be told apart, and for too many.
+        If an item repeats a tool, the first definition is used. Raises InvalidRequest for two tools
+        with the same name, and for too many tools.
         """
         toolset = cls()
         for n, tool in enumerate(tools):
@@ -90,7 +90,7 @@ class Toolset:
         return toolset
 
     def flatten_name(self, namespace: str | None, name: str) -> str:
-        """Return the model's name for a tool, which need not be one of these."""
+        """Return the model's name for a tool, which need not be in this set."""
         if namespace is None:
             return name
         return self._names.get((namespace, name)) or flat_name(namespace, name)
@@ -98,9 +98,9 @@ class Toolset:
     def select_callable(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
         """Return the tools that may be called.
 
-        `complete` is False while items that may bring more tools are not known yet. Raises
+        `complete` is False while items that may contain more tools are not loaded yet. Raises
         InvalidRequest for a choice of an unknown tool, and UnsupportedParameter for one that
-        demands a call where only hosted tools could be called.
+        demands a call if only hosted tools are left.
         """
         found = self.own
         if isinstance(choice, AllowedTools):
@@ -112,7 +112,8 @@ class Toolset:
         return found
 
     def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
-        """Return a choice as chats have it. Raises InvalidRequest and UnsupportedParameter."""
+        """Return a choice in the syntax of chats. Raise InvalidRequest or UnsupportedParameter for
+        an invalid one."""
         if isinstance(choice, str):
             return choice
         if isinstance(choice, AllowedTools):
@@ -127,7 +128,7 @@ class Toolset:
         )
 
     def build_functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
-        """Return tools as chats have them; a namespace is described with its first tool."""
+        """Return tools in the syntax of chats; a namespace is described with its first tool."""
         described: set[str] = set()
         functions = []
         for each in tools:
@@ -141,10 +142,11 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return what calls of `tools` are by the model's name, all but plain functions.
+        """Return item types and names of calls by the model's name for the tool, except plain
+        functions.
 
-        Models sometimes leave out a prefix, so the bare name of a namespace's tool counts too if
-        no other tool of the request has that name.
+        Models sometimes omit a prefix, so the bare name of a namespace's tool is accepted too if no
+        other tool of the request has that name.
         """
         taken = {*self._names.values()}
         flat = {self.flatten_name(*each.key): each for each in tools}
@@ -160,7 +162,8 @@ class Toolset:
         }
 
     def list_hints(self) -> tuple[str, ...]:
-        """Return the names of what no call can be, or need not keep to."""
+        """Return parameters without effect: tools that cannot be called, and formats that are not
+        enforced."""
         hints = name_hosted(self.hosted)
         if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
             hints.append("tools.format")
@@ -176,7 +179,8 @@ class Toolset:
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
-            # Nothing is deferred, so a search by the server would find what is there already.
+            # No tool is deferred, so a server-side search would find only tools that are already
+            # loaded.
             self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)
@@ -189,7 +193,7 @@ class Toolset:
             )
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
-        # What items bring may have been accepted before.
+        # Types in items are not checked: an earlier request may have been accepted with them.
         if again and (meant := find_meant_type(added.type)) is not None:
             raise InvalidRequest(
                 f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",
@@ -215,7 +219,8 @@ class Toolset:
         self.own.append(added)
 
     def _name_all(self) -> None:
-        """Give each tool of a namespace a name that no other tool has. Raises InvalidRequest."""
+        """Give each tool of a namespace a unique name for the model. Raise InvalidRequest if two
+        names collide."""
         claims = Counter(
             [name if space is None else flat_name(space, name) for space, name in self._names]
         )
@@ -242,7 +247,7 @@ class Toolset:
         for n, named in enumerate(choice.tools):
             where = f"tool_choice.tools[{n}]"
             if isinstance(named, OtherObject):
-                if named.type == "tool_search":  # the only hosted type that a client may run
+                if named.type == "tool_search":  # The only hosted type that a client may run
                     wanted.add((None, named.type))
             elif named.type == "namespace":
                 if named.name not in self._namespaces and complete:
@@ -255,7 +260,7 @@ class Toolset:
         return wanted
 
     def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
-        """Return the tool that a choice names; without a namespace, its name may be enough."""
+        """Return the tool that a choice names. The name alone is enough if it is unique."""
         key: ToolKey = (named.namespace, named.name)
         if key in self._names:
             return key

@@ -1,4 +1,4 @@
-"""Responses that are being made, by whichever worker: found, ended and followed at any."""
+"""Unfinished background responses of any worker: found, cancelled and followed from this one."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from gateway.conversations.record import Record
 from gateway.errors import InvalidRequest, NotFound, Overloaded
 from gateway.service import Service
 
-# Of one tenant in one process: more than 8 streams take turns in asking, so that none keeps Redis
-# busy. A poll takes some 0.3 ms of Redis.
+# Streams of one tenant in one process. More than 8 streams poll less often, so that one tenant
+# cannot saturate Redis: a poll takes some 0.3 ms of Redis.
 _MAX_FOLLOWERS = 64
 _MAX_POLLS_PER_S = 32
 _CHUNKS_AT_ONCE = 4
 
 
 class UnfinishedResponses:
-    """As seen from one process. `runs` are the responses that are made in it."""
+    """Access to unfinished responses from one process. `runs` are the responses generated in this
+    process."""
 
     def __init__(self, service: Service, runs: Mapping[str, BackgroundRun]) -> None:
         self._service = service
@@ -44,9 +45,9 @@ class UnfinishedResponses:
         self._followers: Counter[str] = Counter()
 
     async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
-        """A response's record and, while it is not finished, how it stands.
+        """Return a response's record, and its status if it is not finished.
 
-        One whose maker has died has failed from then on. Raises NotFound.
+        A response whose worker died is marked as failed. Raises NotFound.
         """
         doubted: Record | None = None
         while True:
@@ -57,10 +58,10 @@ class UnfinishedResponses:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            # Of what was never in the background there is none, and to miss one may take time.
+            # Only background responses have a heartbeat, and looking for a missing one can be slow.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             if beat is not None and beat.version >= FINISHED:
-                if beat != doubted:  # it has ended between
+                if beat != doubted:  # It ended between the two reads
                     doubted = beat
                     continue
             elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
@@ -74,7 +75,8 @@ class UnfinishedResponses:
                 await asyncio.sleep(DOUBT_PERIOD_S)
 
     async def cancel(self, tenant: str, record: Record) -> None:
-        """Ends an unfinished response: what is told of it at once, what is done for it soon."""
+        """Cancel an unfinished response. Its record changes at once; the worker that generates it
+        stops soon after."""
         await self._end(tenant, record, build_cancelled_records)
         self._stop(tenant, record.id)
 
@@ -87,7 +89,7 @@ class UnfinishedResponses:
         )
 
     async def delete(self, tenant: str, record: Record) -> None:
-        """With its events; one that is still made is not made any further."""
+        """Delete a response and its events, and stop its generation."""
         self._stop(tenant, record.id)
         await self._conversations.delete(
             tenant, [record.id, beat_id(record.id), turns_id(record.id)]
@@ -100,7 +102,7 @@ class UnfinishedResponses:
             run.cancel()
 
     async def _count_events(self, tenant: str, response_id: str) -> int:
-        """How many are kept."""
+        """Return the number of stored events."""
         count = 0
         while chunks := await self._conversations.members(
             tenant, response_id, after=count, limit=_CHUNKS_AT_ONCE
@@ -116,9 +118,12 @@ class UnfinishedResponses:
         lookups: TenantLookups,
         body: EventBody,
     ) -> None:
-        """Writes the events behind the first `place`, those that are still to come as they come.
+        """Write the events after the first `sent`, then future ones as they arrive.
 
-        Raises NotFound, InvalidRequest where none are kept, and Overloaded.
+        Raises:
+            NotFound: The response does not exist.
+            InvalidRequest: The response has no stored events.
+            Overloaded: The tenant already follows too many streams at this worker.
         """
         if self._followers[tenant] >= _MAX_FOLLOWERS:
             raise Overloaded(
@@ -134,7 +139,7 @@ class UnfinishedResponses:
                 del self._followers[tenant]
 
     def _poll_interval_s(self, tenant: str) -> float:
-        """Return how long a stream that follows a response of another worker waits."""
+        """Return the polling interval of a stream whose response another worker generates."""
         return max(POLL_INTERVAL_S, self._followers[tenant] / _MAX_POLLS_PER_S)
 
     async def _follow(
@@ -170,7 +175,8 @@ class UnfinishedResponses:
                 continue
             if finished:
                 return
-            # The body is patient from its first events on, which may be long before the next ones.
+            # Send a keep-alive: the body sends them only until the first events, and the next may
+            # take long.
             if loop.time() - written >= patience_s:
                 body.write(OPENAI.patience)
                 await body.drain()
@@ -178,8 +184,8 @@ class UnfinishedResponses:
             if (run := self._runs.get(response_id)) is not None:
                 await run.events.wait_for_more()
                 continue
-            # Once it is, its last events are there too, and are read once more. The response itself
-            # may be megabytes.
+            # Read the events once more after the end: the last ones are stored by then. Poll the
+            # heartbeat, not the response, which may be megabytes.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             finished = beat is not None and beat.version >= FINISHED
             if not finished:
