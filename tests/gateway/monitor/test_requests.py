@@ -89,7 +89,7 @@ async def test_only_the_cancellation_of_an_admin_is_taken_back() -> None:
 
     for by_admin in (True, False):
         seen: list[WatchedRequest] = []
-        context = dataclasses.replace(context, cancelled=False, left=None)
+        context = dataclasses.replace(context, cancelled=False, left_at=None)
         task = asyncio.create_task(work(started := asyncio.Event()))
         await started.wait()
         if by_admin:
