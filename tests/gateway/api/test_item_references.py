@@ -121,7 +121,7 @@ async def test_large_items_are_read_off_the_event_loop(
             readers.append(threading.current_thread())
         return read(told)
 
-    monkeypatch.setattr(keeping, "read", watched)
+    monkeypatch.setattr(keeping, "parse_items", watched)
     async with _gateway(tmp_path) as (client, _, _):
         _, [large] = await _conversation(client, LARGE)
         body = {"model": "m", "input": _named([large] * 16)}

@@ -136,7 +136,7 @@ async def test_the_engine_is_given_what_it_enforces_of_a_schema(
     given = schema({"allOf": bounds}, guides="unchecked")
     assert await guides.check(given, "xgrammar") is given
     # Of texts no more is kept than so much: the first one has to be compiled again.
-    monkeypatch.setattr("gateway.guiding.check._KEPT_CHARS", len(written.text))
+    monkeypatch.setattr("gateway.guiding.check._MAX_VERDICT_CHARS", len(written.text))
     await guides.check(schema({"type": "integer", "title": "y"}), "xgrammar")
     await _stopped()
     again = asyncio.create_task(guides.check(schema({"allOf": bounds}), "xgrammar"))
