@@ -57,10 +57,10 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
     async with AsyncExitStack() as new, AsyncExitStack() as old:
         one = await old.enter_async_context(following(tmp_path / "1", url, ephemeral=True))
         two = await old.enter_async_context(following(tmp_path / "2", url, ephemeral=True))
-        head = Record("conv_1", b"head", order=one.time)
+        head = Record("conv_1", b"head", order=one.redis_time_ms)
         await one.put("t", [head, _item("conv_1", 0)])
         await two.put("t", [_item("conv_1", 1)])
-        running = Record("resp_3", b"half", 1, order=one.time)
+        running = Record("resp_3", b"half", 1, order=one.redis_time_ms)
         await one.put("t", [running])
         for id_ in ("resp_1", "resp_2"):
             await one.put("t", [Record(id_, b"x", FINAL)])
@@ -74,8 +74,8 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
         assert len(at_redis.hkeys(GATEWAYS)) == 1
         # As long as Redis has them they are all there, whoever has gone.
         assert len(await three.members("t", "conv_1")) == 3
-        await until(lambda: three.time > _number(at_redis, _LEFT) > 0)
-        fresh = Record("conv_2", b"head", order=three.time)
+        await until(lambda: three.redis_time_ms > _number(at_redis, _LEFT) > 0)
+        fresh = Record("conv_2", b"head", order=three.redis_time_ms)
         await three.put("t", [fresh, _item("conv_2", 0)])
         ids = ["conv_1", "conv_2", "resp_1", "resp_2", "resp_3"]
         for _ in range(2):  # however often
@@ -101,8 +101,8 @@ async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True):
             await until(lambda: at_redis.hlen(GATEWAYS) == 2)
-            before = two.time
-            await until(lambda: two.time > before)  # it knows both
+            before = two.redis_time_ms
+            await until(lambda: two.redis_time_ms > before)  # it knows both
         at_redis.flushall()
         assert await _patiently(lambda: two.get("t", ["resp_1"])) == [None]
         assert at_redis.hlen(GATEWAYS) == 1
@@ -115,9 +115,11 @@ async def test_one_that_comes_later_learns_what_may_be_short(
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True) as one:
-            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            await one.put(
+                "t", [Record("conv_1", b"head", order=one.redis_time_ms), _item("conv_1", 0)]
+            )
             await _patiently(lambda: two.get("t", ["conv_1"]))
-        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: two.redis_time_ms > _number(at_redis, _LEFT) > 0)
         left = _number(at_redis, _LEFT)
     # The second one has gone as well, but comes back with its disk: its container was started anew.
     at_redis.flushall()
@@ -137,11 +139,13 @@ async def test_what_redis_lost_with_a_goodbye_is_not_read_short(
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True) as one:
-            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            await one.put(
+                "t", [Record("conv_1", b"head", order=one.redis_time_ms), _item("conv_1", 0)]
+            )
             assert len(await _patiently(lambda: two.members("t", "conv_1"))) == 1
             at_redis.save()
             await one.put("t", [_item("conv_1", 1)])
-        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: two.redis_time_ms > _number(at_redis, _LEFT) > 0)
         epoch = at_redis.get("conversations:{all}:epoch")
         redis_server.kill()
         redis_server.start()
@@ -160,17 +164,19 @@ async def test_one_that_dies_is_waited_for(
     url = redis_server.url
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         async with following(tmp_path / "1", url, ephemeral=True) as one:
-            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            await one.put(
+                "t", [Record("conv_1", b"head", order=one.redis_time_ms), _item("conv_1", 0)]
+            )
             await _patiently(lambda: two.get("t", ["conv_1"]))
             [died] = [name for name in at_redis.hkeys(GATEWAYS) if name.endswith(b"/1")]
-        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: two.redis_time_ms > _number(at_redis, _LEFT) > 0)
         # As if it had not come to say it.
         at_redis.delete(_LEFT, _LOST)
-        at_redis.hset(GATEWAYS, died, b"0 %d" % two.time)
+        at_redis.hset(GATEWAYS, died, b"0 %d" % two.redis_time_ms)
         with pytest.raises(ConversationsUnavailable):
             await two.get("t", ["resp_9"])
         # Given up, it may have had more than there is of what was brought.
-        long_ago = two.time - shared_module.GATEWAY_TIMEOUT_MS - 1000
+        long_ago = two.redis_time_ms - shared_module.GATEWAY_TIMEOUT_MS - 1000
         at_redis.hset(GATEWAYS, died, b"0 %d" % long_ago)
         await until(lambda: _number(at_redis, _LOST) > 0)
         assert _number(at_redis, _LEFT) == _number(at_redis, _LOST)
