@@ -187,7 +187,7 @@ class ConversationDisk:
             some = wanted[start : start + _MAX_VARIABLES]
             where = f"WHERE r.tenant = ? AND r.id IN ({_placeholders(some)}) AND u.used > ?"
             read = self._select(where, [tenant, *some, self._expired_before()], max_bytes)
-            max_bytes -= sum(len(kept.record.data) for kept in read)
+            max_bytes -= sum(len(stored.record.data) for stored in read)
             found += read
         self._touch(tenant, found)
         return found
@@ -404,9 +404,9 @@ class ConversationDisk:
         """Renew the units of these records; most reads need no write."""
         now = self._now()
         stale = {
-            kept.record.unit
-            for kept in found
-            if kept.record.data and kept.used_ms < now - self._renew_ms
+            stored.record.unit
+            for stored in found
+            if stored.record.data and stored.used_ms < now - self._renew_ms
         }
         # A read-only disk can still be read.
         with suppress(sqlite3.OperationalError):

@@ -310,9 +310,9 @@ def _upload_batch(shared: SharedConversations, batch: Sequence[StoredRecord]) ->
     tombstones."""
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(
-        batch, lambda kept: (kept.tenant, kept.used_ms, kept.record.unit)
+        batch, lambda stored: (stored.tenant, stored.used_ms, stored.record.unit)
     ):
-        records = [kept.record for kept in some]
+        records = [stored.record for stored in some]
         try:
             put = shared.put(tenant, records, used_ms=used_ms)
             while not put.done:
@@ -328,6 +328,6 @@ def _upload_batch(shared: SharedConversations, batch: Sequence[StoredRecord]) ->
 def _mark_uploaded(
     disk: ConversationDisk, batch: Sequence[StoredRecord], newer: _Newer, epoch: int
 ) -> None:
-    disk.mark_shared([kept.key for kept in batch], epoch)
+    disk.mark_shared([stored.key for stored in batch], epoch)
     for tenant, records in newer:
         disk.put(tenant, records, epoch)

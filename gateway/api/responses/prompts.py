@@ -69,9 +69,9 @@ async def truncate(
     items = [*before, *original.items]
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
-    if isinstance(original, ResponseRequest) and (wished := original.max_output_tokens) is not None:
+    if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
         # If no cut frees that many tokens, at least free the default share.
-        reserves = [wished, *reserves] if wished > reserves[0] else [wished]
+        reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:
         max_tokens = min(longest_prompt(longest), longest.max_seq_len - reserve)
