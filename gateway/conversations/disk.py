@@ -22,8 +22,8 @@ from gateway.conversations.record import (
     MAX_READ_BYTES,
     OVERHEAD_BYTES,
     TOO_LARGE,
+    DiskRecord,
     Record,
-    StoredRecord,
 )
 from gateway.errors import ConversationTooLarge
 
@@ -178,11 +178,11 @@ class ConversationDisk:
 
     def get(
         self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
-    ) -> list[StoredRecord]:
+    ) -> list[DiskRecord]:
         """Return the records that exist, in no order. Raise ConversationTooLarge if they exceed
         `max_bytes`."""
         wanted = list(ids)
-        found: list[StoredRecord] = []
+        found: list[DiskRecord] = []
         for start in range(0, len(wanted), _MAX_VARIABLES):
             some = wanted[start : start + _MAX_VARIABLES]
             where = f"WHERE r.tenant = ? AND r.id IN ({_placeholders(some)}) AND u.used > ?"
@@ -203,7 +203,7 @@ class ConversationDisk:
 
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
-    ) -> list[StoredRecord]:
+    ) -> list[DiskRecord]:
         """Return records not uploaded in `epoch`, last written first, with keys below `before`.
 
         The result has at least one record if any exists, then as many as fit in `max_bytes`.
@@ -389,18 +389,18 @@ class ConversationDisk:
             ),
         )
 
-    def _select(self, where: str, values: Sequence[Any], max_bytes: int) -> list[StoredRecord]:
+    def _select(self, where: str, values: Sequence[Any], max_bytes: int) -> list[DiskRecord]:
         lengths = self._database.execute(f"SELECT length(r.data) {_RECORDS} {where}", values)
         if sum(length for (length,) in lengths) > max_bytes:
             raise ConversationTooLarge("It is too large to be read at once.")
         return [
-            StoredRecord(tenant, Record(*record), used_ms, key)
+            DiskRecord(tenant, Record(*record), used_ms, key)
             for tenant, *record, used_ms, key in self._database.execute(
                 f"SELECT {_COLUMNS} {_RECORDS} {where}", values
             )
         ]
 
-    def _touch(self, tenant: str, found: Sequence[StoredRecord]) -> None:
+    def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
         """Renew the units of these records; most reads need no write."""
         now = self._now()
         stale = {

@@ -65,7 +65,7 @@ class Record(NamedTuple):
         return len(self.data) + OVERHEAD_BYTES
 
 
-class StoredRecord(NamedTuple):
+class DiskRecord(NamedTuple):
     """A record as read from the disk copy.
 
     Attributes:

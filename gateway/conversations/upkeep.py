@@ -26,7 +26,7 @@ from pathlib import Path
 from gateway.conversations.disk import ConversationDisk, SavedState
 from gateway.conversations.disk_thread import DiskThread, DiskUnavailable
 from gateway.conversations.notices import Deletion
-from gateway.conversations.record import Record, StoredRecord
+from gateway.conversations.record import DiskRecord, Record
 from gateway.conversations.redis_threads import RedisDown, RedisThreads
 from gateway.conversations.shared import (
     EPHEMERAL_PREFIX,
@@ -293,7 +293,7 @@ class Upkeep:
 _Newer = list[tuple[str, list[Record]]]
 
 
-def _next_batch(disk: ConversationDisk, epoch: int, before: int | None) -> list[StoredRecord]:
+def _next_batch(disk: ConversationDisk, epoch: int, before: int | None) -> list[DiskRecord]:
     return disk.list_unshared(epoch, before, _BATCH_RECORDS, _BATCH_BYTES)
 
 
@@ -305,7 +305,7 @@ def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> Non
             disk.forget(each.tenant, each.id, epoch)
 
 
-def _upload_batch(shared: SharedConversations, batch: Sequence[StoredRecord]) -> _Newer:
+def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _Newer:
     """Upload a batch. Return the records of which Redis has higher versions, by tenant, for example
     tombstones."""
     newer: _Newer = []
@@ -326,7 +326,7 @@ def _upload_batch(shared: SharedConversations, batch: Sequence[StoredRecord]) ->
 
 
 def _mark_uploaded(
-    disk: ConversationDisk, batch: Sequence[StoredRecord], newer: _Newer, epoch: int
+    disk: ConversationDisk, batch: Sequence[DiskRecord], newer: _Newer, epoch: int
 ) -> None:
     disk.mark_shared([stored.key for stored in batch], epoch)
     for tenant, records in newer:

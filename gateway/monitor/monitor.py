@@ -14,7 +14,7 @@ from adapters.record import selected_name
 from gateway.monitor.demand import TenantDemand
 from gateway.monitor.history import RecentHistory, until_step_ends
 from gateway.monitor.requests import RequestTable
-from gateway.monitor.watched import EndedRequest
+from gateway.monitor.watched import RequestSummary
 from gateway.observability.request_context import RequestContext, current
 from gateway.stops import LOGGED_REASONS, Stops
 from gateway.troubles import Troubles
@@ -66,7 +66,7 @@ class Monitor:
                 demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
             return
-        ended = EndedRequest(context, batch, status)
+        ended = RequestSummary(context, batch, status)
         totals.tokens += ended.completion_tokens
         if tenant is not None:
             demand.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens

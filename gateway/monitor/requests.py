@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from gateway.generation import Batch
-from gateway.monitor.watched import EndedRequest, WatchedRequest
+from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.observability.request_context import RequestContext
 
 RETENTION_S = 60.0
@@ -25,8 +25,8 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._running: dict[str, WatchedRequest] = {}
-        self._last: deque[EndedRequest] = deque(maxlen=_MAX_ENDED)
-        self._ended_by_tenant: dict[str, OrderedDict[str, EndedRequest]] = {}
+        self._last: deque[RequestSummary] = deque(maxlen=_MAX_ENDED)
+        self._ended_by_tenant: dict[str, OrderedDict[str, RequestSummary]] = {}
         """Ended requests by tenant, then by the client's request id. The number of tenants is
         bounded by the configuration."""
 
@@ -44,7 +44,7 @@ class RequestTable:
         """Remove a request that no longer generates."""
         self._running.pop(watched.batch.request_id, None)
 
-    def end(self, ended: EndedRequest) -> None:
+    def end(self, ended: RequestSummary) -> None:
         """Add a request that has been answered."""
         self._last.append(ended)
         own = self._ended_by_tenant.get(ended.tenant)
@@ -60,13 +60,13 @@ class RequestTable:
         return self._running.get(request_id)
 
     @property
-    def last(self) -> list[EndedRequest]:
+    def last(self) -> list[RequestSummary]:
         """The requests that ended last. Their engines may still be working on them."""
         return list(self._last)
 
     def find_by_client_id(
         self, tenant: str, request_id: str
-    ) -> WatchedRequest | EndedRequest | None:
+    ) -> WatchedRequest | RequestSummary | None:
         """Return a tenant's request by the client's id, if it runs or ended within
         `RETENTION_S`."""
         for watched in self._running.values():

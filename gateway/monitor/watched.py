@@ -67,7 +67,7 @@ class WatchedRequest:
         return facts
 
 
-class EndedRequest:
+class RequestSummary:
     """Summary of a request that has ended, without its prompt or answer."""
 
     __slots__ = (

@@ -19,7 +19,7 @@ from gateway.console.part import Part, PartBuilder, now
 from gateway.console.shared import SharedResult
 from gateway.errors import Overloaded
 from gateway.http.workers import Worker
-from gateway.monitor.watched import EndedRequest, WatchedRequest
+from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.service import Service
 
 INTERNAL = "/internal/console"
@@ -115,7 +115,7 @@ def _found(said: Sequence[Said | None]) -> Said | None:
     return None
 
 
-def _told(found: WatchedRequest | EndedRequest) -> dict[str, Any]:
+def _told(found: WatchedRequest | RequestSummary) -> dict[str, Any]:
     """For the tenant: nothing that is the operator's, such as where it ran."""
     if isinstance(found, WatchedRequest):
         facts = found.facts()

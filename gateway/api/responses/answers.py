@@ -18,7 +18,7 @@ from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
 from gateway.api.responses.chats import ResponsesChat
-from gateway.api.responses.events import ResponseStream
+from gateway.api.responses.events import ResponseEventStream
 from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
@@ -64,10 +64,10 @@ class ResponseAnswer:
             logprobs=partial(_logprobs, prompts) if chat.logprobs else None,
         )
         self.holds_last_event = hold_last_event
-        self._stream: ResponseStream | None = None
+        self._stream: ResponseEventStream | None = None
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        self._stream = ResponseStream(self, body)
+        self._stream = ResponseEventStream(self, body)
         return self._stream
 
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
@@ -140,7 +140,7 @@ class ResponseAnswer:
         }
 
     def _frame_failure(self, error: Failure) -> bytes:
-        stream = self._stream or ResponseStream(self, None)
+        stream = self._stream or ResponseEventStream(self, None)
         status = status_of(error)
         code = "server_error" if status >= 500 else "invalid_prompt"
         if status == 429:

@@ -31,7 +31,7 @@ class ResponseBuilder(Protocol):
         """Return the response object of a complete or cut answer."""
 
 
-class ResponseStream:
+class ResponseEventStream:
     """A `Sink` that writes events, numbered from 0."""
 
     def __init__(self, answer: ResponseBuilder, body: Body | None) -> None:

@@ -11,7 +11,7 @@ from gateway.generation import Batch, Caller
 from gateway.monitor import requests
 from gateway.monitor.demand import TenantDemand
 from gateway.monitor.requests import RETENTION_S, RequestTable
-from gateway.monitor.watched import EndedRequest, WatchedRequest
+from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.observability.request_context import RequestContext
 
 
@@ -29,9 +29,9 @@ def _batch(number: int, tenant: str) -> Batch:
     )
 
 
-def _ended(number: int, tenant: str, request_id: str | None = None) -> EndedRequest:
+def _ended(number: int, tenant: str, request_id: str | None = None) -> RequestSummary:
     context = RequestContext(request_id or f"r{number}", tenant=tenant)
-    return EndedRequest(context, _batch(number, tenant), 200)
+    return RequestSummary(context, _batch(number, tenant), 200)
 
 
 def test_a_tenant_finds_its_own_and_nobody_elses() -> None:
@@ -39,8 +39,8 @@ def test_a_tenant_finds_its_own_and_nobody_elses() -> None:
     kept.end(_ended(1, "a", "same"))
     kept.end(_ended(2, "b", "same"))
     mine, others = kept.find_by_client_id("a", "same"), kept.find_by_client_id("b", "same")
-    assert isinstance(mine, EndedRequest)
-    assert isinstance(others, EndedRequest)
+    assert isinstance(mine, RequestSummary)
+    assert isinstance(others, RequestSummary)
     assert (mine.id, others.id) == ("own-1", "own-2")
     assert kept.find_by_client_id("c", "same") is None
 
