@@ -39,8 +39,8 @@ from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
 from gateway.api.responses.background import BackgroundResponses
+from gateway.api.responses.keeping import PendingItems
 from gateway.api.responses.looks import TenantReadLimiter
-from gateway.api.responses.store_plan import PendingItems
 from gateway.api.responses.unfinished import UnfinishedResponses
 from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.api.failures import status_of
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.keeping import StorePlan
 from gateway.api.responses.progress import (
     BEAT_INTERVAL_S,
     POLL_INTERVAL_S,
@@ -24,7 +25,6 @@ from gateway.api.responses.progress import (
     beat_record,
     delete_events,
 )
-from gateway.api.responses.store_plan import StorePlan
 from gateway.api.responses.stored import FINISHED
 from gateway.api.serving import Prepared
 from gateway.api.sse import told

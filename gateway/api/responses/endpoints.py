@@ -19,11 +19,11 @@ from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, de
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.background import BackgroundResponses
 from gateway.api.responses.chats import ResponsesChat, parse, rename_parameter
+from gateway.api.responses.keeping import ResponseStorer, StorePlan, prepare_turn
 from gateway.api.responses.looks import make_lookup
 from gateway.api.responses.prompts import count_prompt_tokens, truncate
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.responses.retrieval import stream_events
-from gateway.api.responses.store_plan import ResponseStorer, StorePlan, prepare_turn
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.serving import Prepared, Prompts, headers_of, prepared, respond
 from gateway.config.tenants import Tenant

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.api.responses import store_plan
+from gateway.api.responses import keeping
 from gateway.api.responses.stored import FINISHED, encode
 from gateway.conversations.record import Record
 from tests.support.fake_triton import FakeTriton, serving
@@ -114,14 +114,14 @@ async def test_large_items_are_read_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[threading.Thread] = []
-    read = store_plan.parse_items
+    read = keeping.parse_items
 
     def watched(told: Any) -> Any:
         if told:
             readers.append(threading.current_thread())
         return read(told)
 
-    monkeypatch.setattr(store_plan, "parse_items", watched)
+    monkeypatch.setattr(keeping, "parse_items", watched)
     async with _gateway(tmp_path) as (client, _, _):
         _, [large] = await _conversation(client, LARGE)
         body = {"model": "m", "input": _named([large] * 16)}

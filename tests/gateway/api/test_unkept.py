@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.api.body import LARGE_BODY
-from gateway.api.responses import store_plan
+from gateway.api.responses import keeping
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
@@ -33,7 +33,7 @@ async def test_who_asks_much_at_once_is_told_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reference is all that a request sends; most of what it stands for is in no prompt."""
-    monkeypatch.setattr(store_plan, "_MAX_PENDING_BYTES", ROOM * LARGE_BODY)
+    monkeypatch.setattr(keeping, "_MAX_PENDING_BYTES", ROOM * LARGE_BODY)
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     tokens = ids_of(tmp_path, "words")

@@ -16,7 +16,6 @@ from gateway.api.answers import Body
 from gateway.api.body import LARGE_BODY
 from gateway.api.parameters import check_hints
 from gateway.api.responses.answers import ResponseAnswer
-from gateway.api.responses.cached_turns import CachedTurns
 from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.conversation_items import (
     build_item_records,
@@ -25,6 +24,7 @@ from gateway.api.responses.conversation_items import (
 )
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import Item, ItemReference
+from gateway.api.responses.known_turns import CachedTurns
 from gateway.api.responses.looks import StoredLookup
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.stored import (
