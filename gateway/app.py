@@ -38,10 +38,10 @@ from gateway.api.preflights import PreflightHints
 from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
-from gateway.api.responses.background import Background
-from gateway.api.responses.keeping import Unkept
-from gateway.api.responses.looks import Looks
-from gateway.api.responses.unfinished import Unfinished
+from gateway.api.responses.background import BackgroundResponses
+from gateway.api.responses.keeping import PendingItems
+from gateway.api.responses.looks import TenantReadLimiter
+from gateway.api.responses.unfinished import UnfinishedResponses
 from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
@@ -99,9 +99,9 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         async with (
             run_service(settings, prompts, workers, api.state.starts) as api.state.service,
             poll_conditions(api.state.service, lambda: api.state.connections.problem),
-            Background(api.state.service) as api.state.background,
+            BackgroundResponses(api.state.service) as api.state.background,
         ):
-            api.state.unfinished = Unfinished(api.state.service, api.state.background.runs)
+            api.state.unfinished = UnfinishedResponses(api.state.service, api.state.background.runs)
             api.state.console = Console(api.state.service, worker)
             yield
 
@@ -114,8 +114,8 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         # request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    api.state.looks = Looks()
-    api.state.unkept = Unkept()
+    api.state.read_limiter = TenantReadLimiter()
+    api.state.pending_items = PendingItems()
     # The server replaces these three when it starts.
     api.state.admin_port = None
     api.state.connections = Connections(settings.max_connections)

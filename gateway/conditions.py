@@ -1,4 +1,4 @@
-"""Looks twice a second at what a service knows of itself, and holds what is wrong as troubles."""
+"""Checks of a service's components twice a second; problems are reported as troubles."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gateway.service import Service
 from gateway.tenancy.access import open_to_others
 
 _POLL_INTERVAL_S = 0.5
-_THOROUGH_EVERY_POLLS = 10  # conditions of adapters take longer to find
+_THOROUGH_EVERY_POLLS = 10  # finding conditions of adapters takes longer
 
 
 class _Condition(NamedTuple):
-    """`texts` are by item; without any it does not hold. `logs` is False where another logs it."""
+    """A condition. `texts` are by item; without items it does not hold. `logs` is False if other
+    code logs it."""
 
     kind: str
     level: int
@@ -28,9 +29,9 @@ class _Condition(NamedTuple):
 
 @asynccontextmanager
 async def poll_conditions(service: Service, connections: Callable[[], str]) -> AsyncIterator[None]:
-    """Keep the service's troubles current while the context is open.
+    """Update the service's troubles while the context is open.
 
-    `connections` says what becomes of connections while there are too many.
+    `connections` returns a text if the gateway has too many connections; else "".
     """
     work = asyncio.create_task(_follow(service, connections))
     try:
@@ -44,9 +45,9 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
     troubles = service.troubles
     for number in count():
         try:
-            look(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
-        except Exception as error:  # whatever is wrong with one of them, this must go on looking
-            # Its words may be of clients or of secrets; the log has the traceback.
+            check_conditions(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
+        except Exception as error:  # Any error: a failing check must not end the others
+            # The error's message may contain client data or secrets; the log has the traceback.
             text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
         else:
@@ -54,13 +55,13 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
         await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def look(service: Service, connections: str, *, thoroughly: bool = True) -> None:
-    """Hold what is wrong now, and clear what is over.
+def check_conditions(service: Service, connections: str, *, thoroughly: bool = True) -> None:
+    """Report the conditions that hold now, and clear those that have ended.
 
     Args:
-        service: What is looked at.
-        connections: What becomes of connections while there are too many; else empty.
-        thoroughly: Also look at what takes longer with many adapters.
+        service: The service to check.
+        connections: The problem with connections; "" without one.
+        thoroughly: Also run checks that take longer with many adapters.
     """
     found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
     if thoroughly:
@@ -72,25 +73,27 @@ def look(service: Service, connections: str, *, thoroughly: bool = True) -> None
 
 def _find_store_conditions(service: Service, connections: str) -> Iterator[_Condition]:
     redis = service.adapters.store.redis_failure
-    away = f"{redis}; changes are this gateway's alone, and adapters come from its disk"
-    yield _Condition("redis", WARNING, _one(away if redis else ""))
-    alone = "limits are not shared now: each gateway counts as when_redis_is_away says"
-    yield _Condition("limits", WARNING, _one(alone if service.accounting.counts_alone else ""))
+    redis_text = f"{redis}; changes are this gateway's alone, and adapters come from its disk"
+    yield _Condition("redis", WARNING, _single(redis_text if redis else ""))
+    limits_text = "limits are not shared now: each gateway counts as when_redis_is_away says"
+    yield _Condition(
+        "limits", WARNING, _single(limits_text if service.accounting.counts_alone else "")
+    )
     yield _Condition("budgets", WARNING, service.accounting.nearly_used)
-    yield _Condition("usage_log", ERROR, _one(service.accounting.log_problem()))
+    yield _Condition("usage_log", ERROR, _single(service.accounting.log_problem()))
     disk, shared = service.conversations.problems
-    yield _Condition("conversations_disk", ERROR, _one(disk))
-    yield _Condition("conversations_redis", WARNING, _one(shared))
-    yield _Condition("overrides", WARNING, _one(service.overrides.problem))
-    yield _Condition("overrides_on_disk", ERROR, _one(service.overrides.disk_problem))
+    yield _Condition("conversations_disk", ERROR, _single(disk))
+    yield _Condition("conversations_redis", WARNING, _single(shared))
+    yield _Condition("overrides", WARNING, _single(service.overrides.problem))
+    yield _Condition("overrides_on_disk", ERROR, _single(service.overrides.disk_problem))
     keys = service.keys
-    yield _Condition("keys", WARNING, _one("" if keys is None else keys.problem))
-    yield _Condition("keys_on_disk", ERROR, _one("" if keys is None else keys.disk_problem))
-    yield _Condition("connections", WARNING, _one(connections))
-    yield _Condition("busy", WARNING, _one(service.starts.problem))
+    yield _Condition("keys", WARNING, _single("" if keys is None else keys.problem))
+    yield _Condition("keys_on_disk", ERROR, _single("" if keys is None else keys.disk_problem))
+    yield _Condition("connections", WARNING, _single(connections))
+    yield _Condition("busy", WARNING, _single(service.starts.problem))
     current = service.configuration.current
-    yield _Condition("keys_latch", ERROR, _one(service.configuration.problem()))
-    yield _Condition("no_keys", WARNING, _one(open_to_others(service.settings, current)))
+    yield _Condition("keys_latch", ERROR, _single(service.configuration.problem()))
+    yield _Condition("no_keys", WARNING, _single(open_to_others(service.settings, current)))
 
 
 def _find_model_conditions(service: Service) -> Iterator[_Condition]:
@@ -101,13 +104,13 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
             continue
         served = selection.capabilities
         guess = describe_in_flight_guess(service.settings, served)
-        if told := "; ".join(filter(None, (selection.warning, guess))):
-            warnings[replica.endpoint] = f"{replica.endpoint}: {told}"
+        if warning := "; ".join(filter(None, (selection.warning, guess))):
+            warnings[replica.endpoint] = f"{replica.endpoint}: {warning}"
         if served.engine_problem:
             files[replica.endpoint] = f"{replica.endpoint}: {served.engine_problem}"
     yield _Condition("engines", WARNING, warnings)
     yield _Condition("engine_files", WARNING, files)
-    yield _Condition("replica_names", WARNING, _one(service.replicas.lookup_problem))
+    yield _Condition("replica_names", WARNING, _single(service.replicas.lookup_problem))
     yield _Condition("other_models", ERROR, service.mapped_pool.misfits)
     yield _Condition("disks", WARNING, {each: each for each in adapters.lacking.lasting})
     refused = {
@@ -115,7 +118,7 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
         for name, why in adapters.refused.items()
     }
     yield _Condition("configured_adapters", ERROR, refused)
-    # Another gateway may have registered them, or this one before the file said so.
+    # Another gateway may have registered them, or this one before the file had the model.
     hidden = {
         model.name: f"adapter {model.name!r} is hidden: the configuration has a model of its name"
         for model in service.mapped.all
@@ -124,5 +127,5 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
     yield _Condition("hidden_adapters", WARNING, hidden, logs=True)
 
 
-def _one(text: str) -> dict[str, str]:
+def _single(text: str) -> dict[str, str]:
     return {"": text} if text else {}

@@ -32,7 +32,7 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             tokenizer_policy=settings.tokenizer_check,
             max_seq_len=settings.max_seq_len,
             on_stop=metrics.count_stop,
-            on_upload=metrics.count_cold_send,
+            on_upload=metrics.count_upload,
             connection=_connection_options(settings),
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,

@@ -21,7 +21,7 @@ from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
-from gateway.overrides.followed import FollowedOverrides
+from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import describe_in_flight_guess, list_targets
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -51,7 +51,7 @@ class Service:
     settings: Settings
     prompts: Prompts
     replicas: Replicas
-    overrides: FollowedOverrides
+    overrides: LiveOverrides
     """Weights and drains of replicas that admins set over the API, beside the configuration."""
     admission: Admission
     starts: StartQueue

@@ -24,7 +24,7 @@ from gateway.guiding.check import GuideCheck
 from gateway.metrics.metrics import Metrics
 from gateway.monitor.monitor import Monitor
 from gateway.overrides.copies import OverrideCopies
-from gateway.overrides.followed import FollowedOverrides
+from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import list_targets, make_replicas
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -129,7 +129,7 @@ async def run_service(
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
             _make_conversations(settings) as conversations,
             # Folders of models have quoted names, so this name is free.
-            FollowedOverrides(
+            LiveOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
                 replicas.override,
             ) as overrides,

@@ -1,7 +1,7 @@
-"""Generations that are left before their end, until their engine has let go of them.
+"""Generations abandoned early, until their engine has stopped them.
 
-What stops a generation is sent at once, but the engine ends it with its next step, and only the end
-of its stream shows that it has. Who paid for that time, and whether it was short, is worth knowing.
+The cancellation is sent at once, but the engine stops with its next step, and only the end of its
+stream shows that. The time in between is metered: it costs engine time.
 """
 
 from __future__ import annotations
@@ -11,81 +11,84 @@ from collections.abc import Callable
 from typing import Literal
 
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved", "cancelled"]
-"""`cancelled` is by an admin."""
+"""`cancelled` means by an admin."""
 
-LOUD: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
-"""Those that are worth a log line each. A stop string is an answer's ordinary end."""
+LOGGED_REASONS: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
+"""Reasons that are logged for each request. A stop string is an ordinary end of an answer."""
 
 
-class Stopping:
-    """One generation. `end` is to be called once its stream has ended or was given up."""
+class EarlyStop:
+    """Stop of one generation. Call `end` once its stream has ended or was given up."""
 
-    __slots__ = ("_told", "began", "over", "reason", "seconds")
+    __slots__ = ("_listeners", "began", "is_over", "reason", "seconds")
 
     def __init__(self, reason: StopReason, began: float | None = None) -> None:
-        """`began` is when it was decided that it should end, in `time.perf_counter`."""
+        """Start the stop. `began` is the time of the decision, in `time.perf_counter`; None for
+        now."""
         self.reason = reason
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
-        """Until the engine had let go; None where that was not seen, or not yet."""
-        self.over = False
-        self._told: list[Callable[[Stopping], None]] = []
+        """Seconds until the engine had stopped; None if that was not seen, or not yet."""
+        self.is_over = False
+        self._listeners: list[Callable[[EarlyStop], None]] = []
 
-    def tell(self, listener: Callable[[Stopping], None]) -> None:
-        """`listener` is told when it is over; at once where it is."""
-        if self.over:
+    def add_listener(self, listener: Callable[[EarlyStop], None]) -> None:
+        """Call `listener` when the stop is over; at once if it already is."""
+        if self.is_over:
             listener(self)
         else:
-            self._told.append(listener)
+            self._listeners.append(listener)
 
     def end(self, freed: bool) -> None:
-        """The engine has ended the stream, or (not `freed`) it was reset or lost before."""
-        if self.over:
+        """Mark the stop as over: the engine ended the stream (`freed`), or it was reset or lost
+        before."""
+        if self.is_over:
             return
-        self.over = True
+        self.is_over = True
         if freed:
             self.seconds = time.perf_counter() - self.began
-        told, self._told = self._told, []
-        for listener in told:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
             listener(self)
 
 
 class Stops:
-    """All of one request: each choice that is left early has one, at each replica that it leaves.
+    """Stops of one request: one for each abandoned choice on each replica.
 
-    `told` is called whenever none of them is open any more.
+    `on_all_ended` is called whenever the last open stop is over.
     """
 
-    __slots__ = ("_told", "open", "reason", "seconds", "unseen")
+    __slots__ = ("_on_all_ended", "open", "reason", "seconds", "unseen")
 
-    def __init__(self, told: Callable[[Stops], None]) -> None:
-        self._told = told
+    def __init__(self, on_all_ended: Callable[[Stops], None]) -> None:
+        self._on_all_ended = on_all_ended
         self.open = 0
         self.reason: StopReason = "disconnect"
-        """Of the last one."""
+        """The reason of the last stop."""
         self.seconds: float | None = None
-        """Until the slowest of them was let go."""
+        """Seconds until the slowest stop was over."""
         self.unseen = 0
-        """Those whose end nobody saw."""
+        """Number of stops whose end was not seen."""
 
-    def begin(self, reason: StopReason, began: float | None = None) -> Stopping:
+    def begin(self, reason: StopReason, began: float | None = None) -> EarlyStop:
         self.reason = reason
         self.open += 1
-        stopping = Stopping(reason, began)
-        stopping.tell(self._over)
+        stopping = EarlyStop(reason, began)
+        stopping.add_listener(self._count_end)
         return stopping
 
-    def _over(self, stopping: Stopping) -> None:
+    def _count_end(self, stopping: EarlyStop) -> None:
         self.open -= 1
         if stopping.seconds is None:
             self.unseen += 1
         else:
             self.seconds = max(self.seconds or 0.0, stopping.seconds)
         if not self.open:
-            self._told(self)
+            self._on_all_ended(self)
 
     def facts(self) -> dict[str, object]:
-        """For log lines and for who looks: `stop_ms` is not there where no end was seen."""
+        """Return fields for log lines and the console. `stop_ms` is omitted if an end was not
+        seen."""
         facts: dict[str, object] = {"stop": self.reason}
         if self.seconds is not None and not self.unseen:
             facts["stop_ms"] = round(self.seconds * 1000, 1)

@@ -1,7 +1,7 @@
 """Conditions of this process that still hold, for `/health/ready` and the operators' page.
 
-A condition has a kind, which is a word of this code, so there are few. A kind may hold for many
-items, such as adapters: some are listed, and one entry tells how many others there are.
+A condition has a kind, which is a word of this code, so the number of kinds is small. A kind may
+hold for many items, such as adapters: some are listed, and one entry counts the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Trouble:
     """A condition that holds.
 
     Attributes:
-        level: One of `logging`, WARNING or above.
+        level: A level of `logging`, WARNING or above.
+        text: What is wrong, and what to do.
         since: When it began, in seconds since 1970.
-        times: How often it was met; 0 where nobody counts.
-        last: What it was met with last.
+        times: How often it occurred; 0 if not counted.
+        last: Details of the last occurrence.
     """
 
     level: int
@@ -55,8 +56,8 @@ class Troubles:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._held: dict[str, dict[str, Trouble]] = {}
-        self._given: dict[str, tuple[int, Mapping[str, str]]] = {}
+        self._current: dict[str, dict[str, Trouble]] = {}
+        self._last_texts: dict[str, tuple[int, Mapping[str, str]]] = {}
 
     def hold(
         self,
@@ -69,55 +70,58 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Say that a condition holds: logged when it begins, and when its text has changed.
+        """Report that a condition holds. It is logged when it begins and when its text changes.
 
         Args:
-            kind: A constant of the code, never a word from outside.
+            kind: A constant of the code, never external input.
             level: The level of the log line.
             text: What is wrong, and what to do.
-            times: How often it was met so far; its changes are not logged.
-            last: What it was met with last; its changes are not logged.
-            logs: False where the caller logs it.
-            exc_info: Log the traceback of the exception at hand.
+            times: How often it has occurred; changes are not logged.
+            last: Details of the last occurrence; changes are not logged.
+            logs: False if the caller logs it.
+            exc_info: Log the traceback of the current exception.
         """
-        known = self._held.get(kind, {}).get("")
+        known = self._current.get(kind, {}).get("")
         trouble = Trouble(level, _clean(text), self._clock(), times, _clean(last, MAX_ITEM_CHARS))
         if known is not None:
             trouble = replace(trouble, since=known.since)
         if logs and (known is None or (known.text, known.level) != (trouble.text, level)):
             more = f"; the last: {trouble.last}" if trouble.last else ""
             log.log(level, "%s%s", trouble.text, more, exc_info=exc_info)
-        self._held[kind] = {"": trouble}
+        self._current[kind] = {"": trouble}
 
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Say for which items a condition holds now, each with its text. No other one holds."""
-        if self._given.get(kind) == (level, texts):
+        """Report the items for which a condition holds now, each with its text. It ends for all
+        other items."""
+        if self._last_texts.get(kind) == (level, texts):
             return
-        before, now = self._held.pop(kind, {}), self._clock()
+        before, now = self._current.pop(kind, {}), self._clock()
         if not texts:
-            self._given.pop(kind, None)
+            self._last_texts.pop(kind, None)
         else:
-            self._given[kind] = level, dict(texts)
-            shown = {_clean(item, MAX_ITEM_CHARS): texts[item] for item in _first(texts, before)}
-            if left := len(texts) - len(shown):
-                shown[_OTHERS] = f"{left} more of the same kind ({kind.replace('_', ' ')})"
-            held = {}
+            self._last_texts[kind] = level, dict(texts)
+            shown = {
+                _clean(item, MAX_ITEM_CHARS): texts[item] for item in _select_listed(texts, before)
+            }
+            if others := len(texts) - len(shown):
+                shown[_OTHERS] = f"{others} more of the same kind ({kind.replace('_', ' ')})"
+            current = {}
             for item, text in shown.items():
                 old = before.get(item)
-                held[item] = Trouble(level, _clean(text), now if old is None else old.since)
-                if logs and (old is None or old.text != held[item].text):
-                    log.log(level, "%s", held[item].text)
-            self._held[kind] = held
+                current[item] = Trouble(level, _clean(text), now if old is None else old.since)
+                if logs and (old is None or old.text != current[item].text):
+                    log.log(level, "%s", current[item].text)
+            self._current[kind] = current
         if logs:
-            for item in before.keys() - self._held.get(kind, {}).keys():
+            for item in before.keys() - self._current.get(kind, {}).keys():
                 log.info("over: %s", before[item].text)
 
     def clear(self, kind: str, *, logs: bool = True) -> None:
-        """Say that a condition does not hold, for no item either. The end is logged."""
-        self._given.pop(kind, None)
-        for trouble in self._held.pop(kind, {}).values():
+        """Report that a condition no longer holds, for any item. The end is logged."""
+        self._last_texts.pop(kind, None)
+        for trouble in self._current.pop(kind, {}).values():
             if logs:
                 log.info("over: %s", trouble.text)
 
@@ -125,21 +129,22 @@ class Troubles:
         """Return the conditions that hold, by name, the worst first."""
         found = [
             (f"{kind} {item}".rstrip(), trouble)
-            for kind, items in self._held.items()
+            for kind, items in self._current.items()
             for item, trouble in items.items()
         ]
         found.sort(key=lambda each: (-each[1].level, each[1].since, each[0]))
         return {name: trouble.facts() for name, trouble in found}
 
 
-def _first(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
-    """Return the items to list. A listed item stays, so a flood of new ones cannot displace it."""
+def _select_listed(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
+    """Return the items to list. A listed item remains listed, so new items cannot displace it."""
     return sorted(texts, key=lambda item: (item not in before, item))[:MAX_ITEMS_OF_KIND]
 
 
-def _clean(text: str, most: int = MAX_CHARS) -> str:
-    """One line without what a terminal or a page would obey, such as control characters."""
-    if len(text) > most:
-        text = f"{text[: most - 1]}…"
+def _clean(text: str, max_chars: int = MAX_CHARS) -> str:
+    """Return the text as one line without control characters, which a terminal or page might
+    interpret."""
+    if len(text) > max_chars:
+        text = f"{text[: max_chars - 1]}…"
     text = "; ".join(line.strip() for line in text.splitlines() if line.strip())
     return "".join(each if each.isprintable() else "�" for each in text)

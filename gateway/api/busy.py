@@ -77,7 +77,7 @@ class BusyDoor:
         service = self._service()
         for (path, tenant), refused in self._refused.items():
             service.metrics.requests.labels(path, "503").inc(refused)
-            service.metrics.no_turn.labels(tenant, _CAUSE).inc(refused)
+            service.metrics.queue_refusals.labels(tenant, _CAUSE).inc(refused)
             service.monitor.count_busy(tenant, _CAUSE, refused)
         self._refused.clear()
 

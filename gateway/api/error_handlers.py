@@ -21,7 +21,7 @@ from gateway.http.http_errors import MethodNotAllowed, UnknownUrl, WebSocketNotO
 
 async def _handle_failure(request: Request, error: Failure) -> Response:
     context = context_of(request.scope)
-    context.error, context.refused = type(error), get_refusal_reason(error)
+    context.error, context.refusal = type(error), get_refusal_reason(error)
     fields = exchange_of(request.scope).fields
     status, headers, body = build_error_response(request.url.path, fields, error)
     return Response(body, status, headers, "application/json")

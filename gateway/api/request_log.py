@@ -25,7 +25,7 @@ from gateway.errors import (
 )
 from gateway.http.exchange import EXCHANGE, Exchange
 from gateway.observability.logs import log_request
-from gateway.observability.request_context import RequestContext, current, trace_parent
+from gateway.observability.request_context import RequestContext, current, parse_trace_parent
 from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
@@ -103,9 +103,9 @@ class RequestLog:
             if not of_worker:
                 log_request(log, facts)
             if self._generates:
-                service.monitor.answered(context, counted)
+                service.monitor.record_answer(context, counted)
             if context.span is not None:
-                context.span.end(facts, told=status)
+                context.span.end(facts, header_status=status)
 
 
 def service_of(scope: Scope) -> Service:
@@ -147,4 +147,4 @@ def find_own_id(headers: Mapping[bytes, bytes]) -> bytes | None:
 def _make_context(headers: Mapping[bytes, bytes]) -> RequestContext:
     own_id = find_own_id(headers)
     request_id = secrets.token_hex(16) if own_id is None else own_id.decode("ascii")
-    return RequestContext(request_id, trace_parent(headers))
+    return RequestContext(request_id, parse_trace_parent(headers))

@@ -90,8 +90,8 @@ class cancel_on_disconnect:
 
     def _cancel(self) -> None:
         self._gone = True
-        if self._context.left is None:
-            self._context.left = time.perf_counter()
+        if self._context.left_at is None:
+            self._context.left_at = time.perf_counter()
         self._task.cancel()
 
 
@@ -233,7 +233,7 @@ class EventStream(Response):
             context = context_of(scope)
             context.error, context.late_status = type(error), status_of(error)
             if isinstance(error, Failure):
-                context.refused = get_refusal_reason(error)
+                context.refusal = get_refusal_reason(error)
             if isinstance(error, ClientDisconnected):
                 return
             end = self._wire.failure(to_failure(error)) + end

@@ -1,1 +1,1 @@
-"""What a console shows: the state of one gateway, of all its workers, and its changes."""
+"""The console's data: the state of one gateway with all its workers, and its changes."""

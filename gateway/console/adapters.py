@@ -1,8 +1,8 @@
-"""Adapters by replicas: what is held where, as one worker sees it.
+"""State of adapters on replicas, as seen by one worker.
 
-Most adapters are nowhere at most times, so a replica that holds nothing of one is not named, and
-engines' caches are walked by what is in them. A thousand adapters at twenty replicas cost a few
-milliseconds, with a pause for everybody else now and then.
+Most adapters are not loaded anywhere at most times, so replicas without an adapter are not listed,
+and engine caches are iterated by their content. A thousand adapters on twenty replicas cost a few
+milliseconds, with regular yields to other tasks.
 """
 
 from __future__ import annotations
@@ -16,63 +16,65 @@ from gateway.catalog.placement import COMING, HELD
 from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
-MOST = 2000
-"""Adapters that are shown; of the others it is said how many there are."""
-_AT_ONCE = 100
-_WHY = 200
+MAX_ADAPTERS = 2000
+"""Adapters that are listed; the others are only counted."""
+_YIELD_EVERY = 100
+_MAX_REASON_CHARS = 200
 
 Cell = dict[str, object]
 
 
 class AdapterFacts:
-    """Keeps what it has made of a record, which never changes."""
+    """Builder of the adapters' facts. It caches the static facts of a record, which never
+    changes."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Record, dict[str, object]]] = {}
+        self._cache: dict[str, tuple[Record, dict[str, object]]] = {}
 
-    async def of(
-        self, service: Service, rates: Mapping[str, float], *, whole: bool
+    async def collect(
+        self, service: Service, rates: Mapping[str, float], *, complete: bool
     ) -> dict[str, dict[str, object]]:
-        """By name. Without `whole`, only what other workers see differently."""
-        records = service.adapters.records[:MOST]
+        """Return facts by adapter name. Unless `complete`, only facts that differ between
+        workers."""
+        records = service.adapters.records[:MAX_ADAPTERS]
         replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
-        cells = _held(records, replicas)
+        cells = _find_cells(records, replicas)
         found: dict[str, dict[str, object]] = {}
         for number, record in enumerate(records):
-            if number % _AT_ONCE == _AT_ONCE - 1:
+            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
             facts: dict[str, object] = {}
-            if whole:
-                facts |= self._static(record)
+            if complete:
+                facts |= self._describe(record)
             if (rate := rates.get(record.name)) is not None:
                 facts["requests_per_minute"] = rate
             own = cells.get(record.name, {})
             for replica in replicas:
-                if (cell := _on_disk(service, record.version, replica)) is not None:
+                if (cell := _find_disk_cell(service, record.version, replica)) is not None:
                     own[replica.endpoint] = cell
-            if own or whole:
+            if own or complete:
                 facts["replicas"] = own
             if facts:
                 found[record.name] = facts
-        if len(self._made) > 2 * len(found) + _AT_ONCE:
-            self._made.clear()
+        if len(self._cache) > 2 * len(found) + _YIELD_EVERY:
+            self._cache.clear()
         return found
 
-    def _static(self, record: Record) -> dict[str, object]:
-        made = self._made.get(record.name)
-        if made is None or made[0] is not record:
-            versions = {v.digest[:SHORT_DIGEST]: _version(v) for v in record.versions}
+    def _describe(self, record: Record) -> dict[str, object]:
+        cached = self._cache.get(record.name)
+        if cached is None or cached[0] is not record:
+            versions = {v.digest[:SHORT_DIGEST]: _describe_version(v) for v in record.versions}
             facts: dict[str, object] = {
                 "served": record.version.digest[:SHORT_DIGEST],
                 "versions": versions,
             }
             if record.earlier:
                 facts["before"] = record.earlier[-1][:SHORT_DIGEST]
-            made = self._made[record.name] = record, facts
-        return made[1]
+            cached = self._cache[record.name] = record, facts
+        return cached[1]
 
 
-def _version(version: Version) -> dict[str, object]:
+def _describe_version(version: Version) -> dict[str, object]:
     facts: dict[str, object] = {
         "bytes": version.nbytes,
         "rank": version.rank,
@@ -84,11 +86,13 @@ def _version(version: Version) -> dict[str, object]:
     return facts
 
 
-def _held(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
-    """By name and endpoint, for engines that are sent adapters: what is not cold, or was evicted.
+def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
+    """Return states by adapter name and endpoint, for engines that receive adapters by upload.
+    Adapters that are neither loaded nor evicted are omitted.
 
-    The state is of the version that is served, evictions are of all. An engine holds a content
-    once, whatever names stand for it."""
+    The state is of the served version; evictions are of all versions. An engine stores equal
+    content once, so all names of that content share its state.
+    """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:
         served[record.version.task_id].add(record.name)
@@ -111,8 +115,9 @@ def _held(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str,
     return cells
 
 
-def _on_disk(service: Service, version: Version, replica: Replica) -> Cell | None:
-    """Of an engine that reads adapters from its own disk."""
+def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cell | None:
+    """Return the state for an engine that reads adapters from its own disk; None for other
+    engines."""
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:
         return None
@@ -121,4 +126,4 @@ def _on_disk(service: Service, version: Version, replica: Replica) -> Cell | Non
         return {"state": "held"}
     if state == COMING:
         return {"state": "loading"}
-    return {"state": "lacking", "why": state.removeprefix("not held: ")[:_WHY]}
+    return {"state": "lacking", "why": state.removeprefix("not held: ")[:_MAX_REASON_CHARS]}

@@ -1,7 +1,6 @@
-"""The state as readers follow it: whole at first, then what has changed for each of them.
+"""Feed of states for readers: first the complete state, then each reader's changes.
 
-A reader that is slow is sent the changes since what it was last sent, whatever came between, so
-nothing waits for it but that.
+A slow reader receives the changes since the state it last received, so it delays no other reader.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 import orjson
 
 from gateway.console.patch import difference
-from gateway.console.shared import Shared
+from gateway.console.shared import SharedResult
 
-_KEPT_CHANGES = 4
+_MAX_CACHED_CHANGES = 4
 
 
-class Shown:
+class StateSnapshot:
     """A state at one moment."""
 
     def __init__(self, number: int, state: dict[str, Any]) -> None:
@@ -35,41 +34,41 @@ class Shown:
 
 
 class Feed:
-    """`make` gives the state now. Belongs to one event loop."""
+    """Source of states and changes. `make` returns the current state. Belongs to one event loop."""
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._make = make
         self._number = int(time.time())
-        self._latest = Shared(self._next)
+        self._latest = SharedResult(self._make_snapshot)
         self._changes: dict[tuple[int, int], bytes] = {}
 
-    async def latest(self) -> Shown:
+    async def latest(self) -> StateSnapshot:
         return await self._latest.get()
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Events of a stream, each whole; the next one is asked for when that is sent."""
+        """Yield complete events of a stream. Request the next event once the last one is sent."""
         shown = await self.latest()
-        yield _event("state", shown.number, shown.text)
+        yield _frame_event("state", shown.number, shown.text)
         while True:
-            await asyncio.sleep(max(0.0, self._latest.until - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._latest.fresh_until - time.monotonic()))
             before, shown = shown, await self.latest()
             if shown is not before:
-                yield _event("change", shown.number, self._change(before, shown))
+                yield _frame_event("change", shown.number, self._build_change(before, shown))
 
-    async def _next(self) -> Shown:
+    async def _make_snapshot(self) -> StateSnapshot:
         self._number += 1
-        return Shown(self._number, await self._make())
+        return StateSnapshot(self._number, await self._make())
 
-    def _change(self, before: Shown, after: Shown) -> bytes:
-        """Readers that keep up are all sent the same."""
+    def _build_change(self, before: StateSnapshot, after: StateSnapshot) -> bytes:
+        """Return the serialized change. Readers that keep pace share the same bytes."""
         key = before.number, after.number
         change = self._changes.get(key)
         if change is None:
             change = self._changes[key] = orjson.dumps(difference(before.state, after.state))
-            while len(self._changes) > _KEPT_CHANGES:
+            while len(self._changes) > _MAX_CACHED_CHANGES:
                 del self._changes[next(iter(self._changes))]
         return change
 
 
-def _event(name: str, number: int, data: bytes) -> bytes:
+def _frame_event(name: str, number: int, data: bytes) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, name.encode(), data)

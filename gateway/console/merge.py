@@ -1,7 +1,7 @@
-"""The parts of all workers of a gateway to one state: counts are added, the worst of states told.
+"""Merge of the parts of all workers into one state: counts are added, and the worst state wins.
 
-Members of the state that come and go are members of objects, by name, and what is not known is not
-there: so that its changes can be told as merge patches, in which null means that a member goes.
+Everything that appears and disappears is a named member of an object, and unknown values are
+omitted. So changes can be sent as merge patches, in which null removes a member.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from gateway.console import replicas, tenants
 from gateway.console.part import Part
-from gateway.monitor.demand import LATELY_S
+from gateway.monitor.demand import RECENT_S
 from gateway.monitor.history import STEP_S, STEPS
-from gateway.monitor.latencies import joined, percentile_ms
+from gateway.monitor.latencies import join_counts, percentile_ms
 
-_ENDED = 100
+_MAX_ENDED = 100
 _BY_STATE = {state: place for place, state in enumerate(replicas.WORST_FIRST)}
 _LEVELS = ("warning", "error", "critical")
 _CELLS = {"held": 0, "loading": 1, "lacking": 2, "cold": 3}
@@ -23,8 +23,8 @@ _CELLS = {"held": 0, "loading": 1, "lacking": 2, "cold": 3}
 Facts = dict[str, Any]
 
 
-def merged(parts: Sequence[Part], now: float) -> Facts:
-    """The state. The first part is a whole one; it is used up."""
+def merge_parts(parts: Sequence[Part], now: float) -> Facts:
+    """Return the state. The first part is complete; it is modified."""
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
     for name in ("waiting", "waiting_to_begin", "in_flight", "places"):
@@ -37,12 +37,15 @@ def merged(parts: Sequence[Part], now: float) -> Facts:
         first["requests"] |= other["requests"]
         first["ended"] |= other["ended"]
         if "left_out" in other:
-            first["left_out"] = _added(first.get("left_out", {}), other["left_out"])
+            first["left_out"] = _add_counts(first.get("left_out", {}), other["left_out"])
     for name in ("troubles", "replicas", "adapters", "tenants", "requests"):
         state[name] = first[name]
-    last = sorted(first["ended"].items(), key=lambda item: item[1]["ended"])[-_ENDED:]
+    last = sorted(first["ended"].items(), key=lambda item: item[1]["ended"])[-_MAX_ENDED:]
     state["ended"] = dict(last)
-    state["history"] = {"step": STEP_S, "points": _points([part["history"] for part in parts])}
+    state["history"] = {
+        "step": STEP_S,
+        "points": _merge_points([part["history"] for part in parts]),
+    }
     if "left_out" in first:
         state["left_out"] = first["left_out"]
     return state
@@ -55,7 +58,8 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _add_troubles(into: Facts, more: Facts) -> None:
-    """Return the troubles of all workers; of one at several, the worst level and the first time."""
+    """Add the troubles of another worker. If several workers have a trouble, use the worst level
+    and the earliest time."""
     for name, facts in more.items():
         own: Facts | None = into.get(name)
         if own is None:
@@ -68,7 +72,7 @@ def _add_troubles(into: Facts, more: Facts) -> None:
 
 
 def _join_replica(own: Facts, other: Facts) -> None:
-    for name in replicas.ADDED:
+    for name in replicas.SUMMED_FIELDS:
         if name in other:
             own[name] = own.get(name, 0) + other[name]
     if _BY_STATE[other["state"]] < _BY_STATE[own["state"]]:
@@ -96,41 +100,43 @@ def _join_adapter(own: Facts, other: Facts) -> None:
 
 
 def _join_tenant(own: Facts, other: Facts) -> None:
-    for name in tenants.ADDED:
+    for name in tenants.SUMMED_FIELDS:
         own[name] = round(own[name] + other[name], 1)
     if "refused" in other:
-        own["refused"] = _added(own.get("refused", {}), other["refused"])
+        own["refused"] = _add_counts(own.get("refused", {}), other["refused"])
         last = [each["last_refusal"] for each in (own, other) if "last_refusal" in each]
-        own["last_refusal"] = _last_refusal(*last)
+        own["last_refusal"] = _pick_last_refusal(*last)
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
-        # What runs is counted by each alone here; of the rest, who was told last knows most.
+        # Running requests are counted per worker. The other limits are shared, and the highest
+        # known value is the latest.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
 
 
-def _last_refusal(*of: Facts) -> Facts:
-    """As each worker has it of its own: a mistake only where nothing else was lately."""
+def _pick_last_refusal(*of: Facts) -> Facts:
+    """Return the last refusal of all workers. A client's mistake counts only without a recent other
+    refusal."""
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]
-    if "mistake" in last and others and last["time"] - others[0]["time"] < LATELY_S:
+    if "mistake" in last and others and last["time"] - others[0]["time"] < RECENT_S:
         return others[0]
     return last
 
 
-def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+def _add_counts(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
-def _points(histories: Sequence[dict[str, Facts]]) -> dict[str, Facts]:
+def _merge_points(histories: Sequence[dict[str, Facts]]) -> dict[str, Facts]:
     times = sorted({int(at) for history in histories for at in history})[-STEPS:]
     points: dict[str, Facts] = {}
     for at in map(str, times):
         own = [history[at] for history in histories if at in history]
         names = ("tokens", "requests", "errors", "cold_sends", "queue")
         point: Facts = {name: sum([each[name] for each in own]) for name in names}
-        classes = joined(
+        classes = join_counts(
             {int(number): count for number, count in each.get("first_tokens", {}).items()}
             for each in own
         )

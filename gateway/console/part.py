@@ -1,4 +1,4 @@
-"""What one worker of a gateway knows: a part of the state, which `merge` joins with the others'."""
+"""The part of the state that one worker knows; `merge` joins it with the parts of the others."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
-from gateway.console.adapters import MOST as MOST_ADAPTERS
-from gateway.console.adapters import AdapterFacts
-from gateway.console.replicas import replicas
-from gateway.console.tenants import MOST as MOST_TENANTS
-from gateway.console.tenants import TenantFacts
+from gateway.console.adapters import MAX_ADAPTERS, AdapterFacts
+from gateway.console.replicas import describe_replicas
+from gateway.console.tenants import MAX_TENANTS, TenantFacts
 from gateway.service import Service
 
-MOST_REQUESTS = 1000
-"""Running requests of one worker that are shown."""
+MAX_REQUESTS = 1000
+"""Running requests of one worker that are listed."""
 _RELEASE = version("triton-openai-gateway")
 
 Part = dict[str, Any]
 
 
-class Parts:
-    """Makes the part of this worker, anew each time. `worker` is its number."""
+class PartBuilder:
+    """Builder of this worker's parts. `worker` is its number."""
 
     def __init__(self, service: Service, worker: int) -> None:
         self._service = service
@@ -30,35 +28,36 @@ class Parts:
         self._adapters = AdapterFacts()
         self._tenants = TenantFacts()
 
-    async def make(self, *, whole: bool) -> Part:
-        """`whole` is the part that others are joined to: of others, what is the same in all workers
-        is left out."""
+    async def make(self, *, complete: bool) -> Part:
+        """Build a part. Unless `complete`, omit what is the same in all workers: other parts are
+        merged into a complete one."""
         service, monitor = self._service, self._service.monitor
-        _, _, rates = monitor.demand.a_minute()
+        _, _, rates = monitor.demand.per_minute()
         part: Part = {
             "worker": self._worker,
-            "replicas": replicas(service),
+            "replicas": describe_replicas(service),
             "waiting": service.admission.waiting,
             "waiting_to_begin": service.starts.waiting,
             "in_flight": service.admission.in_flight,
             "places": service.admission.places,
-            "adapters": await self._adapters.of(service, rates, whole=whole),
-            "tenants": await self._tenants.of(service, whole=whole),
+            "adapters": await self._adapters.collect(service, rates, complete=complete),
+            "tenants": await self._tenants.collect(service, complete=complete),
             "troubles": service.troubles.facts(),
             "history": {str(point.at): point.facts() for point in monitor.history.points},
         }
         self._add_requests(part)
-        if whole:
-            part["gateway"] = self._gateway()
-            self._add_left_out(part)
+        if complete:
+            part["gateway"] = self._describe_gateway()
+            self._add_omitted(part)
         return part
 
     def _add_requests(self, part: Part) -> None:
-        """Nothing is waited for here, so that no request is in neither list, or in both."""
+        """Add running and ended requests, without awaiting, so that no request is in both lists or
+        in neither."""
         requests = self._service.monitor.requests
         running = {
             watched.id: watched.facts() | {"worker": self._worker}
-            for watched in islice(requests, MOST_REQUESTS)
+            for watched in islice(requests, MAX_REQUESTS)
         }
         over: dict[str, dict[str, object]] = {}
         for ended in requests.last:
@@ -68,10 +67,10 @@ class Parts:
             else:
                 over[ended.id] = own | ended.outcome()
         part["requests"], part["ended"] = running, over
-        if len(requests) > MOST_REQUESTS:
-            part["left_out"] = {"requests": len(requests) - MOST_REQUESTS}
+        if len(requests) > MAX_REQUESTS:
+            part["left_out"] = {"requests": len(requests) - MAX_REQUESTS}
 
-    def _gateway(self) -> dict[str, object]:
+    def _describe_gateway(self) -> dict[str, object]:
         service = self._service
         facts: dict[str, object] = {
             "version": _RELEASE,
@@ -84,10 +83,10 @@ class Parts:
             facts["redis"] = "up" if service.adapters.store.stats.redis_up else "down"
         return facts
 
-    def _add_left_out(self, part: Part) -> None:
+    def _add_omitted(self, part: Part) -> None:
         counts = {
-            "adapters": len(self._service.adapters.records) - MOST_ADAPTERS,
-            "tenants": len(self._service.configuration.current.tenants or ()) - MOST_TENANTS,
+            "adapters": len(self._service.adapters.records) - MAX_ADAPTERS,
+            "tenants": len(self._service.configuration.current.tenants or ()) - MAX_TENANTS,
         }
         if more := {name: count for name, count in counts.items() if count > 0}:
             part["left_out"] = part.get("left_out", {}) | more

@@ -1,6 +1,6 @@
-"""JSON Merge Patch (RFC 7396): what changes one object into another, and the change made.
+"""JSON Merge Patch (RFC 7396): computing and applying patches.
 
-A null in a patch removes a member, so an object that is told of so can hold none.
+A null in a patch removes a member, so patched objects cannot contain null.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ Json = Mapping[str, Any]
 
 
 def difference(old: Json, new: Json) -> dict[str, Any]:
-    """The patch that makes `new` of `old`; empty where they are equal.
+    """Return the patch that turns `old` into `new`; empty if they are equal.
 
-    What is the same object in both is not looked into.
+    Identical objects in both are not compared further.
     """
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
@@ -28,15 +28,15 @@ def difference(old: Json, new: Json) -> dict[str, Any]:
     return patch
 
 
-def applied(target: Json, patch: Json) -> dict[str, Any]:
-    """`target` with the patch, as the RFC's own `MergePatch` does it; neither is changed."""
+def apply_patch(target: Json, patch: Json) -> dict[str, Any]:
+    """Return `target` with the patch, like the RFC's `MergePatch`; neither argument is changed."""
     result = dict(target)
     for name, value in patch.items():
         if value is None:
             result.pop(name, None)
         elif isinstance(value, Mapping):
             before = result.get(name)
-            result[name] = applied(before if isinstance(before, Mapping) else {}, value)
+            result[name] = apply_patch(before if isinstance(before, Mapping) else {}, value)
         else:
             result[name] = value
     return result

@@ -1,27 +1,27 @@
-"""The replicas, as one worker sees them."""
+"""State of replicas, as seen by one worker."""
 
 from __future__ import annotations
 
 from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
-_WHY = 300  # characters of a reason
+_MAX_REASON_CHARS = 300  # characters of a reason
 
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
-"""Of a replica that workers see in different states, the first of these is told."""
+"""Replica states in order of precedence: if workers disagree, the first of these wins."""
 
-ADDED = ("in_flight", "requests", "places")
-"""What each worker has its own of, so that the state has the sum; all else is the same in each."""
-
-
-def replicas(service: Service) -> dict[str, dict[str, object]]:
-    """By endpoint; of one that left and is there again, the newer."""
-    return {replica.endpoint: _replica(service, replica) for replica in service.replicas}
+SUMMED_FIELDS = ("in_flight", "requests", "places")
+"""Fields counted per worker, which are summed. All other fields are equal in each worker."""
 
 
-def _replica(service: Service, replica: Replica) -> dict[str, object]:
+def describe_replicas(service: Service) -> dict[str, dict[str, object]]:
+    """Return facts by endpoint. If a replica left and returned, the newer one is described."""
+    return {replica.endpoint: _describe_replica(service, replica) for replica in service.replicas}
+
+
+def _describe_replica(service: Service, replica: Replica) -> dict[str, object]:
     facts: dict[str, object] = {
-        "state": _state(replica),
+        "state": _find_state(replica),
         "weight": replica.weight,
         "drain": replica.drained_at is not None,
         "in_flight": replica.in_flight,
@@ -35,13 +35,16 @@ def _replica(service: Service, replica: Replica) -> dict[str, object]:
         facts["mode"] = selection.capabilities.mode
         facts["model"] = selection.capabilities.model
     if not replica.engine.ready:
-        facts["why"] = replica.engine.why_not_ready[:_WHY]
+        facts["why"] = replica.engine.why_not_ready[:_MAX_REASON_CHARS]
     if (failure := replica.last_failure) is not None:
-        facts["last_failure"] = {"time": round(failure.at, 2), "message": failure.why[:_WHY]}
+        facts["last_failure"] = {
+            "time": round(failure.at, 2),
+            "message": failure.why[:_MAX_REASON_CHARS],
+        }
     return facts
 
 
-def _state(replica: Replica) -> str:
+def _find_state(replica: Replica) -> str:
     if not replica.engine.ready:
         return "away"
     if replica.leaving:

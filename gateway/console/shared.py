@@ -1,4 +1,4 @@
-"""What is worked out once for all who look, and only while somebody does."""
+"""A result computed once for all readers, and only if a reader asks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 1.0
-# The least time between two, in times of what one took, so that whoever looks has a tenth of this
-# process at most. But it may be that another worker was late.
-_REST, _LONGEST_REST_S = 10.0, 5.0
+# Minimum pause between two computations, as a multiple of the last duration, so that they use at
+# most a tenth of this process. The pause is limited, since another worker may have been the slow
+# part.
+_REST_FACTOR, _MAX_REST_S = 10.0, 5.0
 
 
-class Shared(Generic[T]):
-    """Belongs to one event loop. `make` is called again once a second at most."""
+class SharedResult(Generic[T]):
+    """A shared result. Belongs to one event loop. `make` is called at most once per second."""
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self._make = make
         self._lock = asyncio.Lock()
-        self._made: T | None = None
-        self.until = 0.0
-        """When there may be another, in `time.monotonic`."""
+        self._result: T | None = None
+        self.fresh_until = 0.0
+        """Time until which the result is current, in `time.monotonic`."""
 
     async def get(self) -> T:
-        """The latest. Those who come while it is made wait for the same."""
+        """Return the latest result. Concurrent callers wait for the same computation."""
         async with self._lock:
             began = time.monotonic()
-            if self._made is None or began >= self.until:
-                self._made = await self._make()
+            if self._result is None or began >= self.fresh_until:
+                self._result = await self._make()
                 took = time.monotonic() - began
-                self.until = began + min(max(PERIOD_S, _REST * took), _LONGEST_REST_S + took)
-            return self._made
+                self.fresh_until = began + min(
+                    max(PERIOD_S, _REST_FACTOR * took), _MAX_REST_S + took
+                )
+            return self._result

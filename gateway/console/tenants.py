@@ -1,4 +1,4 @@
-"""Tenants: what they ask for, what they were refused, their limits and their keys."""
+"""State of tenants: their demand, refusals, limits and keys."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from gateway.errors import KeysUnavailable
 from gateway.service import Service
 from gateway.tenancy.keys.record import KeyRecord, Uses, key_id
 
-MOST_KEYS = 100
-"""Of one tenant that are shown."""
-MOST = 1000
-"""Tenants that are shown."""
-ADDED = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
-"""What each worker has its own of, so that the state has the sum."""
-_USES_S = 15.0
+MAX_KEYS = 100
+"""Keys of one tenant that are listed."""
+MAX_TENANTS = 1000
+"""Tenants that are listed."""
+SUMMED_FIELDS = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
+"""Fields counted per worker, which are summed."""
+_USES_INTERVAL_S = 15.0
 
 Facts = dict[str, object]
 
 
 class TenantFacts:
-    """Asks only now and then when keys were used: that is read from Redis, or a disk."""
+    """Builder of the tenants' facts. It refreshes the last uses of keys rarely: they are read from
+    Redis or disk."""
 
     def __init__(self) -> None:
         self._uses: Uses = {}
-        self._asked = 0.0
+        self._uses_read_at = 0.0
 
-    async def of(self, service: Service, *, whole: bool) -> dict[str, Facts]:
-        """By name. Without `whole`, only what other workers see differently."""
+    async def collect(self, service: Service, *, complete: bool) -> dict[str, Facts]:
+        """Return facts by tenant name. Unless `complete`, only facts that differ between
+        workers."""
         demand = service.monitor.demand
-        requests, tokens, _ = demand.a_minute()
+        requests, tokens, _ = demand.per_minute()
         running, places = Counter[str](), Counter[str]()
         for watched in service.monitor.requests:
             name = watched.batch.caller.tenant
@@ -43,10 +45,10 @@ class TenantFacts:
         waiting = service.admission.waiting_by_tenant
         waiting_to_begin = service.starts.waiting_by_tenant
         issued: dict[str, list[KeyRecord]] = {}
-        if whole and service.keys is not None:
-            issued = await self._issued(service)
+        if complete and service.keys is not None:
+            issued = await self._load_issued(service)
         found: dict[str, Facts] = {}
-        for tenant in (service.configuration.current.tenants or [])[:MOST]:
+        for tenant in (service.configuration.current.tenants or [])[:MAX_TENANTS]:
             name = tenant.name
             facts: Facts = {
                 "running": running[name],
@@ -56,20 +58,22 @@ class TenantFacts:
             }
             if (refused := demand.refused.get(name)) is not None:
                 facts["refused"] = dict(refused)
-                last = demand.refusals[name]
-                told: Facts = {"time": last.at, "why": last.why}
-                facts["last_refusal"] = told | ({"mistake": True} if last.mistake else {})
-            facts["limits"] = _limits(service, tenant, places[name])
-            if whole:
-                facts["keys"] = self._keys(tenant, issued.get(name, ()))
+                last_refusal = demand.refusals[name]
+                refusal: Facts = {"time": last_refusal.at, "why": last_refusal.why}
+                facts["last_refusal"] = refusal | (
+                    {"mistake": True} if last_refusal.mistake else {}
+                )
+            facts["limits"] = _describe_limits(service, tenant, places[name])
+            if complete:
+                facts["keys"] = self._describe_keys(tenant, issued.get(name, ()))
             found[name] = facts
         return found
 
-    async def _issued(self, service: Service) -> dict[str, list[KeyRecord]]:
+    async def _load_issued(self, service: Service) -> dict[str, list[KeyRecord]]:
         assert service.keys is not None
-        if time.monotonic() - self._asked > _USES_S:
-            self._asked = time.monotonic()
-            with suppress(KeysUnavailable):  # what was known of it is shown
+        if time.monotonic() - self._uses_read_at > _USES_INTERVAL_S:
+            self._uses_read_at = time.monotonic()
+            with suppress(KeysUnavailable):  # the last known uses are shown
                 self._uses = await service.keys.uses()
         by_tenant: dict[str, list[KeyRecord]] = {}
         with suppress(KeysUnavailable):
@@ -77,7 +81,7 @@ class TenantFacts:
                 by_tenant.setdefault(record.tenant, []).append(record)
         return by_tenant
 
-    def _keys(self, tenant: Tenant, issued: Sequence[KeyRecord]) -> dict[str, Facts]:
+    def _describe_keys(self, tenant: Tenant, issued: Sequence[KeyRecord]) -> dict[str, Facts]:
         found: dict[str, Facts] = {key_id(key): {"from": "file"} for key in tenant.keys}
         for record in issued:
             facts: Facts = {"from": "api", "created": record.created}
@@ -88,17 +92,17 @@ class TenantFacts:
             if (used := self._uses.get(record.id)) is not None:
                 facts["last_used"] = used
             found[record.id] = facts
-        return dict(list(found.items())[:MOST_KEYS])
+        return dict(list(found.items())[:MAX_KEYS])
 
 
-def _limits(service: Service, tenant: Tenant, places: int) -> dict[str, Mapping[str, int]]:
-    told = service.accounting.used(tenant.name)
+def _describe_limits(service: Service, tenant: Tenant, places: int) -> dict[str, Mapping[str, int]]:
+    standings = service.accounting.used(tenant.name)
     found: dict[str, Mapping[str, int]] = {}
     for name, kind in LIMITS.items():
         limit = getattr(tenant, name)
         if limit is None:
             continue
-        used = told[name].used if name in told else 0
+        used = standings[name].used if name in standings else 0
         if kind.counts == "places":
             used = places
         found[name] = {"limit": limit, "used": used}

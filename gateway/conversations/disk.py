@@ -1,9 +1,9 @@
-"""The copy on disk: one SQLite file for all workers of a gateway.
+"""The disk copy of the store: one SQLite file for all workers of a gateway.
 
-A tenant's records hang on units, a group with its head or a single record: those are used, expire
-and are evicted as a whole, so that a conversation is there with all its items or not at all.
-Triggers count what a unit and a tenant have. `shared` is the epoch of Redis that a record was
-brought in, 0 for none.
+A tenant's records belong to units: a group with its head, or a single record. A unit is renewed,
+expired and evicted as one, so a conversation is stored completely or not at all. Triggers maintain
+the totals of units and tenants. `shared` is the Redis epoch in which a record was uploaded, 0 if it
+was not.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 from gateway.conversations.record import (
     DELETED,
     MAX_MEMBERS,
-    MAX_READ,
-    OVERHEAD,
+    MAX_READ_BYTES,
+    OVERHEAD_BYTES,
     TOO_LARGE,
-    Kept,
+    DiskRecord,
     Record,
 )
 from gateway.errors import ConversationTooLarge
 
 FILE = "conversations.sqlite"
 _VERSION = 1
-_STEP = 256  # records that one transaction removes
-_VARIABLES = 500  # of one statement; old SQLite takes 999
-_BUSY_S = 5.0
-_LOG_BYTES = 16 * 1024 * 1024
+_MAX_REMOVED_AT_ONCE = 256  # records
+_MAX_VARIABLES = 500  # per statement; old SQLite versions allow 999
+_BUSY_TIMEOUT_S = 5.0
+_MAX_LOG_BYTES = 16 * 1024 * 1024
 _SCHEMA = f"""
 CREATE TABLE tenants(
   name TEXT PRIMARY KEY, bytes INTEGER NOT NULL DEFAULT 0, records INTEGER NOT NULL DEFAULT 0
@@ -52,17 +52,17 @@ CREATE TABLE records(
 CREATE INDEX records_of_unit ON records(unit, place);
 CREATE INDEX records_by_epoch ON records(shared);
 CREATE TRIGGER added AFTER INSERT ON records BEGIN
-  UPDATE units SET bytes = bytes + length(new.data) + {OVERHEAD}, records = records + 1
+  UPDATE units SET bytes = bytes + length(new.data) + {OVERHEAD_BYTES}, records = records + 1
     WHERE key = new.unit;
   INSERT OR IGNORE INTO tenants(name) VALUES (new.tenant);
-  UPDATE tenants SET bytes = bytes + length(new.data) + {OVERHEAD}, records = records + 1
+  UPDATE tenants SET bytes = bytes + length(new.data) + {OVERHEAD_BYTES}, records = records + 1
     WHERE name = new.tenant;
 END;
 CREATE TRIGGER removed AFTER DELETE ON records BEGIN
-  UPDATE units SET bytes = bytes - length(old.data) - {OVERHEAD}, records = records - 1
+  UPDATE units SET bytes = bytes - length(old.data) - {OVERHEAD_BYTES}, records = records - 1
     WHERE key = old.unit;
   DELETE FROM units WHERE key = old.unit AND records = 0;
-  UPDATE tenants SET bytes = bytes - length(old.data) - {OVERHEAD}, records = records - 1
+  UPDATE tenants SET bytes = bytes - length(old.data) - {OVERHEAD_BYTES}, records = records - 1
     WHERE name = old.tenant;
   DELETE FROM tenants WHERE name = old.tenant AND records = 0;
 END;
@@ -72,36 +72,37 @@ _COLUMNS = "r.tenant, r.id, r.data, r.version, r.grouped, r.place, u.used, r.key
 _RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
 
 
-class Put(NamedTuple):
-    """What became of a put: `done`, or it has to be asked again, as there was much to remove."""
+class DiskPut(NamedTuple):
+    """Result of a put. If `done` is False, repeat the put: so far it only evicted records."""
 
     done: bool
     evicted: int
 
 
-class Looked(NamedTuple):
-    """What is to be known of Redis after a restart, too.
+class SavedState(NamedTuple):
+    """State of Redis as last seen, saved for the next start.
 
     Attributes:
-        epoch: as are `since`, `seen`, `left` and `gateways` those of `shared.Known`; 0 where
-            nothing is.
-        key: of a record that was there some time before.
+        epoch: As in `shared.RedisState`, like `since`, `seen`, `departed_ms` and `gateways`; 0 if
+            nothing was saved.
+        key: The key of a record that was on disk some time before.
     """
 
     epoch: int
     since: int
     seen: int
-    left: int
+    departed_ms: int
     key: int
     gateways: tuple[str, ...]
 
 
 class ForeignFile(Exception):
-    """Another release wrote the file; its layout is not known here."""
+    """The file was written by another release with an unknown layout."""
 
 
 class ConversationDisk:
-    """Blocks; for one thread at a time. Raises sqlite3.Error as it comes."""
+    """The disk copy. Methods block, raise sqlite3.Error, and must be called by one thread at a
+    time."""
 
     def __init__(
         self,
@@ -112,33 +113,34 @@ class ConversationDisk:
         renew_ms: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Opens the file, or makes it. Raises OSError, sqlite3.Error and ForeignFile."""
+        """Open or create the file. Raises OSError, sqlite3.Error and ForeignFile."""
         self._ttl_ms = ttl_ms
         self._tenant_bytes = tenant_bytes
         self._renew_ms = renew_ms
         self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / FILE
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its log takes over the mode
-        self._at = sqlite3.connect(
-            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        # SQLite's log file inherits the mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._database = sqlite3.connect(
+            path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         try:
             self._prepare()
         except BaseException:
-            self._at.close()
+            self._database.close()
             raise
 
     def _prepare(self) -> None:
-        run = self._at.execute
-        run("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect in an empty file alone
+        run = self._database.execute
+        run("PRAGMA auto_vacuum = INCREMENTAL")  # only effective in an empty file
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
-        run(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        with self._changing():
+        run(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")
+        with self._transaction():
             (version,) = run("PRAGMA user_version").fetchone()
             if version == 0:
-                for statement in _statements(_SCHEMA):
+                for statement in _split_statements(_SCHEMA):
                     run(statement)
             elif version != _VERSION:
                 raise ForeignFile(f"its layout is number {version}, not {_VERSION}")
@@ -147,63 +149,68 @@ class ConversationDisk:
             run("CREATE TABLE IF NOT EXISTS departed(at INTEGER NOT NULL)")
 
     def close(self) -> None:
-        self._at.close()
+        self._database.close()
 
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
-    ) -> Put:
-        """All of them or none, those aside of which there is as high a version.
+    ) -> DiskPut:
+        """Store all records or none, skipping those with an equal or higher version on disk.
 
-        Raises ConversationTooLarge where one unit would have more than the tenant may.
+        Raises ConversationTooLarge if a unit would exceed what the tenant may have.
         """
         used_ms = self._now() if used_ms is None else used_ms
         units = {record.unit for record in records}
-        # Whatever is read from Redis comes here each time: most of that writes nothing, and waits
-        # for nobody who writes.
+        # Records read from Redis also pass through here. Most change nothing, and then no write
+        # lock is needed.
         if not (
             any(self._is_newer(tenant, record) for record in records)
             or self._has_stale(tenant, units, used_ms - self._renew_ms)
         ):
-            return Put(True, 0)
-        with self._changing():
+            return DiskPut(True, 0)
+        with self._transaction():
             fresh = [record for record in records if self._is_newer(tenant, record)]
-            evicted, room = self._make_room(tenant, units, fresh)
-            if room:
+            evicted, fits = self._evict(tenant, units, fresh)
+            if fits:
                 for record in fresh:
                     self._write(tenant, record, epoch, used_ms)
                 self._renew(tenant, units, used_ms)
-        return Put(room, evicted)
+        return DiskPut(fits, evicted)
 
-    def get(self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ) -> list[Kept]:
-        """Those that there are, in no order. Raises ConversationTooLarge beyond `max_bytes`."""
+    def get(
+        self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
+    ) -> list[DiskRecord]:
+        """Return the records that exist, in no order. Raise ConversationTooLarge if they exceed
+        `max_bytes`."""
         wanted = list(ids)
-        found: list[Kept] = []
-        for start in range(0, len(wanted), _VARIABLES):
-            some = wanted[start : start + _VARIABLES]
-            where = f"WHERE r.tenant = ? AND r.id IN ({_marks(some)}) AND u.used > ?"
-            read = self._read(where, [tenant, *some, self._oldest()], max_bytes)
-            max_bytes -= sum(len(kept.record.data) for kept in read)
+        found: list[DiskRecord] = []
+        for start in range(0, len(wanted), _MAX_VARIABLES):
+            some = wanted[start : start + _MAX_VARIABLES]
+            where = f"WHERE r.tenant = ? AND r.id IN ({_placeholders(some)}) AND u.used > ?"
+            read = self._select(where, [tenant, *some, self._expired_before()], max_bytes)
+            max_bytes -= sum(len(stored.record.data) for stored in read)
             found += read
         self._touch(tenant, found)
         return found
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> list[str]:
-        """The ids, by order."""
+        """Return the ids of members, by order."""
         query = (
             f"SELECT r.id {_RECORDS} WHERE u.tenant = ? AND u.name = ? AND u.used > ?"
             " AND r.grouped = u.name AND r.place > ? ORDER BY r.place, r.id LIMIT ?"
         )
-        values = (tenant, group, self._oldest(), after, limit)
-        return [id_ for (id_,) in self._at.execute(query, values)]
+        values = (tenant, group, self._expired_before(), after, limit)
+        return [id_ for (id_,) in self._database.execute(query, values)]
 
-    def unshared(self, epoch: int, before: int | None, limit: int, max_bytes: int) -> list[Kept]:
-        """Some that were not brought in `epoch`, the last written first, from below `before`.
+    def list_unshared(
+        self, epoch: int, before: int | None, limit: int, max_bytes: int
+    ) -> list[DiskRecord]:
+        """Return records not uploaded in `epoch`, last written first, with keys below `before`.
 
-        At least one if there is any, else as many as make `max_bytes`.
+        The result has at least one record if any exists, then as many as fit in `max_bytes`.
         """
         before = 2**63 - 1 if before is None else before
         keys: list[int] = []
-        for key, size in self._at.execute(
+        for key, size in self._database.execute(
             "SELECT r.key, length(r.data) FROM records r"
             " WHERE r.key < ? AND r.shared <> ? ORDER BY r.key DESC LIMIT ?",
             (before, epoch, limit),
@@ -212,155 +219,162 @@ class ConversationDisk:
             if keys and max_bytes < 0:
                 break
             keys.append(key)
-        where = f"WHERE r.key IN ({_marks(keys)}) ORDER BY r.key DESC"
-        return self._read(where, keys, 2**63)
+        where = f"WHERE r.key IN ({_placeholders(keys)}) ORDER BY r.key DESC"
+        return self._select(where, keys, 2**63)
 
     def has_unshared(self, epoch: int) -> bool:
         query = (
             "SELECT EXISTS(SELECT 1 FROM records WHERE shared < ?)"
             " OR EXISTS(SELECT 1 FROM records WHERE shared > ?)"
         )
-        return bool(self._at.execute(query, (epoch, epoch)).fetchone()[0])
+        return bool(self._database.execute(query, (epoch, epoch)).fetchone()[0])
 
     def last_key(self) -> int:
-        """Of what was written last; 0 for none."""
-        (key,) = self._at.execute("SELECT coalesce(max(key), 0) FROM records").fetchone()
+        """Return the key of the last written record; 0 if the disk is empty."""
+        (key,) = self._database.execute("SELECT coalesce(max(key), 0) FROM records").fetchone()
         return int(key)
 
-    def unshare(self, after: int) -> None:
-        """What was written after the key `after` is to be brought to Redis again."""
-        with self._changing():
-            self._at.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
+    def mark_unshared(self, after: int) -> None:
+        """Mark records with a key above `after` for another upload to Redis."""
+        with self._transaction():
+            self._database.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
-        """The record, if there is one: it was deleted elsewhere."""
+        """Delete a record that was deleted through another gateway, if it exists."""
         query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
-        if self._at.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
+        if self._database.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
-        """All of it, as Redis had no room for it: the others have not all of it any more."""
-        with self._changing():
+        """Delete a group from disk after Redis evicted it: other gateways no longer have all of
+        it."""
+        with self._transaction():
             query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
-            for (unit,) in self._at.execute(query, (tenant, name)).fetchall():
+            for (unit,) in self._database.execute(query, (tenant, name)).fetchall():
                 self._drop(unit, 2**31)
 
-    def looked(self) -> Looked:
-        """What `set_looked` was given last."""
-        found = self._at.execute("SELECT epoch, name FROM gateways").fetchall()
+    def load_state(self) -> SavedState:
+        """Return the state that `save_state` saved last."""
+        found = self._database.execute("SELECT epoch, name FROM gateways").fetchall()
         epoch = max((epoch for epoch, _ in found), default=0)
-        last = self._at.execute("SELECT since, seen, key FROM looked").fetchone()
+        last = self._database.execute("SELECT since, seen, key FROM looked").fetchone()
         since, seen, key = last or (0, 0, 0)
-        (left,) = self._at.execute("SELECT coalesce(max(at), 0) FROM departed").fetchone()
-        return Looked(
+        (left,) = self._database.execute("SELECT coalesce(max(at), 0) FROM departed").fetchone()
+        return SavedState(
             epoch=epoch,
             since=since,
             seen=seen,
-            left=left,
+            departed_ms=left,
             key=key,
             gateways=tuple(name for _, name in found),
         )
 
-    def set_looked(self, looked: Looked) -> None:
-        epoch, since, seen, left, key, names = looked
-        with self._changing():
-            self._at.execute("DELETE FROM looked")
-            self._at.execute("INSERT INTO looked VALUES (?, ?, ?)", (since, seen, key))
-            self._at.execute("DELETE FROM departed")
-            self._at.execute("INSERT INTO departed VALUES (?)", (left,))
-            self._at.execute("DELETE FROM gateways")
+    def save_state(self, state: SavedState) -> None:
+        epoch, since, seen, left, key, names = state
+        with self._transaction():
+            self._database.execute("DELETE FROM looked")
+            self._database.execute("INSERT INTO looked VALUES (?, ?, ?)", (since, seen, key))
+            self._database.execute("DELETE FROM departed")
+            self._database.execute("INSERT INTO departed VALUES (?)", (left,))
+            self._database.execute("DELETE FROM gateways")
             rows = [(name, epoch) for name in names]
-            self._at.executemany("INSERT INTO gateways(name, epoch) VALUES (?, ?)", rows)
+            self._database.executemany("INSERT INTO gateways(name, epoch) VALUES (?, ?)", rows)
 
-    def set_shared(self, keys: Sequence[int], epoch: int) -> None:
-        with self._changing():
-            query = f"UPDATE records SET shared = ? WHERE key IN ({_marks(keys)})"
-            self._at.execute(query, [epoch, *keys])
+    def mark_shared(self, keys: Sequence[int], epoch: int) -> None:
+        with self._transaction():
+            query = f"UPDATE records SET shared = ? WHERE key IN ({_placeholders(keys)})"
+            self._database.execute(query, [epoch, *keys])
 
     def tidy(self) -> bool:
-        """Removes some of what has expired, and gives some of the file back.
+        """Remove some expired records and return some free pages to the file system.
 
-        Returns whether there is more of either.
+        Returns True if more of either remains.
         """
-        with self._changing():
+        with self._transaction():
             query = "SELECT key FROM units WHERE used <= ? ORDER BY used LIMIT ?"
             removed = 0
-            for (unit,) in self._at.execute(query, (self._oldest(), _STEP)).fetchall():
-                removed += self._drop(unit, _STEP - removed)
-                if removed == _STEP:
+            for (unit,) in self._database.execute(
+                query, (self._expired_before(), _MAX_REMOVED_AT_ONCE)
+            ).fetchall():
+                removed += self._drop(unit, _MAX_REMOVED_AT_ONCE - removed)
+                if removed == _MAX_REMOVED_AT_ONCE:
                     break
         # `execute` would stop after one page.
-        self._at.executescript(f"PRAGMA incremental_vacuum({_STEP})")
-        (free,) = self._at.execute("PRAGMA freelist_count").fetchone()
-        return removed == _STEP or free > _STEP
+        self._database.executescript(f"PRAGMA incremental_vacuum({_MAX_REMOVED_AT_ONCE})")
+        (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+        return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
 
     def usage(self) -> tuple[int, int]:
-        """Bytes and records of all tenants."""
+        """Return bytes and records of all tenants."""
         query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
-        total, records = self._at.execute(query).fetchone()
+        total, records = self._database.execute(query).fetchone()
         return total, records
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
 
-    def _oldest(self) -> int:
+    def _expired_before(self) -> int:
         return self._now() - self._ttl_ms
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        self._at.execute("BEGIN IMMEDIATE")
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._at.execute("COMMIT")
+            self._database.execute("COMMIT")
         except BaseException:
-            if self._at.in_transaction:
-                self._at.execute("ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
 
     def _is_newer(self, tenant: str, record: Record) -> bool:
         query = "SELECT version FROM records WHERE tenant = ? AND id = ?"
-        found = self._at.execute(query, (tenant, record.id)).fetchone()
+        found = self._database.execute(query, (tenant, record.id)).fetchone()
         return found is None or record.version > found[0]
 
-    def _make_room(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
-        """Removes the tenant's longest unused, but for `units`: how many records, and whether
-        there is room now."""
+    def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
+        """Evict the tenant's least recently used units, except `units`.
+
+        Returns the number of removed records, and True if `fresh` now fits.
+        """
         need = sum(record.size for record in fresh)
-        own, most = self._count(tenant, units)
+        own, largest = self._measure(tenant, units)
         grouped = sum(bool(record.group) for record in fresh)
-        if own + need > self._tenant_bytes or (grouped and most + grouped > MAX_MEMBERS):
+        if own + need > self._tenant_bytes or (grouped and largest + grouped > MAX_MEMBERS):
             raise ConversationTooLarge(TOO_LARGE.format(self._tenant_bytes))
         removed = 0
         while True:
             query = "SELECT bytes FROM tenants WHERE name = ?"
-            if (self._at.execute(query, (tenant,)).fetchone() or (0,))[0] + need <= (
+            if (self._database.execute(query, (tenant,)).fetchone() or (0,))[0] + need <= (
                 self._tenant_bytes
             ):
                 return removed, True
             query = "SELECT key, name FROM units WHERE tenant = ? ORDER BY used, key LIMIT ?"
-            oldest = self._at.execute(query, (tenant, len(units) + 1)).fetchall()
+            oldest = self._database.execute(query, (tenant, len(units) + 1)).fetchall()
             victim = next((key for key, name in oldest if name not in units), None)
-            if victim is None or removed == _STEP:
+            if victim is None or removed == _MAX_REMOVED_AT_ONCE:
                 return removed, victim is None
-            removed += self._drop(victim, _STEP - removed)
+            removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
-    def _count(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Bytes of these units, and the most records that one has."""
+    def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
+        """Return the total bytes of the units, and the largest record count among them."""
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
-        found = [self._at.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units]
+        found = [
+            self._database.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units
+        ]
         return sum(size for size, _ in found), max((count for _, count in found), default=0)
 
     def _drop(self, unit: int, limit: int) -> int:
-        """Removes a unit, its head first, as far as `limit` goes; how many records that were."""
+        """Remove at most `limit` records of a unit, its head first. Return their number."""
         query = (
             "DELETE FROM records WHERE key IN"
             " (SELECT key FROM records WHERE unit = ? ORDER BY grouped <> '', place LIMIT ?)"
         )
-        return self._at.execute(query, (unit, limit)).rowcount
+        return self._database.execute(query, (unit, limit)).rowcount
 
     def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
-        run = self._at.execute
-        # What replaces another gets a later key: it is to be brought to Redis sooner.
+        run = self._database.execute
+        # A replaced record gets a higher key, so it is uploaded to Redis sooner.
         run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
         run(
             "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",
@@ -375,49 +389,49 @@ class ConversationDisk:
             ),
         )
 
-    def _read(self, where: str, values: Sequence[Any], max_bytes: int) -> list[Kept]:
-        lengths = self._at.execute(f"SELECT length(r.data) {_RECORDS} {where}", values)
+    def _select(self, where: str, values: Sequence[Any], max_bytes: int) -> list[DiskRecord]:
+        lengths = self._database.execute(f"SELECT length(r.data) {_RECORDS} {where}", values)
         if sum(length for (length,) in lengths) > max_bytes:
             raise ConversationTooLarge("It is too large to be read at once.")
         return [
-            Kept(tenant, Record(*record), used_ms, key)
-            for tenant, *record, used_ms, key in self._at.execute(
+            DiskRecord(tenant, Record(*record), used_ms, key)
+            for tenant, *record, used_ms, key in self._database.execute(
                 f"SELECT {_COLUMNS} {_RECORDS} {where}", values
             )
         ]
 
-    def _touch(self, tenant: str, found: Sequence[Kept]) -> None:
-        """Their time begins anew; most readings write nothing."""
+    def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
+        """Renew the units of these records; most reads need no write."""
         now = self._now()
         stale = {
-            kept.record.unit
-            for kept in found
-            if kept.record.data and kept.used_ms < now - self._renew_ms
+            stored.record.unit
+            for stored in found
+            if stored.record.data and stored.used_ms < now - self._renew_ms
         }
-        # A disk that takes no writes is still read.
+        # A read-only disk can still be read.
         with suppress(sqlite3.OperationalError):
             if stale:
-                with self._changing():
+                with self._transaction():
                     self._renew(tenant, stale, now)
 
     def _has_stale(self, tenant: str, units: set[str], before_ms: int) -> bool:
         query = "SELECT 1 FROM units WHERE tenant = ? AND name = ? AND used < ?"
         return any(
-            self._at.execute(query, (tenant, unit, before_ms)).fetchone() is not None
+            self._database.execute(query, (tenant, unit, before_ms)).fetchone() is not None
             for unit in units
         )
 
     def _renew(self, tenant: str, units: set[str], used_ms: int) -> None:
         query = "UPDATE units SET used = ? WHERE tenant = ? AND name = ? AND used < ?"
-        self._at.executemany(query, [(used_ms, tenant, unit, used_ms) for unit in units])
+        self._database.executemany(query, [(used_ms, tenant, unit, used_ms) for unit in units])
 
 
-def _marks(values: Sequence[object]) -> str:
+def _placeholders(values: Sequence[object]) -> str:
     return ",".join("?" * len(values))
 
 
-def _statements(script: str) -> Iterator[str]:
-    """`executescript` would end the transaction."""
+def _split_statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; `executescript` would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""The disk for the event loop: its thread, and what becomes of it when it fails."""
+"""Access to the disk copy from the event loop: one thread, and failure handling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.conversations.disk import ConversationDisk, ForeignFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 
 log = logging.getLogger(__name__)
 
@@ -21,27 +21,31 @@ T = TypeVar("T")
 DISK_ERRORS = (OSError, sqlite3.Error, ForeignFile)
 
 
-class DiskAway(Exception):
-    """This gateway's disk keeps nothing now."""
+class DiskUnavailable(Exception):
+    """The disk of this gateway cannot store conversations now."""
 
 
 class DiskThread:
-    """`open` comes first. A file that is damaged, or not ours to change, is left alone until the
-    next start; what fails otherwise, such as a disk that is full, is tried again each time, to open
-    it, too."""
+    """The thread that uses the disk copy. Call `open` first.
 
-    def __init__(self, folder: Path, make: Callable[[], ConversationDisk], stats: Stats) -> None:
+    A file that is damaged or foreign is not used again until the next start. After any other
+    failure, such as a full disk, each call tries again, including to open the file.
+    """
+
+    def __init__(
+        self, folder: Path, make: Callable[[], ConversationDisk], stats: ConversationStats
+    ) -> None:
         self._folder = folder
         self._make = make
         self._stats = stats
         self._disk: ConversationDisk | None = None
-        self._left_alone = False
-        self._fails = False
-        self._why = ""
+        self._is_disabled = False
+        self._is_failing = False
+        self._reason = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
 
     async def open(self) -> None:
-        with suppress(DiskAway):
+        with suppress(DiskUnavailable):
             await self.run(lambda _: None)
 
     async def close(self) -> None:
@@ -50,23 +54,23 @@ class DiskThread:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
-        """Raises DiskAway."""
-        if self._left_alone:
-            raise DiskAway
+        """Run `work` in the thread. Raise DiskUnavailable if the disk fails."""
+        if self._is_disabled:
+            raise DiskUnavailable
         try:
-            result = await self._in_thread(lambda: work(self._opened()))
+            result = await self._in_thread(lambda: work(self._open_disk()))
         except DISK_ERRORS as error:
-            # An OperationalError is of the moment: a full disk, or another process that is busy.
-            self._left_alone |= type(error) in (sqlite3.DatabaseError, ForeignFile)
-            self._failed(error)
-            raise DiskAway from error
-        if self._fails:
-            self._fails = False
+            # An OperationalError is temporary: a full disk, or another process that holds the lock.
+            self._is_disabled |= type(error) in (sqlite3.DatabaseError, ForeignFile)
+            self._record_failure(error)
+            raise DiskUnavailable from error
+        if self._is_failing:
+            self._is_failing = False
             log.info("conversations are kept in %s again", self._folder)
         return result
 
-    def _opened(self) -> ConversationDisk:
-        """In the thread."""
+    def _open_disk(self) -> ConversationDisk:
+        """Return the disk copy, opened if necessary. Runs in the thread."""
         if self._disk is None:
             self._disk = self._make()
         return self._disk
@@ -76,12 +80,14 @@ class DiskThread:
 
     @property
     def problem(self) -> str:
-        """Why nothing is kept now; empty where it is."""
-        return f"conversations are not kept in {self._folder} now: {self._why}" * self._fails
+        """The reason why nothing is stored on disk now; "" if the disk works."""
+        return (
+            f"conversations are not kept in {self._folder} now: {self._reason}" * self._is_failing
+        )
 
-    def _failed(self, error: BaseException) -> None:
-        self._why = str(error)
+    def _record_failure(self, error: BaseException) -> None:
+        self._reason = str(error)
         self._stats.disk_failures += 1
-        if not self._fails:
-            self._fails = True
+        if not self._is_failing:
+            self._is_failing = True
             log.error("conversations are not kept in %s now: %s", self._folder, error)

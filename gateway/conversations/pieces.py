@@ -1,4 +1,4 @@
-"""Records in pieces, each of which costs Redis little at once."""
+"""Division of records into pieces that each take Redis little time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import NamedTuple
 from gateway.conversations.record import Record
 
 MAX_RECORDS = 64
-"""Records that one script puts or reads: some 20 us of Redis each."""
+"""Records that one script writes or reads: some 20 us of Redis each."""
 MAX_INLINE_BYTES = 512 * 1024
-"""Bytes that a script takes as arguments: they are copied three times, which takes 1 ms a MiB."""
+"""Bytes that a script takes as arguments. They are copied three times, which takes 1 ms per MiB."""
 MAX_COPIED_BYTES = 1024 * 1024
-"""Bytes of a value that one command writes or reads. Redis copies them to its log on disk, too."""
+"""Bytes of a value that one command writes or reads. Redis also copies them to its log on disk."""
 _MAX_LISTED_BYTES = MAX_INLINE_BYTES // MAX_RECORDS
 
 
 class Piece(NamedTuple):
-    """Records that one script puts, all or none.
+    """Records that one script writes, all or none.
 
     Attributes:
-        records: those of this piece.
-        staged: the indexes in `records` of those whose values are too large to be arguments.
-        later_bytes: the bytes that records of later pieces count for.
-        later_units: for each unit of those its new members.
+        records: The records of this piece.
+        staged: Indices in `records` of values that are too large for arguments.
+        later_bytes: Counted bytes of the records in later pieces.
+        later_units: New members in later pieces, by unit.
     """
 
     records: Sequence[Record]
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
-    """Return the first records of many; `with_later` asks for the memory of all of them."""
+    """Return the first piece of many records. `with_later` reserves space for all of them."""
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES
     staged = [n for n, each in enumerate(some) if is_large and len(each.data) > _MAX_LISTED_BYTES]

@@ -1,4 +1,4 @@
-"""What is kept, and its bounds."""
+"""Stored records and their size limits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import NamedTuple
 from gateway.errors import ConversationTooLarge
 
 DELETED = 2**63 - 1
-"""The version of what `Conversations.delete` leaves: nothing follows."""
+"""The version of a tombstone, written by `Conversations.delete`. No version follows it."""
 FINAL = 2**52
-"""The least version of what changes no more until it is deleted: any copy of it is as good."""
-GROWING = "conv_"
-"""What the ids of groups begin with to which any gateway may add: an old copy is not all of it."""
-MAX_READ = 32 * 1024 * 1024
+"""The lowest version of an immutable record. Any copy of such a record is current until its
+deletion."""
+GROWING_PREFIX = "conv_"
+"""Id prefix of groups to which any gateway may add. An old copy of such a group may be incomplete.
+"""
+MAX_READ_BYTES = 32 * 1024 * 1024
 """Bytes of data in one answer of the store, and so of one record."""
 MAX_MEMBERS = 10_000
 """Records of one group."""
-OVERHEAD = 512
-"""Bytes that a record counts for beside its data: its names and what finds it again."""
+OVERHEAD_BYTES = 512
+"""Bytes counted for each record in addition to its data, for its names and indices."""
 
 TOO_LARGE = (
     "There is no room for more in it: a conversation may have as many bytes as a tenant, {}, and "
@@ -29,15 +31,16 @@ _ID = re.compile(r"[A-Za-z0-9_/-]{1,160}")
 
 
 class Record(NamedTuple):
-    """One thing that an API keeps for a tenant.
+    """Stored value of a tenant.
 
     Attributes:
-        id: such as resp_… and conv_…, or a name below one, "resp_…/beat".
-        data: what the API keeps; b"" says that it was deleted.
-        version: wherever two copies meet the higher one stays, of equal ones the first.
-        group: the id of the conversation or response whose member it is.
-        order: its place within the group. Of what is in none, when it began, as
-            `Conversations.time` was then: what changes is then known to be all there.
+        id: For example resp_… or conv_…, or a name below one, "resp_…/beat".
+        data: The stored bytes; b"" for a tombstone.
+        version: Of two copies, the one with the higher version wins; of equal versions, the first.
+        group: The id of the conversation or response that the record is a member of.
+        order: The position within the group. For a record without group, the time when it began,
+            `Conversations.redis_time_ms`; it shows whether a restored record can be trusted to be
+            complete.
     """
 
     id: str
@@ -48,27 +51,28 @@ class Record(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What lives and goes together: a group with the record that it is called by."""
+        """The unit of eviction and expiry: a group with its head, or the record alone."""
         return self.group or self.id
 
     @property
-    def grows(self) -> bool:
-        """Whether it is of what no old copy is all of."""
-        return self.unit.startswith(GROWING)
+    def is_growing(self) -> bool:
+        """True if the record belongs to a group to which any gateway may add."""
+        return self.unit.startswith(GROWING_PREFIX)
 
     @property
     def size(self) -> int:
-        """Bytes that it counts for."""
-        return len(self.data) + OVERHEAD
+        """Bytes counted toward the tenant's limit."""
+        return len(self.data) + OVERHEAD_BYTES
 
 
-class Kept(NamedTuple):
-    """A record as a copy has it.
+class DiskRecord(NamedTuple):
+    """A record as read from the disk copy.
 
     Attributes:
-        tenant: "" where there are none.
-        used_ms: when its unit was used last, in ms since 1970.
-        key: its place on the disk; a later one was written later.
+        tenant: The owner; "" without tenants.
+        record: The record.
+        used_ms: Last use of its unit, in ms since 1970.
+        key: Its key on disk; records written later have higher keys.
     """
 
     tenant: str
@@ -81,14 +85,15 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def checked(record: Record) -> Record:
-    """Raises ValueError for what no store takes, ConversationTooLarge for too much data."""
+def check_record(record: Record) -> Record:
+    """Return the record. Raise ValueError for invalid fields, ConversationTooLarge for too much
+    data."""
     if not is_id(record.id) or not (record.group == "" or is_id(record.group)):
         raise ValueError(f"{record.id!r}, {record.group!r}: no id")
     if not (0 <= record.version < 2**63 and 0 <= record.order < 2**63):
         raise ValueError(f"version {record.version}, order {record.order}")
-    if len(record.data) > MAX_READ:
+    if len(record.data) > MAX_READ_BYTES:
         raise ConversationTooLarge(
-            f"What is to be kept has {len(record.data)} bytes; at most {MAX_READ} can be."
+            f"What is to be kept has {len(record.data)} bytes; at most {MAX_READ_BYTES} can be."
         )
     return record

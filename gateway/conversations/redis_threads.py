@@ -1,4 +1,4 @@
-"""Redis for the event loop: threads for its calls, and whether it is there."""
+"""Access to the Redis copy from the event loop: threads for calls, and availability."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from gateway.conversations.shared import Known, Look, SharedConversations
-from gateway.conversations.stats import Stats
+from gateway.conversations.shared import PollResult, RedisState, SharedConversations
+from gateway.conversations.stats import ConversationStats
 from lora_store.primary import NO_REPLICAS, RedisUnavailable, code_of, describe, failures
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_THREADS = 4
-_QUIET_S = 10.0
-"""Seconds without a failure of a kind after which one is over, if Redis takes writes."""
+_MAX_THREADS = 4
+_RECOVERY_S = 10.0
+"""Seconds without a failure of a kind after which that failure is over, if Redis accepts writes."""
 
 
 class _Failure(NamedTuple):
@@ -27,63 +27,68 @@ class _Failure(NamedTuple):
     at: float
 
 
-class RedisAway(Exception):
-    """Redis does not answer, or refuses."""
+class RedisDown(Exception):
+    """Redis does not answer, or refuses the call."""
 
 
 class RedisThreads:
-    """While Redis is away nobody waits for it: `look` alone asks whether it is back."""
+    """Threads that call Redis. While Redis is unavailable, calls fail at once, and only `poll`
+    tries again."""
 
-    def __init__(self, shared: SharedConversations, stats: Stats) -> None:
-        self.known = Known()
-        self.up = False
+    def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
+        self.state = RedisState()
+        self.is_up = False
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
-        # By kind of call, and under "" that of the server: a Redis that is full, say, is read as
-        # ever. What works must not end the failure of what does not.
+        # Keyed by kind of call; "" is the server. A full Redis still serves reads, so a successful
+        # read must not end the failure of writes.
         self._failures: dict[str, _Failure] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations-redis")
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._threads.shutdown)
         self._shared.close()
 
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
-        """Return what `work`, a call of that `kind`, returns. Raises RedisAway."""
-        if not self.up:
-            raise RedisAway
+        """Return what `work`, a call of that `kind`, returns. Raise RedisDown if Redis fails."""
+        if not self.is_up:
+            raise RedisDown
 
-        def unless_away(shared: SharedConversations) -> T:
-            # It may have been found away while this waited for a thread.
-            if not self.up:
-                raise RedisAway
+        def run_if_up(shared: SharedConversations) -> T:
+            # Redis may have failed while this call waited for a thread.
+            if not self.is_up:
+                raise RedisDown
             return work(shared)
 
-        return await self._run(unless_away, kind)
+        return await self._run(run_if_up, kind)
 
     @property
     def problem(self) -> str:
-        """Why nothing is shared now; empty where it is."""
+        """The reason why nothing is shared now; "" if Redis works."""
         why = next((failure.why for failure in self._failures.values()), "")
         return f"conversations are not shared now: Redis fails: {why}" if why else ""
 
     @property
     def epoch(self) -> int:
-        """As last seen; 0 before."""
-        return self.known.epoch
+        """The epoch of Redis as last seen; 0 before the first poll."""
+        return self.state.epoch
 
-    async def look(self, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)) -> Look:
-        """See `SharedConversations.look`. Raises RedisAway."""
-        look = await self._run(lambda shared: shared.look(self.known, gateway, says, of), "look")
-        # Else a later one was faster, or Redis is full and tells nothing.
-        if look.known.since and look.known.seen > self.known.seen:
-            self.known = look.known
-        self.up = True
-        if look.known.since:  # it has written
-            before = time.monotonic() - _QUIET_S
+    async def poll(
+        self, gateway: str = "", report: str = "", report_of: tuple[int, int] = (0, 0)
+    ) -> PollResult:
+        """Poll as `SharedConversations.poll` does. Raise RedisDown if Redis fails."""
+        result = await self._run(
+            lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
+        )
+        # Otherwise a later poll finished first, or a full Redis returned no state.
+        if result.state.since and result.state.seen > self.state.seen:
+            self.state = result.state
+        self.is_up = True
+        if result.state.since:  # It has written
+            before = time.monotonic() - _RECOVERY_S
             self._end([kind for kind, failure in self._failures.items() if failure.at < before])
-        return look
+        return result
 
     async def _run(self, work: Callable[[SharedConversations], T], kind: str) -> T:
         loop = asyncio.get_running_loop()
@@ -93,13 +98,13 @@ class RedisThreads:
             self._stats.redis_failures += 1
             cause = error.__cause__ or error
             if isinstance(error, RedisUnavailable) and code_of(cause) != NO_REPLICAS:
-                self.up = False
+                self.is_up = False
                 kind = ""
             why = describe(error)
             if not self._failures:
                 log.warning("conversations are not shared now: Redis fails: %s", why)
             self._failures[kind] = _Failure(why, time.monotonic())
-            raise RedisAway from error
+            raise RedisDown from error
         self._end(["", kind])
         return result
 

@@ -1,4 +1,4 @@
-"""The Lua scripts of the copy in Redis, run by their digests."""
+"""Lua scripts of the Redis copy, run by their digests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Script:
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[object], arguments: Sequence[object]) -> Any:
-        """Return the answer. The text is sent only if the server does not know the script."""
+        """Run the script and return its answer. The text is sent only if the server does not know
+        the script."""
         try:
             return client.evalsha(self._digest, len(keys), *keys, *arguments)
         except errors().NoScriptError:
             return client.eval(self._text, len(keys), *keys, *arguments)
 
 
-LOOK = Script("look.lua")
+POLL = Script("look.lua")
 PUT = Script("records.lua", "put.lua")
 READ = Script("records.lua", "read.lua")
 RENEW = Script("records.lua", "renew.lua")

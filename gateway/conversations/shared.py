@@ -1,94 +1,113 @@
-"""The copy in Redis, for all gateways that share it.
+"""The Redis copy, shared by gateways.
 
 ``conversations:{all}:NAME``  what the gateways know of each other: see ``look.lua``
 
-The records are in `tenant_records`, and the notices of deletions in `notices`.
+`tenant_records` has the records, and `notices` the notices of deletions.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.conversations.notices import Gone, Reader
-from gateway.conversations.scripts import LOOK
+from gateway.conversations.notices import Deletion, NoticeReader
+from gateway.conversations.scripts import POLL
 from gateway.conversations.tenant_records import TenantRecords
 from lora_store.redis_role import ROLE_CHECK_S
 
-_ALL = "conversations:{all}:"
-_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
-GONE_MS = 3600 * 1000
-"""After which a gateway that does not look any more, and what its disk has, is given up."""
-EPHEMERAL = "ephemeral:"
-"""What the name of a gateway begins with whose disk ends with it."""
-_BEHIND_MS = 30_000  # which each gateway still knows to bring again
-# All gateways look each second: by then whoever has something to bring has said so.
+_COMMON_PREFIX = "conversations:{all}:"
+_KEY_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
+GATEWAY_TIMEOUT_MS = 3600 * 1000
+"""A gateway that has not polled for this long is considered lost, with what only its disk has."""
+EPHEMERAL_PREFIX = "ephemeral:"
+"""Name prefix of a gateway whose disk is deleted when it ends."""
+# how far Redis may be behind and still have its epoch: each gateway knows what to upload again
+_BEHIND_MS = 30_000
+# All gateways poll each second, so a gateway with records to upload has reported by then.
 _SETTLED_MS = 3000
 
 
-class Known(NamedTuple):
-    """What a process knows of Redis from its last look.
+class RedisState(NamedTuple):
+    """The state of Redis at the last poll of a process.
 
     Attributes:
-        epoch: changes when Redis has lost everything, or much; 0 before the first look.
-        since: changes when it may have lost something.
-        seen: the time of Redis.
-        left: when the last gateway went for good, with its disk.
-        lost: what was brought is all there is of it only if it began later: else a part may have
-            gone with such a gateway.
-        gateways: those that share it.
+        epoch: Changes when Redis has lost everything, or much; 0 before the first poll.
+        since: Changes when Redis may have lost something.
+        seen: The time of Redis, in ms.
+        departed_ms: When the last gateway left for good, with its disk.
+        lost: A restored record is complete only if it began after this time; part of an older one
+            may have been lost with such a gateway.
+        gateways: The gateways that share this Redis.
     """
 
     epoch: int = 0
     since: int = 0
     seen: int = 0
-    left: int = 0
+    departed_ms: int = 0
     lost: int = 0
     gateways: tuple[str, ...] = ()
 
 
-class Look(NamedTuple):
-    """
+class PollResult(NamedTuple):
+    """Result of a poll.
+
     Attributes:
-        known: as it is now.
-        settled: whether what Redis lacks is nowhere else, as far as is known.
-        whole: whether it has all that the disk of the gateway that looks has; of one that has said
-            goodbye, whether that is so and it is waited for no more.
-        dirty: how often that one has said that there is more.
-        at: when this was, in ms of Redis' clock.
-        oldest: when the gateway that shares it and has not looked for longest did so; `at` where
-            there is none.
+        state: The state of Redis now.
+        settled: True if, as reported so far, no other disk has records that Redis lacks.
+        is_complete: True if Redis has all records of the polling gateway's disk. For a gateway that
+            says goodbye, True if in addition the others no longer wait for it.
+        dirty: How often the polling gateway has reported more records.
+        at: The time of the poll, in ms of Redis' clock.
+        oldest: The oldest last poll among the gateways, in the same clock; `at` without gateways.
     """
 
-    known: Known
+    state: RedisState
     settled: bool
-    whole: bool
+    is_complete: bool
     dirty: int
     at: int
     oldest: int
 
 
 class SharedConversations(TenantRecords):
-    """Blocks; for any thread. Raises `lora_store.primary.failures`."""
+    """The Redis copy. Methods block, may run in any thread, and raise
+    `lora_store.primary.failures`."""
 
     def __init__(self, url: str, *, timeout_s: float, **bounds: Any) -> None:
-        """See `TenantRecords`."""
+        """Connect lazily; for `bounds`, see `TenantRecords`."""
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
-        """Seconds for which another process may still write to a server that was replaced."""
-        self._notices = Reader(sum(self._times))
+        """Seconds for which another process may still write to a replaced server."""
+        self._notices = NoticeReader(sum(self._times))
         self._since = 0
 
-    def look(
-        self, known: Known, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)
-    ) -> Look:
-        """`gateway` says of itself that its disk has more, "dirty", or is not all brought yet,
-        "open", or is: "whole", or that it goes for good, with all of that in Redis: "bye"; `of` the
-        epoch and number that it was told before."""
-        keys = [f"{_ALL}{name}" for name in _NAMES]
-        heard = (known.epoch, known.since, known.seen, known.left, _BEHIND_MS, GONE_MS)
-        told = (gateway, says, *of, *known.gateways)
+    def poll(
+        self,
+        state: RedisState,
+        gateway: str = "",
+        report: str = "",
+        report_of: tuple[int, int] = (0, 0),
+    ) -> PollResult:
+        """Poll the state of Redis and, with `gateway`, report the state of that gateway's disk.
+
+        Args:
+            state: The state from the last poll.
+            gateway: The name of the polling gateway; "" to report nothing.
+            report: "dirty" if its disk has new records for Redis, "open" if the upload is not
+                finished, "whole" if it is, "bye" if it is and the gateway leaves for good.
+            report_of: The epoch and `dirty` count that the report is based on.
+        """
+        keys = [f"{_COMMON_PREFIX}{name}" for name in _KEY_NAMES]
+        seen_arguments = (
+            state.epoch,
+            state.since,
+            state.seen,
+            state.departed_ms,
+            _BEHIND_MS,
+            GATEWAY_TIMEOUT_MS,
+        )
+        report_arguments = (gateway, report, *report_of, *state.gateways)
         with self._primary.use() as client:
-            answer = LOOK.run(client, keys, (*heard, *told))
+            answer = POLL.run(client, keys, (*seen_arguments, *report_arguments))
         epoch, since, age_ms, seen, left, lost, others, dirty, whole, at, oldest = map(
             int, answer[:-1]
         )
@@ -97,10 +116,12 @@ class SharedConversations(TenantRecords):
         if since != self._since:
             self._since = since
             self._notices.restart()
-        now = Known(epoch=epoch, since=since, seen=seen, left=left, lost=lost, gateways=names)
-        return Look(now, settled, whole == 1, dirty, at=at, oldest=oldest)
+        now = RedisState(
+            epoch=epoch, since=since, seen=seen, departed_ms=left, lost=lost, gateways=names
+        )
+        return PollResult(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
-    def deleted(self, limit: int = 128) -> list[Gone]:
-        """Return the next deletions since the last call, and none after the last one."""
+    def read_deletions(self, limit: int = 128) -> list[Deletion]:
+        """Return some deletions since the last call; empty if all were returned."""
         with self._primary.use() as client:
             return self._notices.read(client, limit)

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Stats:
-    """
+class ConversationStats:
+    """Counts of one process.
+
     Attributes:
-        bytes: what all tenants have on this gateway's disk.
-        records: those of it.
-        evicted: records that were removed from the disk or Redis before their time, as their
-            tenants had too many bytes.
-        disk_failures: times that the disk failed.
-        redis_failures: times that Redis failed, or was found away.
-        refused_values: places in Redis whose content does not fit.
+        bytes: Bytes of all tenants on this gateway's disk.
+        records: Records of all tenants on this gateway's disk.
+        evicted: Records removed early from the disk or Redis because their tenants had too many
+            bytes.
+        disk_failures: Failures of the disk.
+        redis_failures: Failures of Redis, including the detection that it is unavailable.
+        refused_values: Keys in Redis with invalid content.
     """
 
     bytes: int = 0

@@ -1,10 +1,10 @@
-"""The records of tenants in Redis, put and read in pieces.
+"""Records of tenants in Redis, written and read in pieces.
 
-``conversations:{.TENANT}:``  what the keys of one tenant begin with: see ``records.lua``
+``conversations:{.TENANT}:``  prefix of a tenant's keys: see ``records.lua``
 
-No command or script takes more than some 2 ms of Redis, whatever is stored: large groups are read,
-renewed and removed in pieces, and large values are written and read beside the scripts. What is
-there was perhaps written by somebody else: what does not fit is counted and left alone.
+No command or script takes more than some 2 ms of Redis: large groups are read, renewed and removed
+in pieces, and large values are written and read outside the scripts. Redis may contain values of
+other programs: invalid values are counted and left unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from gateway.conversations.pieces import (
     Piece,
     first_piece,
 )
-from gateway.conversations.record import FINAL, MAX_MEMBERS, MAX_READ, TOO_LARGE, Record, is_id
+from gateway.conversations.record import (
+    FINAL,
+    MAX_MEMBERS,
+    MAX_READ_BYTES,
+    TOO_LARGE,
+    Record,
+    is_id,
+)
 from gateway.conversations.scripts import PUT, READ, RENEW, STAGE
 from gateway.errors import ConversationsUnavailable, ConversationTooLarge
 from lora_store import redis_url
@@ -31,35 +38,36 @@ from lora_store.primary import Primary, writing
 from lora_store.refusals import Refusals
 
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
-_SLACK = 300  # bytes of HEAD, with the longest of names
+_MAX_HEAD_BYTES = 300  # bytes of HEAD, with the longest of names
 _ORDER_CHARS = 21  # of a member before its id
 _STAGED_MS = 60_000
 _TORN_READS = 10
-# What put.lua says of a record, and the token of one whose value it is not given.
+# Results of put.lua for a record, and the token of a record whose value is not passed.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
-    """A record as Redis has it, and the epoch in which it was put: 0 if it was brought."""
+    """A record as stored in Redis, and the epoch in which it was put; 0 if it was uploaded from a
+    disk."""
 
     record: Record
     epoch: int
 
     @property
-    def changes(self) -> bool:
+    def may_change(self) -> bool:
         """Return True if another copy may have a later version that is not deleted."""
         return self.record.version < FINAL
 
 
 class Members(NamedTuple):
-    """Some members of a group.
+    """Members of a group.
 
     Attributes:
-        ids: by order.
-        copies: those of them that there are.
-        epoch: that of the record that the group is called by; -1 where there is none.
-        began: the order of that record; 0 where there is none.
+        ids: Ids of members, by order.
+        copies: The records of those ids that exist.
+        epoch: The epoch of the group's head; -1 if it is missing.
+        began: The order of the head; 0 if it is missing.
     """
 
     ids: list[str]
@@ -72,20 +80,22 @@ class SharedPut(NamedTuple):
     """The result of a put.
 
     Attributes:
-        done: else it has to be asked again, as there was much to remove.
-        evicted: how many records were.
-        taken: whether Redis has all of them, or higher versions; else there is what does not fit.
-        higher: the ids of which it has higher versions.
+        done: False if the put must be repeated; so far it only evicted records.
+        evicted: The number of evicted records.
+        accepted: True if Redis has all records or higher versions; False if a key has invalid
+            content.
+        higher: The ids of records with a higher version in Redis.
     """
 
     done: bool
     evicted: int
-    taken: bool
+    accepted: bool
     higher: list[str]
 
 
 class TenantRecords:
-    """Blocks; for any thread. Raises `lora_store.primary.failures`."""
+    """Access to records in Redis. Methods block, may run in any thread, and raise
+    `lora_store.primary.failures`."""
 
     def __init__(
         self,
@@ -97,7 +107,8 @@ class TenantRecords:
         renew_ms: int,
         on_refused: Callable[[], object] = lambda: None,
     ) -> None:
-        """`url` in a form of `lora_store.redis_url`; `timeout_s` bounds each call."""
+        """Connect lazily. `url` has the syntax of `lora_store.redis_url`; `timeout_s` limits each
+        call."""
         self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
@@ -109,22 +120,23 @@ class TenantRecords:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
     ) -> SharedPut:
-        """Put records in order, all or none of each 64. Put none if memory does not suffice.
+        """Put records: all or none of each 64, in order. Put nothing if the limits do not allow
+        all.
 
         Args:
-            tenant: the owner.
-            records: what is put.
-            epoch: the last one that was seen, 0 for records that are brought.
-            used_ms: when the records were used last; -1 stands for now.
+            tenant: The owner.
+            records: The records to put.
+            epoch: The epoch last seen; 0 for records uploaded from a disk.
+            used_ms: The last use of the records; -1 for now.
 
         Raises:
-            ConversationTooLarge: a unit would exceed what the tenant may have.
+            ConversationTooLarge: A unit would exceed the tenant's limit.
         """
-        with self._fitting(tenant) as client, writing(client) as bound:
-            return self._put(bound, tenant, records, epoch, used_ms)
+        with self._guarded_client(tenant) as client, writing(client) as bound:
+            return self._put_pieces(bound, tenant, records, epoch, used_ms)
         return SharedPut(True, 0, False, [])
 
-    def _put(
+    def _put_pieces(
         self, client: Any, tenant: str, records: Sequence[Record], epoch: int, used_ms: int
     ) -> SharedPut:
         evicted, states = 0, list[int]()
@@ -132,14 +144,15 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Nothing large is written before its memory is granted, nor if Redis has it.
+                # Check limits and existing versions first, so that large values are only sent if
+                # needed.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
                 if trial[0] == 0:
                     return SharedPut(False, evicted, False, [])
                 given = {
-                    number: self._stage(client, tenant, _value(piece.records[number], epoch))
+                    number: self._stage(client, tenant, _build_value(piece.records[number], epoch))
                     if trial[5][number] == _NEW
                     else _LENGTH_ONLY
                     for number in piece.staged
@@ -169,7 +182,8 @@ class TenantRecords:
         used_ms: int,
         tokens: Mapping[int, str],
     ) -> list[Any]:
-        """Run the script; `tokens` are of the records whose values are not given as they are."""
+        """Run the script. `tokens` has the tokens of records whose values are not passed as
+        arguments."""
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
         for unit, more in piece.later_units.items():
@@ -178,9 +192,9 @@ class TenantRecords:
             token = tokens.get(number, "")
             value: object = b""
             if token == _LENGTH_ONLY:
-                value = len(_head(record, epoch)) + len(record.data)
+                value = len(_build_head(record, epoch)) + len(record.data)
             elif not token:
-                value = _value(record, epoch)
+                value = _build_value(record, epoch)
             version, order = b"%020d" % record.version, b"%020d" % record.order
             arguments += (record.id, version, record.group, order, token, value)
         answer: list[Any] = PUT.run(client, [self._key(tenant, "")], arguments)
@@ -205,28 +219,33 @@ class TenantRecords:
         return token
 
     def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
-        """Return the records that there are, tombstones too. Raises ConversationTooLarge."""
-        with self._fitting(tenant) as client:
-            room = MAX_READ + _SLACK * len(ids)
-            return self._records(tenant, ids, self._values(client, tenant, ids, room))
+        """Return the records that exist, including tombstones. Raise ConversationTooLarge if they
+        are too large."""
+        with self._guarded_client(tenant) as client:
+            bytes_left = MAX_READ_BYTES + _MAX_HEAD_BYTES * len(ids)
+            return self._parse_records(
+                tenant, ids, self._read_values(client, tenant, ids, bytes_left)
+            )
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
-        """Return some members of a group. Raises ConversationTooLarge.
+        """Return some members of a group, read in pieces. Raise ConversationTooLarge if they are
+        too large.
 
-        They are read in pieces. What loses its head meanwhile, as it is removed, has none.
+        A group that loses its head during the read, since it is being removed, is returned without
+        one.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
-        with self._fitting(tenant) as client:
-            first, room = b"[%020d" % (after + 1), MAX_READ + _SLACK * limit
+        with self._guarded_client(tenant) as client:
+            first, bytes_left = b"[%020d" % (after + 1), MAX_READ_BYTES + _MAX_HEAD_BYTES * limit
             while True:
                 count = min(limit - len(ids), MAX_RECORDS)
-                values, names, head = self._read(client, tenant, "members", group, first, count)
+                values, names, head = self._run_read(client, tenant, "members", group, first, count)
                 some = [name[_ORDER_CHARS:].decode(errors="replace") for name in names]
-                found = self._values(client, tenant, some, room, values)
-                room -= sum([len(value) for value in found if value is not None])
+                found = self._read_values(client, tenant, some, bytes_left, values)
+                bytes_left -= sum([len(value) for value in found if value is not None])
                 ids += some
-                copies |= self._records(tenant, some, found)
+                copies |= self._parse_records(tenant, some, found)
                 heads.append(head)
                 if len(names) < count or len(ids) == limit:
                     break
@@ -236,48 +255,55 @@ class TenantRecords:
         epoch = min([-1 if each is None else int(each[1]) for each in read])
         return Members(ids, own, epoch, int(read[-1][3]) if read[-1] else 0)
 
-    def _values(
+    def _read_values(
         self,
         client: Any,
         tenant: str,
         ids: Sequence[str],
-        room: int,
+        bytes_left: int,
         values: Sequence[bytes | int | None] = (),
     ) -> list[bytes | None]:
-        """Return what is stored under the ids; the first `values` of it were read before."""
+        """Return the values stored under the ids; `values` are the first of them, read before."""
         found: list[bytes | None] = []
         while True:
             for id_, value in zip(ids[len(found) :], values, strict=False):
-                room -= abs(value) if isinstance(value, int) else len(value or b"")
-                if room < 0:
+                bytes_left -= abs(value) if isinstance(value, int) else len(value or b"")
+                if bytes_left < 0:
                     raise ConversationTooLarge("It is too large to be read at once.")
                 found.append(
-                    self._large(client, tenant, id_, value) if isinstance(value, int) else value
+                    self._read_large(client, tenant, id_, value)
+                    if isinstance(value, int)
+                    else value
                 )
             if len(found) == len(ids):
                 return found
             more = ids[len(found) : len(found) + MAX_RECORDS]
-            values, _, _ = self._read(client, tenant, "get", *more)
+            values, _, _ = self._run_read(client, tenant, "get", *more)
 
-    def _large(self, client: Any, tenant: str, id_: str, value: bytes | int | None) -> bytes | None:
-        """Return a value of that length, read in parts; again if it is replaced meanwhile."""
+    def _read_large(
+        self, client: Any, tenant: str, id_: str, value: bytes | int | None
+    ) -> bytes | None:
+        """Return a value of that length, read in parts. Read again if it is replaced during the
+        read."""
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
                 return value
             try:
-                if (whole := _read_parts(client, self._key(tenant, f"r:{id_}"), value)) is not None:
-                    return whole
+                if (
+                    joined := _read_parts(client, self._key(tenant, f"r:{id_}"), value)
+                ) is not None:
+                    return joined
             except errors().ResponseError as error:
                 if "WRONGTYPE" not in str(
                     error
                 ):  # a string has replaced a hash, or a hash a string
                     raise
-            [value], _, _ = self._read(client, tenant, "get", id_)
+            [value], _, _ = self._run_read(client, tenant, "get", id_)
         raise ConversationsUnavailable(
             f"{id_} is being replaced all the time and cannot be read: try again."
         )
 
-    def _read(
+    def _run_read(
         self, client: Any, tenant: str, *arguments: object
     ) -> tuple[list[bytes | int | None], list[bytes], bytes]:
         key = self._key(tenant, "")
@@ -286,7 +312,7 @@ class TenantRecords:
         return values, names, head
 
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
-        """Renew large units, which were used at `when`, piece by piece."""
+        """Renew large units, last used at `when`, piece by piece."""
         for unit in units:
             after = b""
             while after := self.renew_some(client, tenant, unit, when, after):
@@ -302,12 +328,12 @@ class TenantRecords:
         return last
 
     def _key(self, tenant: str, name: str) -> str:
-        # No tenant's name begins with a dot, and an empty one would be no hash tag.
+        # No tenant's name begins with a dot, and an empty name would form no hash tag.
         return f"conversations:{{.{tenant}}}:{name}"
 
     @contextmanager
-    def _fitting(self, tenant: str) -> Iterator[Any]:
-        """Give a client. A key of another kind is counted, and ends the work with the client."""
+    def _guarded_client(self, tenant: str) -> Iterator[Any]:
+        """Yield a client. A key of another type is counted, and ends the `with` block early."""
         try:
             with self._primary.use() as client:
                 yield client
@@ -316,7 +342,7 @@ class TenantRecords:
                 raise
             self._refusals.add(self._key(tenant, ""), error)
 
-    def _records(
+    def _parse_records(
         self, tenant: str, ids: Sequence[str], values: Sequence[bytes | None]
     ) -> dict[str, Copy]:
         found: dict[str, Copy] = {}
@@ -333,13 +359,13 @@ class TenantRecords:
         return found
 
 
-def _head(record: Record, epoch: int) -> bytes:
+def _build_head(record: Record, epoch: int) -> bytes:
     fields = (epoch, record.version, record.order, record.group.encode())
     return b"c1 %020d %020d %020d %b\n" % fields
 
 
-def _value(record: Record, epoch: int) -> bytes:
-    return _head(record, epoch) + record.data
+def _build_value(record: Record, epoch: int) -> bytes:
+    return _build_head(record, epoch) + record.data
 
 
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:
@@ -350,7 +376,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
             parts.append(client.getrange(key, start, start + MAX_COPIED_BYTES - 1))
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
-    whole = b"".join(parts)
-    # Other content has another version, which is in the head.
-    head = client.getrange(key, 0, _SLACK - 1) if length > 0 else client.hget(key, "head")
-    return whole if len(whole) == abs(length) and whole.startswith(head or b"-") else None
+    joined = b"".join(parts)
+    # Replaced content has another version, and so another head.
+    head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
+    return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

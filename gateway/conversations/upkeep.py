@@ -1,10 +1,10 @@
-"""What one worker of a gateway does for all: brings to Redis what only this disk keeps, takes what
-was deleted elsewhere, and removes what has expired.
+"""Maintenance of the store by one worker of a gateway: upload records that only this disk has to
+Redis, apply deletions by other gateways, and remove expired records.
 
-A Redis that has lost everything has another epoch, in which nothing was brought yet. The gateways
-know each other, over restarts too, and until each has said that all of its disk is there, what is
-not found is not called lost. A gateway whose disk ends with it says goodbye instead, once Redis has
-all that is on it, and nobody waits for it any more.
+A Redis that has lost everything gets a new epoch, in which nothing has been uploaded yet. Gateways
+know each other, also after restarts. Until each has reported that its disk is uploaded, a missing
+record is not reported as lost. A gateway whose disk is deleted with it says goodbye once Redis has
+all its records, and the others no longer wait for it.
 """
 
 from __future__ import annotations
@@ -23,239 +23,251 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from gateway.conversations.disk import ConversationDisk, Looked
-from gateway.conversations.disk_thread import DiskAway, DiskThread
-from gateway.conversations.notices import Gone
-from gateway.conversations.record import Kept, Record
-from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import EPHEMERAL, Known, Look, SharedConversations
-from gateway.conversations.stats import Stats
+from gateway.conversations.disk import ConversationDisk, SavedState
+from gateway.conversations.disk_thread import DiskThread, DiskUnavailable
+from gateway.conversations.notices import Deletion
+from gateway.conversations.record import DiskRecord, Record
+from gateway.conversations.redis_threads import RedisDown, RedisThreads
+from gateway.conversations.shared import (
+    EPHEMERAL_PREFIX,
+    PollResult,
+    RedisState,
+    SharedConversations,
+)
+from gateway.conversations.stats import ConversationStats
 from gateway.errors import ConversationTooLarge
 from lora_store.folder_lock import FolderLock
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-_STEP_S = 0.01
-_BATCH = 64
+POLL_INTERVAL_S = 1.0
+_PAUSE_S = 0.01
+_BATCH_RECORDS = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-# What a Redis that was away may have lost of the last that it took; it writes each second, at most.
-_DOUBTFUL_LOOKS = 60
-_REMEMBERED_MS = 60_000
-GOODBYE_S = 10.0
-"""For which a gateway that ends brings what Redis lacks. Whoever stops it has to wait as long."""
-HEARD_S = 2.0
-"""Within which others look again: each second, unless they have just died or have no turn."""
-_AGAIN_S = 0.2  # after a call of the goodbye that failed
+# After an outage, Redis may have lost its last writes; it syncs to disk each second at most.
+_DOUBTFUL_POLLS = 60
+_SAVE_INTERVAL_MS = 60_000
+GOODBYE_TIMEOUT_S = 10.0
+"""Time limit for uploading missing records at shutdown. The operator's grace period must allow it.
+"""
+GOODBYE_SEEN_TIMEOUT_S = 2.0
+"""Time limit for the other gateways to poll again. Each polls every second, unless it has just died
+or is busy."""
+_RETRY_INTERVAL_S = 0.2  # after a failed call of the goodbye
 
 
 class Upkeep:
-    """Of all workers with the same folder, the one that holds its lock is at work."""
+    """Maintenance of one folder. Of all workers with that folder, the one that holds the lock does
+    the work."""
 
     def __init__(
         self,
         folder: Path,
         disk: DiskThread,
         redis: RedisThreads | None,
-        stats: Stats,
+        stats: ConversationStats,
         *,
         ephemeral: bool = False,
     ) -> None:
-        """`ephemeral`: the folder ends with the gateway."""
+        """Set up the maintenance. `ephemeral`: the folder is deleted when the gateway ends."""
         self._lock = FolderLock(folder / "lock", mode=0o600)
         self._ephemeral = ephemeral
-        self._workers = folder / "workers"
-        self._worker = -1  # a file that each holds a shared lock of
+        self._workers_file = folder / "workers"
+        self._worker_fd = -1  # file on which each worker holds a shared lock
         self._disk = disk
         self._redis = redis
         self._stats = stats
-        # That of all its workers: whichever says that something is to be brought, one brings it.
+        # Common to all workers: any of them may report new records, and one uploads them.
         name = f"{socket.gethostname()}:{folder.absolute()}"
-        self._gateway = f"{EPHEMERAL}{name}" if ephemeral else name
-        self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
+        self._gateway = f"{EPHEMERAL_PREFIX}{name}" if ephemeral else name
+        self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
-        # Other workers may notice later that Redis was replaced, and write to the old one until
-        # then. This worker would take that for shared, so all is brought again after `_stale_s`.
+        # Other workers may notice a replaced Redis later and write to the old one until then. This
+        # worker would mark those records as uploaded, so all are uploaded again after `_stale_s`.
         self._stale_s = 0.0 if redis is None else redis.stale_s
-        self._again_at = math.inf
-        self._remembered = Known()
+        self._recheck_at = math.inf
+        self._saved = RedisState()
 
     def close(self) -> None:
         self._lock.let_go()
-        if self._worker >= 0:
-            os.close(self._worker)
+        if self._worker_fd >= 0:
+            os.close(self._worker_fd)
 
-    async def first_look(self) -> None:
-        """Before anybody asks: whether there is something to bring is known to all at once."""
+    async def poll_first(self) -> None:
+        """Report before the first request whether this disk has records to upload."""
         if self._redis is not None:
-            with contextlib.suppress(OSError):  # without a disk nobody says goodbye
-                self._worker = os.open(self._workers, os.O_RDWR | os.O_CREAT, 0o600)
-                fcntl.flock(self._worker, fcntl.LOCK_SH)
-            with contextlib.suppress(DiskAway):
-                last = await self._disk.run(ConversationDisk.looked)
+            with contextlib.suppress(OSError):  # Without a disk, no goodbye is needed
+                self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
+            with contextlib.suppress(DiskUnavailable):
+                last = await self._disk.run(ConversationDisk.load_state)
                 epoch, since, seen, left, _, gateways = last
-                self._redis.known = Known(epoch, since, seen, left, gateways=gateways)
-            with contextlib.suppress(DiskAway, RedisAway):
-                await self._tell(self._redis)
+                self._redis.state = RedisState(epoch, since, seen, left, gateways=gateways)
+            with contextlib.suppress(DiskUnavailable, RedisDown):
+                await self._report(self._redis)
 
-    async def refused(self) -> None:
-        """Redis has not taken something, which this disk alone has by now."""
-        if self._redis is not None and self._redis.up:
-            with contextlib.suppress(RedisAway):
-                await self._redis.look(self._gateway, "dirty")
+    async def report_refused(self) -> None:
+        """Report that Redis did not accept a record that only this disk has."""
+        if self._redis is not None and self._redis.is_up:
+            with contextlib.suppress(RedisDown):
+                await self._redis.poll(self._gateway, "dirty")
 
-    async def leave(self) -> None:
-        """Says goodbye, if the folder ends with the gateway and this worker is its last.
+    async def depart(self) -> None:
+        """Say goodbye, if the folder is deleted with the gateway and this is its last worker.
 
-        `follow` has ended, and nothing is put any more.
+        Call it after `follow` has ended and when nothing is put any more.
         """
-        self._lock.let_go()  # for the one that is last
-        # A worker that held the lock may have ended with a second bring still due.
-        self._stale_s = self._again_at = 0.0
+        self._lock.let_go()  # For the last worker
+        # The worker that held the lock may have ended with a second upload still due.
+        self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
-                async with asyncio.timeout(GOODBYE_S):
-                    await self._say_goodbye(self._redis)
-            except (DiskAway, TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await self._send_goodbye(self._redis)
+            except (DiskUnavailable, TimeoutError):
                 log.warning("other gateways wait for what is kept here alone: Redis has not all")
             else:
                 log.info("no other gateway waits for what was kept here: Redis has it")
 
-    async def _say_goodbye(self, redis: RedisThreads) -> None:
-        """Until Redis has taken it: one call that fails is no reason to be waited for an hour."""
+    async def _send_goodbye(self, redis: RedisThreads) -> None:
+        """Upload everything and say goodbye until Redis accepts it; otherwise other gateways wait
+        an hour for this one."""
         while True:
             try:
-                while await self._tell(redis):
-                    await self._bring(redis, in_haste=True)
-                look = await redis.look(self._gateway)
-                told = (look.known.epoch, look.dirty)
-                said = await redis.look(self._gateway, "bye", told)
-                if said.whole and await self._is_heard(redis, said):
+                while await self._report(redis):
+                    await self._upload(redis, in_haste=True)
+                result = await redis.poll(self._gateway)
+                reported = (result.state.epoch, result.dirty)
+                goodbye = await redis.poll(self._gateway, "bye", reported)
+                if goodbye.is_complete and await self._wait_until_seen(redis, goodbye):
                     return
-                await asyncio.sleep(_STEP_S)
-            except RedisAway:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_PAUSE_S)
+            except RedisDown:
+                await asyncio.sleep(_RETRY_INTERVAL_S)
 
-    async def _is_heard(self, redis: RedisThreads, said: Look) -> bool:
-        """Waits until all others have looked since. False where it has to be said again.
+    async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
+        """Wait until all other gateways have polled since the goodbye. Return False if it must be
+        repeated.
 
-        Whoever knows Redis only as it was before that was emptied tells it of all gateways, this
-        one among them, and all would wait for it.
+        A gateway that still has the state from before Redis was emptied reports all gateways it
+        knows, including this one, and then all would wait for it.
         """
-        until = time.monotonic() + HEARD_S
+        until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
-            look = await redis.look()
-            known = look.known
-            if known.epoch != said.known.epoch or self._gateway in known.gateways:
+            result = await redis.poll()
+            known = result.state
+            if known.epoch != goodbye.state.epoch or self._gateway in known.gateways:
                 return False
-            if not known.gateways or look.oldest > said.at or time.monotonic() > until:
+            if not known.gateways or result.oldest > goodbye.at or time.monotonic() > until:
                 return True
-            await asyncio.sleep(_STEP_S)
+            await asyncio.sleep(_PAUSE_S)
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Poll, upload and tidy until cancelled."""
         while True:
-            next_look = time.monotonic() + LOOK_S
+            next_poll = time.monotonic() + POLL_INTERVAL_S
             try:
                 if self._redis is not None:
-                    await self._keep_shared(self._redis)
+                    await self._share(self._redis)
                 if self._holds_lock():
                     while await self._tidy():
-                        if time.monotonic() >= next_look:
+                        if time.monotonic() >= next_poll:
                             break
-                        await asyncio.sleep(_STEP_S)
-            except (DiskAway, RedisAway):
+                        await asyncio.sleep(_PAUSE_S)
+            except (DiskUnavailable, RedisDown):
                 pass
-            except Exception:  # a mistake of ours; the gateway goes on without this
+            except Exception:  # A bug; the gateway continues without maintenance
                 log.exception("conversations are not looked after")
-            await asyncio.sleep(max(_STEP_S, next_look - time.monotonic()))
+            await asyncio.sleep(max(_PAUSE_S, next_poll - time.monotonic()))
 
     async def _tidy(self) -> bool:
         more = await self._disk.run(ConversationDisk.tidy)
         self._stats.bytes, self._stats.records = await self._disk.run(ConversationDisk.usage)
         return more
 
-    async def _keep_shared(self, redis: RedisThreads) -> None:
-        while await self._tell(redis):
-            await self._bring(redis)
+    async def _share(self, redis: RedisThreads) -> None:
+        while await self._report(redis):
+            await self._upload(redis)
         if self._holds_lock():
-            await self._take_deleted(redis)
+            await self._apply_deletions(redis)
             self._keys.append(await self._disk.run(ConversationDisk.last_key))
 
-    async def _tell(self, redis: RedisThreads) -> bool:
-        """Looks, and says whether Redis has all that this disk has: if not, it is to be brought.
+    async def _report(self, redis: RedisThreads) -> bool:
+        """Poll and report whether Redis has all records of this disk. Return True if some must be
+        uploaded.
 
-        Of a disk that cannot be read nothing is said.
+        If the disk cannot be read, nothing is reported.
         """
         if not self._holds_lock():
-            await redis.look()
+            await redis.poll()
             return False
         if self._since < 0:
-            # Redis may have lost something while nobody here looked.
-            last = await self._disk.run(ConversationDisk.looked)
+            # Redis may have lost something while this gateway did not poll.
+            last = await self._disk.run(ConversationDisk.load_state)
             self._since = last.since
             self._keys.append(last.key)
-        look = await redis.look(self._gateway)
-        await self._unshare(look.known.since)
-        epoch = look.known.epoch
+        result = await redis.poll(self._gateway)
+        await self._mark_unshared(result.state.since)
+        epoch = result.state.epoch
         unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
-        says = "open" if unshared or self._again_at < math.inf else "whole"
-        # What another worker has refused since then, this does not take back.
-        look = await redis.look(self._gateway, says, (epoch, look.dirty))
-        await self._remember(redis.known._replace(since=self._since))
+        report = "open" if unshared or self._recheck_at < math.inf else "whole"
+        # This does not overwrite a later report of another worker that Redis refused a record.
+        result = await redis.poll(self._gateway, report, (epoch, result.dirty))
+        await self._save_state(redis.state._replace(since=self._since))
         return unshared
 
-    async def _unshare(self, since: int) -> None:
-        """Bring what Redis may have lost: when it has another `since`, and once more later."""
+    async def _mark_unshared(self, since: int) -> None:
+        """Mark records that Redis may have lost: when `since` has changed, and once more later."""
         is_news, now = since != self._since, time.monotonic()
-        if is_news and self._since > 0:  # else this disk has seen no Redis before
-            self._again_at = now + self._stale_s
-        is_due = now >= self._again_at
+        if is_news and self._since > 0:  # Otherwise this disk has seen no Redis before
+            self._recheck_at = now + self._stale_s
+        is_due = now >= self._recheck_at
         if is_news or is_due:
             after = self._keys[0]
-            await self._disk.run(lambda disk: disk.unshare(after))
+            await self._disk.run(lambda disk: disk.mark_unshared(after))
         if is_due:
-            self._again_at = math.inf
+            self._recheck_at = math.inf
         self._since = since
 
-    async def _remember(self, known: Known) -> None:
-        last = self._remembered
-        if known._replace(seen=last.seen) != last or known.seen >= last.seen + _REMEMBERED_MS:
-            looked = Looked(
-                epoch=known.epoch,
-                since=known.since,
-                seen=known.seen,
-                left=known.left,
+    async def _save_state(self, state: RedisState) -> None:
+        last = self._saved
+        if state._replace(seen=last.seen) != last or state.seen >= last.seen + _SAVE_INTERVAL_MS:
+            saved = SavedState(
+                epoch=state.epoch,
+                since=state.since,
+                seen=state.seen,
+                departed_ms=state.departed_ms,
                 key=self._keys[0],
-                gateways=known.gateways,
+                gateways=state.gateways,
             )
-            with contextlib.suppress(DiskAway):
-                await self._disk.run(lambda disk: disk.set_looked(looked))
-                self._remembered = known
+            with contextlib.suppress(DiskUnavailable):
+                await self._disk.run(lambda disk: disk.save_state(saved))
+                self._saved = state
 
-    async def _bring(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
-        """In batches, resting as long as each takes, unless `in_haste`."""
+    async def _upload(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
+        """Upload in batches, pausing as long as each batch took unless `in_haste`."""
         epoch = redis.epoch
         before: int | None = None
-        told = time.monotonic()
-        while batch := await self._disk.run(partial(_next, epoch=epoch, before=before)):
+        reported_at = time.monotonic()
+        while batch := await self._disk.run(partial(_next_batch, epoch=epoch, before=before)):
             began = time.monotonic()
             before = batch[-1].key
-            newer = await redis.run(partial(_put, batch=batch), "put")
-            await self._disk.run(partial(_brought, batch=batch, newer=newer, epoch=epoch))
-            if began - told >= LOOK_S:
-                told = began
-                if (await redis.look(self._gateway, "open")).known.epoch != epoch:
-                    return  # it was lost again
+            newer = await redis.run(partial(_upload_batch, batch=batch), "put")
+            await self._disk.run(partial(_mark_uploaded, batch=batch, newer=newer, epoch=epoch))
+            if began - reported_at >= POLL_INTERVAL_S:
+                reported_at = began
+                if (await redis.poll(self._gateway, "open")).state.epoch != epoch:
+                    return  # Redis was emptied again
             if not in_haste:
                 await asyncio.sleep(time.monotonic() - began)
 
-    async def _take_deleted(self, redis: RedisThreads) -> None:
-        """Forget what others have deleted; of very many the rest with the next look."""
+    async def _apply_deletions(self, redis: RedisThreads) -> None:
+        """Apply deletions by other gateways. Of a large number, the rest follows at the next
+        poll."""
         epoch = redis.epoch
-        until = time.monotonic() + LOOK_S
-        while gone := await redis.run(SharedConversations.deleted, "deleted"):
-            await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
+        until = time.monotonic() + POLL_INTERVAL_S
+        while deletions := await redis.run(SharedConversations.read_deletions, "deleted"):
+            await self._disk.run(partial(_forget, gone=deletions, epoch=epoch))
             if time.monotonic() >= until:
                 return
 
@@ -263,16 +275,17 @@ class Upkeep:
         try:
             return self._lock.take()
         except OSError:
-            return False  # nor is there a disk to look after
+            return False  # Without a lock file the disk is not usable either
 
     def _is_last(self) -> bool:
-        """Of the gateway's workers; whoever asks this uses the folder no more."""
-        if self._worker < 0:
+        """Return True if this is the gateway's last worker. Call it after the worker's last use of
+        the folder."""
+        if self._worker_fd < 0:
             return False
         try:
-            fcntl.flock(self._worker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._worker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # It may have lost its own lock by that, which is as well.
+            # A failed upgrade may drop the shared lock, which does no harm here.
             return False
         return True
 
@@ -280,11 +293,11 @@ class Upkeep:
 _Newer = list[tuple[str, list[Record]]]
 
 
-def _next(disk: ConversationDisk, epoch: int, before: int | None) -> list[Kept]:
-    return disk.unshared(epoch, before, _BATCH, _BATCH_BYTES)
+def _next_batch(disk: ConversationDisk, epoch: int, before: int | None) -> list[DiskRecord]:
+    return disk.list_unshared(epoch, before, _BATCH_RECORDS, _BATCH_BYTES)
 
 
-def _forget(disk: ConversationDisk, gone: Sequence[Gone], epoch: int) -> None:
+def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> None:
     for each in gone:
         if each.is_group:
             disk.forget_unit(each.tenant, each.id)
@@ -292,13 +305,14 @@ def _forget(disk: ConversationDisk, gone: Sequence[Gone], epoch: int) -> None:
             disk.forget(each.tenant, each.id, epoch)
 
 
-def _put(shared: SharedConversations, batch: Sequence[Kept]) -> _Newer:
-    """Gives what Redis has in higher versions, by tenant: some was deleted elsewhere, say."""
+def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _Newer:
+    """Upload a batch. Return the records of which Redis has higher versions, by tenant, for example
+    tombstones."""
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(
-        batch, lambda kept: (kept.tenant, kept.used_ms, kept.record.unit)
+        batch, lambda stored: (stored.tenant, stored.used_ms, stored.record.unit)
     ):
-        records = [kept.record for kept in some]
+        records = [stored.record for stored in some]
         try:
             put = shared.put(tenant, records, used_ms=used_ms)
             while not put.done:
@@ -311,7 +325,9 @@ def _put(shared: SharedConversations, batch: Sequence[Kept]) -> _Newer:
     return newer
 
 
-def _brought(disk: ConversationDisk, batch: Sequence[Kept], newer: _Newer, epoch: int) -> None:
-    disk.set_shared([kept.key for kept in batch], epoch)
+def _mark_uploaded(
+    disk: ConversationDisk, batch: Sequence[DiskRecord], newer: _Newer, epoch: int
+) -> None:
+    disk.mark_shared([stored.key for stored in batch], epoch)
     for tenant, records in newer:
         disk.put(tenant, records, epoch)

@@ -1,1 +1,1 @@
-"""Whether a guide is one, found out before the engine is given it."""
+"""Validation of guides before an engine receives them."""

@@ -1,6 +1,7 @@
-"""Compiles each guide once before an engine is given it.
+"""Compilation of each guide before an engine receives it.
 
-An engine compiles guides inside a step, and one that it cannot compile ends the requests of all.
+An engine compiles guides inside a step, and a guide that it cannot compile fails all requests of
+the step.
 """
 
 from __future__ import annotations
@@ -16,42 +17,48 @@ from gateway.guiding.process import GuideProcess
 from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
-# Characters of guides that may wait, of all tenants and of one.
-_WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
-# A verdict is some 200 bytes, and the text of a schema that was written anew.
-_KEPT, _KEPT_CHARS = 4096, 16 * 2**20
-# So many parts of a guide are looked at for the one that is wrong: each takes a turn.
-_PARTS = 8
+# Characters of queued guides, of all tenants and of one.
+_MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
+# Cached verdicts, and characters in them. A verdict takes some 200 bytes and the text of a
+# rewritten schema.
+_MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
+# Parts of a guide that are compiled to find the wrong one. Each is queued separately.
+_MAX_PARTS = 8
 
 
 class GuideCheck:
-    """Tenants take turns, one guide at a time; verdicts are kept. Belongs to one event loop.
+    """Compiler of guides with cached verdicts: one guide at a time, with fair scheduling by tenant.
+    Belongs to one event loop.
 
-    `strict` refuses what cannot be enforced of schemas that are best effort. `release` is that of
-    the engines' xgrammar; empty if it may be any since 0.1.25.
+    `strict` refuses schema keywords that cannot be enforced. `release` is the version of the
+    engines' xgrammar; empty if it may be any since 0.1.25.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
         self._strict = strict
         self._process = GuideProcess(release)
-        self._turns = FairThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
+        self._turns = FairThread(
+            "guides", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS, waits_to_be="compiled"
+        )
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._kept_chars = 0
+        self._cached_chars = 0
 
-    async def checked(self, options: Options, backend: Backend) -> Options:
-        """The options, with the guide as the engine is to be given it.
+    async def check(self, options: Options, backend: Backend) -> Options:
+        """Return the options with the guide in the form that the engine receives.
 
-        Raises InvalidRequest, which names the parameter, for a guide that is none, and
-        UnsupportedParameter for a tenant that may not use any.
+        A guide that is still queued when the caller is cancelled is not compiled.
 
-        Overloaded when too much waits already. Cancelled before its turn, it is not compiled.
+        Raises:
+            InvalidRequest: The guide is invalid; the error names the parameter.
+            UnsupportedParameter: The tenant may not use guides.
+            Overloaded: Too many guides are queued.
         """
         guide, param = options.params.guide, options.guide_param
         caller = options.caller
         if guide is None:
             return options
         if caller.guides == "unchecked":
-            # An engine may end all its requests over what nobody was promised.
+            # Use the looser guide: an unchecked one may fail all requests of the engine.
             params = replace(options.params, guide=options.looser_guide or guide)
             return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
@@ -64,18 +71,18 @@ class GuideCheck:
             found = await self._verdict(guide, backend, caller.tenant)
         if found.refusal is None:
             params = replace(options.params, guide=Guide(guide.type, found.text))
-            return replace(options, params=params, unenforced=_unenforced(found, guide))
+            return replace(options, params=params, unenforced=_find_unenforced(found, guide))
         refusal = found.refusal
-        # A guide of several is made of each one's own; the first that is wrong is named.
+        # A guide may combine several of the client's; name the first invalid one.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
-        for part, name in parts[:_PARTS]:
+        for part, name in parts[:_MAX_PARTS]:
             alone = await self._verdict(part, backend, caller.tenant)
             if alone.refusal is not None:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # Where the first part is what asked for the guide, the others are tools beside it.
-            if len(parts) > _PARTS or (len(parts) > 1 and parts[0][1] == param):
+            # If the first part is the parameter itself, the other parts are tools.
+            if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
 
@@ -89,54 +96,54 @@ class GuideCheck:
         text = guide.text.encode()
         if self._strict and guide.best_effort:
             guide = replace(guide, best_effort=())
-        places = ",".join([path for path, _ in guide.best_effort])
-        key = hashlib.sha256(f"{backend} {guide.type} {places} ".encode() + text).digest()
+        paths = ",".join([path for path, _ in guide.best_effort])
+        key = hashlib.sha256(f"{backend} {guide.type} {paths} ".encode() + text).digest()
         if (known := self._verdicts.get(key)) is not None:
             self._verdicts.move_to_end(key)
-            return self._of(guide, known)
+            return self._with_text(guide, known)
 
         loop = asyncio.get_running_loop()
 
-        def compiled() -> Verdict:
-            # Another's request may have brought the same one in the meantime.
+        def compile_guide() -> Verdict:
+            # Another request may have had the same guide compiled since.
             if (known := self._verdicts.get(key)) is not None:
                 return known
             found = self._process.verdict(guide, backend)
-            # What is the client's own text need not be kept.
+            # Do not cache the client's own text.
             if found.text == guide.text:
                 found = found._replace(text="")
-            # Before the next turn begins, and even if the client has left.
-            loop.call_soon_threadsafe(self._keep, key, found)
+            # Cache the verdict before the next guide is compiled, even if the client has left.
+            loop.call_soon_threadsafe(self._cache, key, found)
             return found
 
-        return self._of(guide, await self._turns.run(tenant, len(text), compiled))
+        return self._with_text(guide, await self._turns.run(tenant, len(text), compile_guide))
 
     @staticmethod
-    def _of(guide: Guide, kept: Verdict) -> Verdict:
-        return kept if kept.text else kept._replace(text=guide.text)
+    def _with_text(guide: Guide, verdict: Verdict) -> Verdict:
+        return verdict if verdict.text else verdict._replace(text=guide.text)
 
-    def _keep(self, key: bytes, verdict: Verdict) -> None:
+    def _cache(self, key: bytes, verdict: Verdict) -> None:
         if key in self._verdicts:
             return
         self._verdicts[key] = verdict
-        self._kept_chars += _chars(verdict)
-        while len(self._verdicts) > _KEPT or self._kept_chars > _KEPT_CHARS:
+        self._cached_chars += _count_chars(verdict)
+        while len(self._verdicts) > _MAX_VERDICTS or self._cached_chars > _MAX_VERDICT_CHARS:
             _, oldest = self._verdicts.popitem(last=False)
-            self._kept_chars -= _chars(oldest)
+            self._cached_chars -= _count_chars(oldest)
 
 
-def _chars(verdict: Verdict) -> int:
+def _count_chars(verdict: Verdict) -> int:
     return len(verdict.text) + sum(map(len, verdict.left_out))
 
 
-def _unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
+def _find_unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
     """Return the keywords that are not enforced, by the client's names."""
     names = []
     for path in verdict.left_out:
-        place, name = next(
-            (place, name)
-            for place, name in reversed(guide.best_effort)
-            if path.startswith((f"{place}.", f"{place}["))
+        prefix, name = next(
+            (prefix, name)
+            for prefix, name in reversed(guide.best_effort)
+            if path.startswith((f"{prefix}.", f"{prefix}["))
         )
-        names.append(f"{name}{path[len(place) :]}")
+        names.append(f"{name}{path[len(prefix) :]}")
     return Unenforced(tuple(names), verdict.left_out_more)

@@ -1,4 +1,4 @@
-"""The process that guides are compiled in: it may die of one, and is then begun anew."""
+"""The process that compiles guides: a guide may crash it, and then it is restarted."""
 
 from __future__ import annotations
 
@@ -19,50 +19,51 @@ from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
-# Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
-_ANSWER_S = 30.0
+# `guides.worker` limits the CPU time; this limit is for an overloaded machine.
+_ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
-# What a guide does to its compiler: too much CPU time, too deep a stack, an allocation that fails.
-# Any other signal came from outside, as from an OOM killer that has to end some process.
-_OF_THE_GUIDE = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
+# Signals caused by a guide: too much CPU time, stack or memory. Any other signal came from outside,
+# such as from an OOM killer.
+_GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """Starts with the first guide. `verdict` blocks, and is for one thread at a time."""
+    """The compiler process, started with the first guide. `verdict` blocks; call it from one thread
+    at a time."""
 
     def __init__(self, release: str = "") -> None:
         self._release = release
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Return why the engine would fail on `guide`, or what it is given for it.
+        """Return why the engine would fail on `guide`, or what it receives instead.
 
-        Raises Overloaded where no process can be started, this machine is too busy, or the process
-        ended by what is not the guide's doing.
+        Raises Overloaded if the process cannot be started, the machine is too busy, or the process
+        ended for a reason other than the guide.
         """
-        process = self._started()
+        process = self._ensure_started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         best_effort = [path for path, _ in guide.best_effort]
         request = json.dumps([guide.type, guide.text, backend, best_effort]).encode() + b"\n"
         try:
             stdin.write(request)
             stdin.flush()
-            answer = _line(stdout, time.monotonic() + _ANSWER_S)
-        except (OSError, ValueError):  # it has died, or was closed as the gateway ends
+            answer = _read_line(stdout, time.monotonic() + _ANSWER_TIMEOUT_S)
+        except (OSError, ValueError):  # It has died, or was closed because the gateway ends
             answer = b""
         if answer:
             (reason, text, left_out, more), size = json.loads(answer)
-            if size > _MAX_BYTES:  # what a large one took stays with the process
+            if size > _MAX_BYTES:  # The process does not return the memory of a large guide
                 self.close()
             return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
-            raise _busy()
-        code = process.wait()  # it has closed its end, so this is at once
+            raise _busy_error()
+        code = process.wait()  # It has closed its output, so this does not block
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
-        if code not in _OF_THE_GUIDE:  # without a signal it is a mistake of ours
-            raise _busy()
+        if code not in _GUIDE_SIGNALS:  # An exit without a signal is a bug of the gateway
+            raise _busy_error()
         return Verdict(_TOO_MUCH, "")
 
     def close(self) -> None:
@@ -72,11 +73,11 @@ class GuideProcess:
         if process.poll() is None:
             process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # by what was not written yet
+            with suppress(BrokenPipeError):  # Unwritten data in the pipe
                 cast(IO[bytes], pipe).close()
         process.wait()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
@@ -85,23 +86,24 @@ class GuideProcess:
                 [sys.executable, "-m", "guides.worker", self._release],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # It reads what strangers wrote, and so is told no keys.
+                # The process reads untrusted text, so its environment contains no keys.
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Ctrl-C in a terminal is for the gateway, which may still need it to end.
+                # Ctrl-C in a terminal must only reach the gateway, which may need the process until
+                # it ends.
                 start_new_session=True,
             )
         except OSError as error:
             log.error("guides cannot be compiled: %s", error)
-            raise _busy() from error
+            raise _busy_error() from error
         return self._process
 
 
-def _line(stream: IO[bytes], deadline: float) -> bytes | None:
-    """What the process answers; empty when it has ended, None when it is too late."""
+def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
+    """Return the line that the process answers; b"" if it has ended, None after `deadline`."""
     found = b""
     while not found.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([stream], [], [], left)[0]:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or not select.select([stream], [], [], remaining_s)[0]:
             return None
         piece = os.read(stream.fileno(), 65536)
         if not piece:
@@ -110,5 +112,5 @@ def _line(stream: IO[bytes], deadline: float) -> bytes | None:
     return found
 
 
-def _busy() -> Overloaded:
+def _busy_error() -> Overloaded:
     return Overloaded("The guide cannot be checked now; try again shortly.")

@@ -1,1 +1,1 @@
-"""What Prometheus is told of this process."""
+"""Prometheus metrics of this process."""

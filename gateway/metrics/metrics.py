@@ -1,4 +1,4 @@
-"""Prometheus metrics of one gateway process, and what counts on them."""
+"""Prometheus metrics of one gateway process, and the methods that update them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.config.file import ConfigurationFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 from gateway.metrics.scraped import (
     BudgetCollector,
     ConversationsCollector,
@@ -23,16 +23,16 @@ from gateway.metrics.tallies import Histograms, Level, Tallies, Tally, Times
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
-from gateway.stops import Stopping
+from gateway.stops import EarlyStop
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import AdapterUpload
 
-# Clients choose these names: a bound for each keeps memory and the number of series bounded.
+# Clients choose these names: a limit for each bounds memory and the number of series.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
-_PLACE_IN_LIST = re.compile(r"\[\d+\]|\.\d+(?=\.)")
+_LIST_INDEX = re.compile(r"\[\d+\]|\.\d+(?=\.)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _STOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -50,7 +50,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """Those of one model that answers once."""
+    """The metrics of one embedding or ranking model."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -58,7 +58,7 @@ class MappedMetrics:
 
 
 class Metrics:
-    """All metrics, in a registry of their own so that several apps fit one process."""
+    """Metrics of one process, in a separate registry so that several apps fit one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -148,19 +148,19 @@ class Metrics:
             "charged for them.",
             registry=self.registry,
         )
-        self.cold_sends = Counter(
+        self.uploads = Counter(
             "gateway_lora_cold_sends_total",
             "Requests that carried LoRA weights, by adapter and cause.",
             ["adapter", "cause"],
             registry=self.registry,
         )
-        self.cold_send_bytes = Counter(
+        self.upload_bytes = Counter(
             "gateway_lora_cold_send_bytes_total",
             "LoRA weights sent to the engine.",
             ["adapter"],
             registry=self.registry,
         )
-        self.cold_send_seconds = Histogram(
+        self.upload_seconds = Histogram(
             "gateway_lora_cold_send_seconds",
             "From the wish for an adapter's weights, their turn included, to the engine's first "
             "response.",
@@ -177,7 +177,7 @@ class Metrics:
             ["tenant", "limit"],
             registry=self.registry,
         )
-        self.no_turn = Counter(
+        self.queue_refusals = Counter(
             "gateway_queue_refusals_total",
             "Requests refused with 503 as they did not get their turn, by tenant and cause: "
             "queue_full, queue_timeout, expected_wait (at once), too_late (for its first token, "
@@ -244,11 +244,11 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Names with a series of their own, with the tenant whose request had one first."""
+        """Names with a series of their own, and the tenant whose request had each first."""
         self._models: dict[str, ModelMetrics] = {}
 
-    def of(self, model: str) -> ModelMetrics:
-        """Those of `model`, the base model's name or an adapter's."""
+    def for_model(self, model: str) -> ModelMetrics:
+        """Return the metrics of `model`, the base model's name or an adapter's."""
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(
@@ -259,8 +259,8 @@ class Metrics:
             )
         return metrics
 
-    def of_mapped(self, model: str) -> MappedMetrics:
-        """Those of a model for embeddings or for ranking."""
+    def for_mapped_model(self, model: str) -> MappedMetrics:
+        """Return the metrics of a model for embeddings or for ranking."""
         return MappedMetrics(
             self.prompt_tokens.labels(model),
             self.inputs.labels(model),
@@ -268,25 +268,25 @@ class Metrics:
         )
 
     def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
-        """Adds what is read at scrape time: the store's counts and the adapters in use."""
+        """Export values read at scrape time: the adapter store's counts and the adapters in use."""
         self.registry.register(LoraCollector(adapters, replicas))
 
     def export_declared(self, declared: Declared) -> None:
-        """Adds how many adapters of the configuration file are in each state."""
+        """Export how many adapters of the configuration file are in each state."""
         self.registry.register(DeclaredCollector(declared))
 
-    def export_conversations(self, stats: Stats) -> None:
-        """Adds the counts of the store of conversations, read at scrape time."""
+    def export_conversations(self, stats: ConversationStats) -> None:
+        """Export the counts of the conversation store, read at scrape time."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Adds who waits, and the state of each replica, read at scrape time."""
+        """Export queued requests and the state of each replica, read at scrape time."""
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
-        """Adds where tenants stand with their budgets, read at scrape time."""
+        """Export how much of their budgets tenants have used, read at scrape time."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -294,31 +294,32 @@ class Metrics:
         self.configuration_refused.set(not applied)
 
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
-        """Count names that a tenant's client wrote, each under itself if it is plain.
+        """Count unknown parameter names of a tenant's request. Plain names get a series of their
+        own.
 
-        Further names than the metric tells apart count as `other`. No tenant takes all of them.
+        Above the maximum number of series, names count as `other`. No tenant can use up all series.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
-            name = _PLACE_IN_LIST.sub("", path)  # One series for a field of all tools.
-            if name not in known and self._has_room(tenant) and _PLAIN_NAME.fullmatch(name):
+            name = _LIST_INDEX.sub("", path)  # One series for a field of all tools.
+            if name not in known and self._can_add_name(tenant) and _PLAIN_NAME.fullmatch(name):
                 known[name] = tenant
             self.unknown_parameters.labels(name if name in known else "other").inc()
-        if left := len(names[_MAX_NAMES_OF_REQUEST:]):
-            self.unknown_parameters.labels("other").inc(left)
+        if others := len(names[_MAX_NAMES_OF_REQUEST:]):
+            self.unknown_parameters.labels("other").inc(others)
 
-    def _has_room(self, tenant: str) -> bool:
-        """Return True if another unknown name of a tenant can have a series of its own."""
+    def _can_add_name(self, tenant: str) -> bool:
+        """Return True if a new name of the tenant may get a series of its own."""
         tenants = [*self._unknown_names.values()]
-        # Without tenants, which "" stands for, there is nobody to take them from.
-        most = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
-        return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < most
+        # Without tenants, all requests share the name "" and may use all series.
+        max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
+        return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
     def count_refusal(self, tenant: str, limit: str) -> None:
         self.rate_limited.labels(tenant, limit).inc()
 
     def count_usage(self, usage: Usage) -> None:
-        """Of a tenant; what no tenant uses is in the metrics of the models."""
+        """Count a tenant's usage; requests without a tenant are in the metrics of the models."""
         if usage.tenant is None:
             return
         labels = usage.tenant, usage.model, usage.adapter or ""
@@ -327,22 +328,22 @@ class Metrics:
         self.tenant_tokens.labels(*labels, "cached").inc(usage.cached_tokens)
         self.tenant_tokens.labels(*labels, "completion").inc(usage.completion_tokens)
 
-    def count_stop(self, stopping: Stopping) -> None:
+    def count_stop(self, stopping: EarlyStop) -> None:
         self.stops.labels(stopping.reason).inc()
-        stopping.tell(self._count_end)
+        stopping.add_listener(self._count_end)
 
-    def _count_end(self, stopping: Stopping) -> None:
+    def _count_end(self, stopping: EarlyStop) -> None:
         if stopping.seconds is None:
             self.stops_unseen.labels(stopping.reason).inc()
         else:
             self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
-        """`tokens` are those of the prompt that goes on."""
+        """Count a failover. `tokens` are those of the prompt on the other replica."""
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)
 
-    def count_cold_send(self, sent: AdapterUpload) -> None:
-        self.cold_sends.labels(sent.adapter, sent.cause).inc()
-        self.cold_send_bytes.labels(sent.adapter).inc(sent.nbytes)
-        self.cold_send_seconds.observe(sent.seconds)
+    def count_upload(self, sent: ColdSend) -> None:
+        self.uploads.labels(sent.adapter, sent.cause).inc()
+        self.upload_bytes.labels(sent.adapter).inc(sent.nbytes)
+        self.upload_seconds.observe(sent.seconds)

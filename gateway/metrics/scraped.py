@@ -1,4 +1,4 @@
-"""What is read when Prometheus asks: who waits, and the state of what there is."""
+"""Collectors of values read when Prometheus scrapes: queues, and the state of other components."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from prometheus_client.registry import Collector
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.config.file import ConfigurationFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import Standings
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
-"""Fields of the adapter store's statistics that go up and down."""
+"""Fields of the adapter store's statistics that can decrease."""
 
 
 class LoraCollector(Collector):
-    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the store."""
+    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the adapter
+    store."""
 
     def __init__(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
         self._adapters = adapters
@@ -78,7 +79,7 @@ class LoraCollector(Collector):
 
 
 class ConversationsCollector(Collector):
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: ConversationStats) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:

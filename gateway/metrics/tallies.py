@@ -1,7 +1,7 @@
-"""What is counted with every request, for Prometheus.
+"""Metrics that change with every request.
 
-prometheus_client's own counters may be counted on by any thread, and take a lock for it; those of a
-request took a twentieth of all that it costs. These belong to one event loop.
+prometheus_client's counters take a lock, since any thread may use them; those of a request took a
+twentieth of its total cost. These belong to one event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """A number of things."""
+    """A counter."""
 
     __slots__ = ("value",)
 
@@ -37,7 +37,7 @@ class Tally:
 
 
 class Times:
-    """How many things took how long: `counts` are those up to each bound, and beyond the last."""
+    """A histogram: `counts` has one bucket up to each bound, and a last one for larger values."""
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class _Labelled(Collector, Generic[T]):
-    """One metric: something that counts for each set of labels."""
+    """Metric with a child for each set of labels."""
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class _Labelled(Collector, Generic[T]):
         self._documentation = documentation
         self._labels = labels
         self._make = make
-        self._of: dict[tuple[str, ...], T] = {}
+        self._children: dict[tuple[str, ...], T] = {}
         registry.register(self)
 
     def labels(self, *values: str) -> T:
-        found = self._of.get(values)
+        found = self._children.get(values)
         if found is None:
-            found = self._of[values] = self._make()
+            found = self._children[values] = self._make()
         return found
 
 
 class Tallies(_Labelled[Tally]):
-    """A counter: its tallies only grow."""
+    """A counter metric: its tallies only grow."""
 
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
@@ -89,13 +89,13 @@ class Tallies(_Labelled[Tally]):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, tally in self._of.items():
+        for values, tally in self._children.items():
             family.add_metric(values, tally.value)
         yield family
 
 
 class Level(Tally, Collector):
-    """A gauge: how many there are now."""
+    """A gauge: a current number."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Histograms(_Labelled[Times]):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
-        for values, times in self._of.items():
+        for values, times in self._children.items():
             buckets = [*zip(self._bounds, accumulate(times.counts), strict=True)]
             family.add_metric(values, buckets, times.total)
         yield family

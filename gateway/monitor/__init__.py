@@ -1,1 +1,1 @@
-"""What runs now and what the last hour was like, kept in the process for whoever looks."""
+"""Requests that run now and figures of the last hour, held in the process for readers."""

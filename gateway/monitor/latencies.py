@@ -1,6 +1,6 @@
-"""Times as counts in classes that are 5 % wide: few numbers, from which percentiles follow.
+"""Latencies as counts in buckets that are 5 % wide: few numbers that yield percentiles.
 
-Those of several processes are joined by adding the counts, which percentiles could not be.
+Counts of several processes can be added; percentiles could not.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-_WIDTH = math.log(1.05)
-_LEAST_MS = 0.1
+_LOG_WIDTH = math.log(1.05)
+_MIN_MS = 0.1
 
 Classes = Mapping[int, int]
 
@@ -19,11 +19,11 @@ class Latencies:
         self.counts: dict[int, int] = {}
 
     def add(self, seconds: float) -> None:
-        number = round(math.log(max(seconds * 1000, _LEAST_MS)) / _WIDTH)
+        number = round(math.log(max(seconds * 1000, _MIN_MS)) / _LOG_WIDTH)
         self.counts[number] = self.counts.get(number, 0) + 1
 
 
-def joined(several: Iterable[Classes]) -> Classes:
+def join_counts(several: Iterable[Classes]) -> Classes:
     total: dict[int, int] = {}
     for classes in several:
         for number, count in classes.items():
@@ -32,11 +32,11 @@ def joined(several: Iterable[Classes]) -> Classes:
 
 
 def percentile_ms(classes: Classes, share: float) -> float | None:
-    """Within 2.5 %; None of nothing."""
+    """Return the percentile within 2.5 %; None without latencies."""
     wanted = share * sum(classes.values())
     seen = 0
     for number, count in sorted(classes.items()):
         seen += count
         if seen >= wanted:
-            return round(math.exp(number * _WIDTH), 1)
+            return round(math.exp(number * _LOG_WIDTH), 1)
     return None

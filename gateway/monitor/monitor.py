@@ -1,5 +1,5 @@
-"""What this process knows of itself beyond metrics: for a console, and for whoever stopped a
-request."""
+"""Data about this process that is not in its metrics: for the console, and for logs of stopped
+requests."""
 
 from __future__ import annotations
 
@@ -11,40 +11,45 @@ from contextvars import Context
 from functools import partial
 
 from adapters.record import selected_name
-from gateway.monitor.demand import Demand
-from gateway.monitor.history import History, until_step_ends
-from gateway.monitor.requests import Requests
-from gateway.monitor.watched import Ended
+from gateway.monitor.demand import TenantDemand
+from gateway.monitor.history import RecentHistory, until_step_ends
+from gateway.monitor.requests import RequestTable
+from gateway.monitor.watched import RequestSummary
 from gateway.observability.request_context import RequestContext, current
-from gateway.stops import LOUD, Stops
+from gateway.stops import LOGGED_REASONS, Stops
 from gateway.troubles import Troubles
 
 log = logging.getLogger("gateway.stops")
 
 
-Whose = Mapping[str, str | None]
-"""Of a request, what is told when its engine has let go. The request itself refers to its stops,
-and would be kept alive by them."""
+RequestIds = Mapping[str, str | None]
+"""Fields of a request that are logged when its engine has stopped. A reference to the request
+itself would form a cycle with its stops."""
 
 
 class Monitor:
-    """Belongs to one event loop.
+    """The monitor of one process. Belongs to one event loop.
 
-    `cold_sends` says how many requests have brought weights to an engine, `waiting` how many
-    requests wait for their turn.
+    `count_uploads` returns how many requests have uploaded adapter weights to an engine,
+    `count_waiting` how many requests are queued.
     """
 
-    def __init__(self, cold_sends: Callable[[], int], waiting: Callable[[], int]) -> None:
+    def __init__(self, count_uploads: Callable[[], int], count_waiting: Callable[[], int]) -> None:
         self.started = time.time()
-        self.requests = Requests()
-        self.demand = Demand()
-        self.history = History()
-        self._cold_sends = cold_sends
-        self._waiting = waiting
+        self.requests = RequestTable()
+        self.demand = TenantDemand()
+        self.history = RecentHistory()
+        self._count_uploads = count_uploads
+        self._count_waiting = count_waiting
 
-    def answered(self, context: RequestContext, status: int, *, again: bool = False) -> None:
-        """To be told of each request that could generate, at its end; `status` is what it ended
-        with. `again` says that it was told of before, when it went on without its client."""
+    def record_answer(self, context: RequestContext, status: int, *, again: bool = False) -> None:
+        """Record the end of a request that could generate.
+
+        Args:
+            context: The request.
+            status: The status it ended with.
+            again: True if it was recorded before, and then continued without its client.
+        """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
             totals.errors += 1
@@ -54,50 +59,51 @@ class Monitor:
         if tenant is not None:
             if not again:
                 demand.requests[tenant] += 1
-            if context.refused is not None:
-                # 429 is a limit's, and 499 the queue's where a client's deadline was too near.
+            if context.refusal is not None:
+                # 429 comes from a limit, and 499 from the queue if the client's deadline is too
+                # near.
                 mistake = 400 <= status < 500 and status not in (429, 499)
-                demand.refuse(tenant, context.refused, mistake=mistake)
+                demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
             return
-        ended = Ended(context, batch, status)
+        ended = RequestSummary(context, batch, status)
         totals.tokens += ended.completion_tokens
         if tenant is not None:
             demand.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens
         if context.adapter_version is not None:
-            demand.of_adapters[selected_name(context.adapter_version)] += 1
+            demand.adapter_requests[selected_name(context.adapter_version)] += 1
         if ended.ttft_s is not None:
             self.history.first_tokens.add(ended.ttft_s)
         self.requests.end(ended)
 
     def count_busy(self, tenant: str, why: str, refused: int) -> None:
-        """Count requests that were refused before anything was done for them.
+        """Count requests that were refused before any processing.
 
-        `tenant` is empty for strangers'.
+        `tenant` is empty for requests with unknown keys.
         """
         self.history.totals.requests += refused
         self.history.totals.errors += refused
         if tenant:
             self.demand.requests[tenant] += refused
-            self.demand.refuse(tenant, why, times=refused)
+            self.demand.count_refusal(tenant, why, times=refused)
 
-    def stops_of(self, context: RequestContext) -> Stops:
-        """Of a request that leaves a generation for the first time."""
-        whose = {
+    def make_stops(self, context: RequestContext) -> Stops:
+        """Return the stops of a request that abandons a generation for the first time."""
+        ids = {
             "request_id": context.request_id,
             "trace_id": context.trace_id,
             "tenant": context.tenant,
             "replica": context.replica,
         }
-        return Stops(partial(_let_go, whose))
+        return Stops(partial(_log_stopped, ids))
 
     async def follow(self, troubles: Troubles) -> None:
-        """Keeps the history; until cancelled."""
+        """Record the history until cancelled."""
         while True:
             await asyncio.sleep(until_step_ends(time.time()))
             try:
                 self._step()
-            except Exception as error:  # nobody's request depends on it
+            except Exception as error:  # Requests must not fail because of it
                 text = f"the last hour is not kept: {error!r}"
                 troubles.hold("history", logging.ERROR, text, exc_info=True)
             else:
@@ -105,26 +111,26 @@ class Monitor:
 
     def _step(self) -> None:
         tokens = sum([watched.batch.meter.tokens_now for watched in self.requests])
-        self.history.step(time.time(), tokens, self._cold_sends(), self._waiting())
+        self.history.step(time.time(), tokens, self._count_uploads(), self._count_waiting())
         self.demand.step()
         self.requests.tidy()
 
 
-def _let_go(whose: Whose, stops: Stops) -> None:
-    """The engines have ended all that was left early of a request.
+def _log_stopped(ids: RequestIds, stops: Stops) -> None:
+    """Log that the engines have stopped all abandoned generations of a request.
 
-    A line of its own: the request's is written when its client has its answer or has left, which is
-    before. Kept back until then, it would be lost with an engine that never tells.
+    This is a separate line: the request's own line is written when the client has its answer or has
+    left, which is earlier. Delaying that line would lose it if an engine never reports the end.
     """
-    level = logging.INFO if stops.reason in LOUD else logging.DEBUG
+    level = logging.INFO if stops.reason in LOGGED_REASONS else logging.DEBUG
     if log.isEnabledFor(level):
-        # What ends a stream is received on behalf of all requests, in none of their contexts.
-        Context().run(_log, whose, stops, level)
+        # The end of a stream is received on behalf of all requests, outside their contexts.
+        Context().run(_log, ids, stops, level)
 
 
-def _log(whose: Whose, stops: Stops, level: int) -> None:
-    current.set(RequestContext(whose["request_id"] or "-"))
-    facts = stops.facts() | dict(whose)
+def _log(ids: RequestIds, stops: Stops, level: int) -> None:
+    current.set(RequestContext(ids["request_id"] or "-"))
+    facts = stops.facts() | dict(ids)
     if (stop_ms := facts.get("stop_ms")) is None:
         log.log(level, "stopped (%s): no end was seen", stops.reason, extra={"facts": facts})
     else:

@@ -1,7 +1,6 @@
-"""The requests that generate in this process, and the last ones that did.
+"""Requests that generate in this process, and the last ones that did.
 
-To begin and to end costs a request some entries in tables; everything else is worked out when
-somebody looks.
+Start and end of a request cost a few table updates; everything else is computed on demand.
 """
 
 from __future__ import annotations
@@ -11,80 +10,83 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from gateway.generation import Batch
-from gateway.monitor.watched import Ended, Watched
+from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.observability.request_context import RequestContext
 
-KEPT_S = 60.0
-_LAST = 100
-_OF_TENANT = 256
-"""A minute of a playground, or of a client that asks for each of its requests, at four a second. A
-tenant with more loses its own oldest, and nobody else's."""
+RETENTION_S = 60.0
+_MAX_ENDED = 100
+_MAX_ENDED_PER_TENANT = 256
+"""Ended requests per tenant: one minute of a playground, or of a client that asks for each of its
+requests, at four per second. A tenant with more requests only loses its own oldest."""
 
 
-class Requests:
-    """Belongs to one event loop."""
+class RequestTable:
+    """The requests of one process. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Watched] = {}
-        self._last: deque[Ended] = deque(maxlen=_LAST)
-        self._of_tenant: dict[str, OrderedDict[str, Ended]] = {}
-        """By the tenant, then by the id that its client has. There are no more tenants than the
-        configuration has had."""
+        self._running: dict[str, WatchedRequest] = {}
+        self._last: deque[RequestSummary] = deque(maxlen=_MAX_ENDED)
+        self._ended_by_tenant: dict[str, OrderedDict[str, RequestSummary]] = {}
+        """Ended requests by tenant, then by the client's request id. The number of tenants is
+        bounded by the configuration."""
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def __iter__(self) -> Iterator[Watched]:
+    def __iter__(self) -> Iterator[WatchedRequest]:
         return iter(self._running.values())
 
-    def begin(self, context: RequestContext, batch: Batch) -> Watched:
-        watched = self._running[batch.request_id] = Watched(context, batch)
+    def begin(self, context: RequestContext, batch: Batch) -> WatchedRequest:
+        watched = self._running[batch.request_id] = WatchedRequest(context, batch)
         return watched
 
-    def leave(self, watched: Watched) -> None:
-        """It generates no more."""
+    def remove(self, watched: WatchedRequest) -> None:
+        """Remove a request that no longer generates."""
         self._running.pop(watched.batch.request_id, None)
 
-    def end(self, ended: Ended) -> None:
-        """It has been answered."""
+    def end(self, ended: RequestSummary) -> None:
+        """Add a request that has been answered."""
         self._last.append(ended)
-        own = self._of_tenant.get(ended.tenant)
+        own = self._ended_by_tenant.get(ended.tenant)
         if own is None:
-            own = self._of_tenant[ended.tenant] = OrderedDict()
+            own = self._ended_by_tenant[ended.tenant] = OrderedDict()
         own[ended.request_id] = ended
         own.move_to_end(ended.request_id)
-        if len(own) > _OF_TENANT:
+        if len(own) > _MAX_ENDED_PER_TENANT:
             own.popitem(last=False)
 
-    def find(self, request_id: str) -> Watched | None:
-        """By the gateway's own id."""
+    def find(self, request_id: str) -> WatchedRequest | None:
+        """Return the running request with this internal id; None if it does not run."""
         return self._running.get(request_id)
 
     @property
-    def last(self) -> list[Ended]:
-        """Those that ended last, the engines of which may still be at work for them."""
+    def last(self) -> list[RequestSummary]:
+        """The requests that ended last. Their engines may still be working on them."""
         return list(self._last)
 
-    def of(self, tenant: str, request_id: str) -> Watched | Ended | None:
-        """What this tenant calls so, if it runs or ended within `KEPT_S`."""
+    def find_by_client_id(
+        self, tenant: str, request_id: str
+    ) -> WatchedRequest | RequestSummary | None:
+        """Return a tenant's request by the client's id, if it runs or ended within
+        `RETENTION_S`."""
         for watched in self._running.values():
             if watched.context.request_id == request_id and watched.batch.caller.tenant == tenant:
                 return watched
         self._forget_old(tenant)
-        own = self._of_tenant.get(tenant)
+        own = self._ended_by_tenant.get(tenant)
         return None if own is None else own.get(request_id)
 
     def tidy(self) -> None:
-        """To be called now and then: forgets what is older than `KEPT_S`."""
-        for tenant in list(self._of_tenant):
+        """Forget requests older than `RETENTION_S`. Call it regularly."""
+        for tenant in list(self._ended_by_tenant):
             self._forget_old(tenant)
 
     def _forget_old(self, tenant: str) -> None:
-        own = self._of_tenant.get(tenant)
+        own = self._ended_by_tenant.get(tenant)
         if own is None:
             return
-        oldest = time.time() - KEPT_S
+        oldest = time.time() - RETENTION_S
         while own and next(iter(own.values())).at < oldest:
             own.popitem(last=False)
         if not own:
-            del self._of_tenant[tenant]
+            del self._ended_by_tenant[tenant]

@@ -1,4 +1,4 @@
-"""One request while it generates, and what is left of it when it has ended."""
+"""A request while it generates, and its summary afterwards."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import time
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 
-_FINISHES = 16
+_MAX_FINISH_REASONS = 16
 
 
-class Watched:
-    """A request that generates. It is asked when somebody looks, and tells nobody anything.
+class WatchedRequest:
+    """A request that generates. It is read on demand and notifies no other object.
 
-    `id` is the gateway's own: clients choose the id in `x-request-id`, two of them perhaps the
-    same.
+    `id` is the gateway's own id: clients choose `x-request-id`, possibly the same one twice.
     """
 
     __slots__ = ("_task", "batch", "context", "started")
@@ -32,19 +31,20 @@ class Watched:
 
     @property
     def state(self) -> str:
-        if self.context.left is not None:
+        if self.context.left_at is not None:
             return "stopping"
         return "queued" if self.context.replica is None else "running"
 
     def cancel(self) -> None:
-        """Ends it for an admin, as its client's leaving would."""
-        if self._task is not None and self.context.left is None:
+        """End the request for an admin, as if its client had disconnected."""
+        if self._task is not None and self.context.left_at is None:
             self.context.cancelled = True
-            self.context.left = time.perf_counter()
+            self.context.left_at = time.perf_counter()
             self._task.cancel()
 
-    def taken_back(self) -> bool:
-        """Whether the cancellation that has arrived is that of `cancel`; then it counts no more."""
+    def consume_cancellation(self) -> bool:
+        """Return True if the current cancellation came from `cancel`; then it is withdrawn from the
+        task."""
         if not self.context.cancelled or self._task is None:
             return False
         self._task.uncancel()
@@ -67,8 +67,8 @@ class Watched:
         return facts
 
 
-class Ended:
-    """What is kept of a request that has ended: nothing of its prompt or its answer."""
+class RequestSummary:
+    """Summary of a request that has ended, without its prompt or answer."""
 
     __slots__ = (
         "at",
@@ -109,11 +109,11 @@ class Ended:
 
     @property
     def stopping(self) -> bool:
-        """Whether an engine may still be at work for it."""
+        """True if an engine may still be working on the request."""
         return self.stops is not None and self.stops.open > 0
 
     def facts(self) -> dict[str, object]:
-        """But for how it was stopped: see `stopped`."""
+        """Return the common facts, without the outcome: see `outcome`."""
         facts: dict[str, object] = {
             "request_id": self.request_id,
             "tenant": self.tenant,
@@ -128,10 +128,10 @@ class Ended:
         return facts
 
     def outcome(self) -> dict[str, object]:
-        """How it ended."""
+        """Return facts about the end of the request."""
         facts: dict[str, object] = {"ended": round(self.at, 2), "status": self.status}
         if self.finished:
-            facts["finish"] = self.finished[:_FINISHES]
+            facts["finish"] = self.finished[:_MAX_FINISH_REASONS]
         if self.error is not None:
             facts["error"] = self.error.__name__
         if self.ttft_s is not None:

@@ -1,1 +1,1 @@
-"""What is told of a request: log lines, spans."""
+"""Observability of requests: log lines and spans."""

@@ -1,4 +1,4 @@
-"""The audit log: a line for each thing that an admin does, or tries to do."""
+"""The audit log: one line for each action, or attempted action, of an admin."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ import orjson
 
 log = logging.getLogger("gateway.audit")
 
-_MAX_TARGET = 256  # characters; a name that is refused may be megabytes
+_MAX_TARGET = 256  # characters; a refused name may be megabytes
 
 State = Mapping[str, object] | None
-"""What there is of the target, as JSON can say it; None where there is none. Never a secret."""
+"""The target's state in JSON types; None if the target does not exist. Never a secret."""
 
 
 @dataclass(slots=True)
 class Action:
-    """`after` is as `before` until it is set: what failed has changed nothing."""
+    """The states of the target. `after` defaults to `before`, so a failed action is recorded as no
+    change."""
 
     before: State
     after: State
 
 
 class Audit:
-    """What one admin does. `admin` is the beginning of the key's hash, as in `Access.admin`."""
+    """Audit log of one admin. `admin` is the beginning of the key's hash, as in `Access.admin`."""
 
     def __init__(self, admin: str) -> None:
         self.admin = admin
 
     @contextmanager
     def action(self, action: str, target: str, before: State) -> Iterator[Action]:
-        """Around the action; when it has ended, in whatever way, its line is written."""
+        """Wrap the action; write its line when the action ends, also after an error."""
         entry = Action(before, before)
         outcome = "done"
         try:
@@ -45,7 +46,7 @@ class Audit:
             self._write(action, target, outcome, entry)
 
     def _write(self, action: str, target: str, outcome: str, entry: Action) -> None:
-        # Forms may hold lone surrogates, which JSON cannot.
+        # Forms may contain lone surrogates, which JSON cannot represent.
         shown = target[:_MAX_TARGET].encode("utf-8", "backslashreplace").decode("utf-8")
         facts = {
             "admin": self.admin,

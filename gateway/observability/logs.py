@@ -1,6 +1,6 @@
 """Log lines of one process, on standard error: text or JSON, each in one write.
 
-Prompts, completions and keys are never logged anywhere.
+Prompts, completions and keys are never logged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ from gateway.observability.request_context import current, current_id
 LogFormat = Literal["text", "json"]
 
 _STDERR = 2
-# With what they send and get they log secrets: signed URLs, and headers with session tokens.
-_CHATTY = ("httpx", "httpcore", "urllib3", "botocore", "aiobotocore", "aiohttp", "s3fs", "fsspec")
+# Their requests and responses contain secrets: signed URLs, and headers with session tokens.
+_NOISY_LOGGERS = (
+    "httpx",
+    "httpcore",
+    "urllib3",
+    "botocore",
+    "aiobotocore",
+    "aiohttp",
+    "s3fs",
+    "fsspec",
+)
 _FORMATTER = logging.Formatter()
 
 
-class _Line(NamedTuple):
-    """What is told; `level` is a name of `logging`'s, `facts` are more fields of JSON."""
+class _LogLine(NamedTuple):
+    """A log line. `level` is a level name of `logging`, `facts` are additional JSON fields."""
 
     created: float
     level: str
@@ -37,16 +46,16 @@ class _Line(NamedTuple):
 
 
 class _Handler(logging.Handler):
-    """Writes bytes, a line in one call, so that the lines of several workers do not mix."""
+    """Handler that writes each line in one call, so that lines of several workers do not mix."""
 
-    def __init__(self, form: Callable[[_Line], bytes]) -> None:
+    def __init__(self, form: Callable[[_LogLine], bytes]) -> None:
         super().__init__()
         self._form = form
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.write(
-                _Line(
+                _LogLine(
                     *(record.created, record.levelname, record.name, record.getMessage()),
                     *(record.exc_info, getattr(record, "facts", {})),
                 )
@@ -54,48 +63,48 @@ class _Handler(logging.Handler):
         except Exception:
             self.handleError(record)
 
-    def write(self, line: _Line) -> None:
-        """Raises OSError."""
+    def write(self, line: _LogLine) -> None:
+        """Write a line. Raises OSError."""
         os.write(_STDERR, self._form(line))
 
 
 def configure_logging(level: str, form: LogFormat = "text") -> None:
-    """Lines of all loggers, by this function alone."""
-    # What no line shows need not be found out for each (logging's HOWTO, "Optimization").
+    """Configure the format and level of all loggers. Only this function does so."""
+    # Skip facts that no line contains (logging's HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = _Handler(_json_line if form == "json" else _text_line)
+    handler = _Handler(_format_json if form == "json" else _format_text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Who did what is told at every level.
+    # The audit log is written at every level.
     logging.getLogger("gateway.audit").setLevel(logging.INFO)
-    for name in _CHATTY:
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def log_request(log: logging.Logger, facts: dict[str, object]) -> None:
-    """The one line of a request; `facts` are those of `RequestContext.facts`."""
+    """Log a request in one line; `facts` are those of `RequestContext.facts`."""
     if not log.isEnabledFor(logging.INFO):
         return
     status, took = facts["status"], facts["duration_ms"]
     message = f"{facts['method']} {facts['path']} {status} {took:.1f} ms"
     handlers = log.root.handlers
     if len(handlers) == 1 and isinstance(ours := handlers[0], _Handler):
-        # A record and its way to the handler take as long as all the rest of this line.
+        # Fast path: creating and routing a `LogRecord` takes as long as everything else here.
         try:
-            ours.write(_Line(time.time(), "INFO", log.name, message, facts=facts))
+            ours.write(_LogLine(time.time(), "INFO", log.name, message, facts=facts))
             return
         except OSError:
-            pass  # logging says what becomes of it
+            pass  # logging reports the error
     log.info(message, extra={"facts": facts})
 
 
-def _text_line(told: _Line) -> bytes:
-    second = int(told.created)
-    when = f"{_local_time(second)},{int((told.created - second) * 1000):03d}"
-    line = f"{when} {told.level} {told.logger} [{current_id()}]: {told.message}"
-    if told.error:
-        line += "\n" + _FORMATTER.formatException(told.error)
-    return line.encode("utf-8", "backslashreplace") + b"\n"
+def _format_text(line: _LogLine) -> bytes:
+    second = int(line.created)
+    when = f"{_local_time(second)},{int((line.created - second) * 1000):03d}"
+    text = f"{when} {line.level} {line.logger} [{current_id()}]: {line.message}"
+    if line.error:
+        text += "\n" + _FORMATTER.formatException(line.error)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 @lru_cache(maxsize=1)
@@ -103,22 +112,25 @@ def _local_time(second: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
 
-def _json_line(told: _Line) -> bytes:
-    """`time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
+def _format_json(line: _LogLine) -> bytes:
+    """Format a line as JSON. `time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
     context = current.get()
-    line: dict[str, object] = {
-        "time": datetime.fromtimestamp(told.created, UTC),
-        "level": told.level.lower(),
-        "logger": told.logger,
-        "message": _valid(told.message),
+    fields: dict[str, object] = {
+        "time": datetime.fromtimestamp(line.created, UTC),
+        "level": line.level.lower(),
+        "logger": line.logger,
+        "message": _escape_surrogates(line.message),
         "request_id": None if context is None else context.request_id,
         "trace_id": None if context is None else context.trace_id,
     }
-    if told.error:
-        line["exception"] = _valid(_FORMATTER.formatException(told.error))
-    return orjson.dumps({**line, **told.facts}, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
+    if line.error:
+        fields["exception"] = _escape_surrogates(_FORMATTER.formatException(line.error))
+    return orjson.dumps(
+        {**fields, **line.facts}, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
+    )
 
 
-def _valid(text: str) -> str:
-    """`text` as UTF-8 can hold it: a file's name may have bytes that are none."""
+def _escape_surrogates(text: str) -> str:
+    """Return `text` with lone surrogates escaped: file names may contain bytes that are not
+    UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

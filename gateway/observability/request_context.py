@@ -1,7 +1,7 @@
-"""What is known of the request being served: for its log lines, its span and its usage record.
+"""Context of the request being served: for its log lines, its span and its usage record.
 
-It is passed to whoever learns something of the request, who writes it here: once a request and
-never once a token.
+It is passed to the code that learns something about the request, which stores it here: once per
+request, never once per token.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ _TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
 
 @dataclass(slots=True)
 class RequestContext:
-    """One HTTP request.
+    """Context of an HTTP request.
 
     Attributes:
-        request_id: the `x-request-id` of the answer.
-        parent: `traceparent` and `tracestate` as the client sent them, if they are valid.
-        span: where traces are on.
-        model: the base model's name.
+        request_id: The `x-request-id` of the answer.
+        parent: The client's `traceparent` and `tracestate`, if valid.
+        span: The span of the request; None without tracing.
+        tenant: The tenant's name.
+        model: The base model's name.
         adapter_version: ``NAME@DIGEST``.
-        replica: the endpoint that was asked last.
-        batch: what is generated, with its meter.
-        prompt_tokens: of a request that generates nothing.
-        error: the class of the error that the answer is or ended with.
-        late_status: that of an error which came behind the headers, None without one.
-        path: of the URL, of a request that may generate.
-        refused: why it was, in a word, where it was by a limit of its tenant or for want of room.
-        left: when its client left, or an admin ended it, in `time.perf_counter`.
-        cancelled: whether it was an admin.
-        started: in `time.perf_counter`.
+        replica: The endpoint of the last replica used.
+        batch: The generations, with their meter.
+        prompt_tokens: Tokens of a request that generates nothing.
+        error: The class of the error that was answered or that ended the answer.
+        late_status: The status of an error after the headers were sent; None without one.
+        path: The path of the URL, for requests that may generate.
+        refusal: The reason in one word, if a limit or lack of capacity refused the request.
+        left_at: When the client left or an admin ended the request, in `time.perf_counter`.
+        cancelled: True if an admin ended it.
+        started: In `time.perf_counter`.
     """
 
     request_id: str
@@ -59,27 +60,27 @@ class RequestContext:
     error: type[BaseException] | None = None
     late_status: int | None = None
     path: str = ""
-    refused: str | None = None
-    left: float | None = None
+    refusal: str | None = None
+    left_at: float | None = None
     cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
 
     @property
     def trace_id(self) -> str | None:
-        """32 hexadecimal digits."""
+        """The trace id, 32 hexadecimal digits; None without a trace."""
         if self.span is not None:
             return self.span.trace_id
         parent = self.parent.get("traceparent")
         return None if parent is None else parent[3:35]
 
     def facts(self, method: str, path: str, status: int) -> dict[str, object]:
-        """The fields of the request's log line, None for what the request does not have.
+        """Return the fields of the request's log line, None for those that do not apply.
 
-        `status` is what the request ended with, which headers that went out before cannot tell.
-        `prompt_tokens` are those of the request, whatever came of it: the bill is the usage log.
-        `finish` has the reason of each choice that came to its end, `continued` says how often one
-        went on at another replica. `ttft_ms`, the time to the
-        first token, and `duration_ms` count from the request's headers.
+        `status` is the status at the end, which can differ from the one in the headers.
+        `prompt_tokens` counts the request's tokens regardless of its outcome; the usage log is what
+        is billed. `finish` lists the finish reason of each completed choice. `continued` counts
+        failovers to another replica. `ttft_ms`, the time to first token, and `duration_ms` start at
+        the request's headers.
         """
         facts: dict[str, object] = {
             "method": method,
@@ -109,20 +110,20 @@ class RequestContext:
 
 
 current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
-"""The request that this task serves, for the formatter of log lines alone.
+"""The request that this task serves, only for the log formatter.
 
-Libraries log too, and nobody can pass them a request. Everybody else is passed the context.
+Libraries log too and cannot be passed a request. All other code is passed the context.
 """
 
 
 def current_id() -> str:
-    """Of the request being served, `-` outside of any."""
+    """Return the id of the request being served, `-` outside of any request."""
     context = current.get()
     return "-" if context is None else context.request_id
 
 
-def trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """`traceparent` and `tracestate` of a request's headers, without what is not valid."""
+def parse_trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the valid ones of a request's `traceparent` and `tracestate` headers."""
     parent = headers.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return {}

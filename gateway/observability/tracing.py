@@ -1,9 +1,9 @@
-"""OpenTelemetry spans: one for each request, and below it one for each attempt on a replica.
+"""OpenTelemetry spans: one per request, with a child span for each attempt on a replica.
 
-Needs the packages of the extra `otel`; import it through `service.tracer_class`.
-The names of attributes are those of the OpenTelemetry semantic conventions for HTTP servers, RPC
-clients and generative AI, and `gateway.*` for what these do not know. What a client writes freely
-(a URL, a prompt, a key, an error's text) is in none of them.
+Needs the packages of the extra `otel`; import it through `service.tracer_class`. Attribute names
+follow the OpenTelemetry semantic conventions for HTTP servers, RPC clients and generative AI, with
+`gateway.*` for the rest. Free text of clients (a URL, a prompt, a key, an error's text) is never in
+an attribute.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
 
-# Of the facts of a request's log line. Its times are in the span itself.
+# By field of a request's log line. Times are omitted: the span has its own.
 _ATTRIBUTES = {
     "path": "http.route",
     "error": "error.type",
@@ -57,15 +57,16 @@ _OPERATIONS = {
 
 
 class Tracer:
-    """Makes spans and sends them in the background.
+    """Factory of spans, which are sent in the background.
 
-    The standard variables of OpenTelemetry hold for the rest: OTEL_SERVICE_NAME,
+    OpenTelemetry's standard variables configure the rest: OTEL_SERVICE_NAME,
     OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
     """
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is the base URL of a collector that takes OTLP over HTTP as protobuf."""
-        files = _certificates()
+        """Create the exporter. `endpoint` is the base URL of a collector that accepts OTLP over
+        HTTP as protobuf."""
+        files = _load_certificates()
         exporter = OTLPSpanExporter(
             endpoint=f"{endpoint.rstrip('/')}/v1/traces",
             certificate_file=files["CERTIFICATE"],
@@ -79,7 +80,8 @@ class Tracer:
         self._tracer = self._provider.get_tracer("gateway")
 
     def begin(self, method: str, scheme: str, parent: Mapping[str, str]) -> RequestSpan:
-        """The span of an HTTP request, below the caller's where that sent one."""
+        """Begin the span of an HTTP request, as a child of the caller's span if the caller sent
+        one."""
         span = self._tracer.start_span(
             method,
             context=_W3C.extract(parent),
@@ -89,12 +91,12 @@ class Tracer:
         return RequestSpan(self._tracer, span)
 
     async def close(self) -> None:
-        """Sends what is left, but does not wait long for a collector that is away."""
+        """Send the remaining spans, waiting at most 2 s for the collector."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # the loop has not waited so long
+            with contextlib.suppress(RuntimeError):  # The loop has ended since
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=send, name="last-spans", daemon=True).start()
@@ -105,10 +107,11 @@ class Tracer:
             log.warning("the last spans are lost: the collector does not answer")
 
 
-def _certificates() -> dict[str, str | None]:
-    """The files of OpenTelemetry's variables, as they could be used last; None where unset.
+def _load_certificates() -> dict[str, str | None]:
+    """Return the files named by OpenTelemetry's variables, in their last usable state; None where
+    unset.
 
-    Files that cannot be used yet stay the exporter's, which reads them with each connection.
+    Files that are not usable yet are left to the exporter, which reads them for each connection.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
@@ -137,8 +140,8 @@ class RequestSpan:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
-    def attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
-        """Begins the span of a call to one replica, which is for a generation if not said."""
+    def begin_attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
+        """Begin the span of a call to one replica, by default of a generation."""
         span = self._tracer.start_span(
             method,
             context=set_span_in_context(self._span),
@@ -151,15 +154,16 @@ class RequestSpan:
         )
         return AttemptSpan(span)
 
-    def attempt_once(self, replica: str) -> AttemptSpan:
-        """Of a call that answers once."""
-        return self.attempt(replica, _INFER_ONCE)
+    def begin_unary_attempt(self, replica: str) -> AttemptSpan:
+        """Begin the span of a call with a single answer."""
+        return self.begin_attempt(replica, _INFER_ONCE)
 
-    def end(self, facts: Mapping[str, object], told: int) -> None:
-        """`facts` are those of `RequestContext.facts`, `told` is the status of the headers."""
+    def end(self, facts: Mapping[str, object], header_status: int) -> None:
+        """End the span. `facts` are those of `RequestContext.facts`, `header_status` the status in
+        the headers."""
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")
-        span.set_attribute("http.response.status_code", told)
+        span.set_attribute("http.response.status_code", header_status)
         for fact, name in _ATTRIBUTES.items():
             value = facts[fact]
             if isinstance(value, str | int | list):
@@ -171,14 +175,14 @@ class RequestSpan:
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000
             span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
-        # Neither a client's mistake nor its leaving is an error of the server.
+        # Neither a client's mistake nor its disconnect is a server error.
         if isinstance(status, int) and status >= 500:
             span.set_status(StatusCode.ERROR)
         span.end()
 
 
 class AttemptSpan:
-    """The span of a generation on one replica. `metadata` has its `traceparent`."""
+    """The span of a generation on one replica. `metadata` contains its `traceparent`."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -186,11 +190,11 @@ class AttemptSpan:
         _W3C.inject(carrier, set_span_in_context(span))
         self.metadata: Mapping[str, str] = carrier
 
-    def answered(self) -> None:
+    def mark_first_token(self) -> None:
         self._span.add_event("first token")
 
     def end(self, error_type: type[BaseException] | None) -> None:
-        """Being left early, by a client that went away, is no error."""
+        """End the span. A cancellation after a client disconnected is not an error."""
         if error_type is not None:
             self._span.set_attribute("error.type", error_type.__name__)
             if issubclass(error_type, Exception):

@@ -1,1 +1,1 @@
-"""What admins say of replicas while gateways run: kept for all workers, and for all gateways."""
+"""Admins' changes to replicas at run time: stored for all workers and all gateways."""

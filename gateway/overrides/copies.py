@@ -1,11 +1,11 @@
-"""Overrides on disk, and in Redis where gateways share one.
+"""Overrides on disk, and in Redis if gateways share one.
 
 ``overrides.json``      on disk, for all processes that share it: an object by endpoint
 ``replica_overrides``   in Redis, a hash: JSON by endpoint, and ``@revision``
 
-Redis has them, and the disk a copy for while it is away: without a Redis the disk has them. A
-replica that is drained stays so, whatever is started anew. A hash without ``@revision`` is one that
-Redis has lost, or never had: it is given what is known here.
+With Redis, the disk is a copy used while Redis is unavailable. Without Redis, the disk has the only
+copy. A drained replica remains drained after any restart. A hash without ``@revision`` was lost by
+Redis or never existed; this gateway then writes the overrides it knows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from lora_store.refusals import Refusals
 log = logging.getLogger(__name__)
 
 KEY = "replica_overrides"
-MOST = 1000
-"""More would be no replicas any more."""
+MAX_OVERRIDES = 1000
+"""Maximum number of overrides."""
 _REVISION = "@revision"
 _TIMEOUT_S = 2.0
-_AWAY = "Weights and drains cannot be changed now: Redis: {}. Try again."
+_REDIS_ERROR = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
-    """Blocks; for one thread at a time. Methods raise OverridesUnavailable."""
+    """The copies of the overrides. Methods block, raise OverridesUnavailable, and must be called by
+    one thread at a time."""
 
     def __init__(self, folder: Path, url: str | None) -> None:
         self.current: Overrides = {}
@@ -46,21 +47,21 @@ class OverrideCopies:
         self._stamp: tuple[int, int] | None = None
         self._unread = ""
         self._unread_at: tuple[int, int] | None = None
-        self._from_disk()
+        self._read_disk()
 
     @property
-    def shared(self) -> bool:
-        """Whether others may change them."""
+    def is_shared(self) -> bool:
+        """True if other gateways may change the overrides."""
         return self._primary is not None
 
     def close(self) -> None:
         if self._primary is not None:
             self._primary.close()
 
-    def look(self) -> None:
-        """Takes over what others have said."""
+    def refresh(self) -> None:
+        """Load the overrides that other processes or gateways have set."""
         if self._primary is None:
-            self._from_disk()
+            self._read_disk()
             return
         try:
             with self._primary.use() as client:
@@ -70,24 +71,24 @@ class OverrideCopies:
                     client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
                     return
         except failures() as error:
-            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
+            raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
         read = {name.decode(errors="replace"): raw for name, raw in found.items()}
-        self._take({name: each for name, raw in read.items() if (each := self._read(name, raw))})
+        self._apply({name: each for name, raw in read.items() if (each := self._parse(name, raw))})
 
     def put(self, endpoint: str, override: Override | None) -> None:
-        """None takes it back."""
+        """Set the override of an endpoint; None removes it."""
         if self._primary is None:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with locked(self._folder / "lock"):
-                    self._from_disk()
-                    self._write(_changed(self.current, endpoint, override))
+                    self._read_disk()
+                    self._write(_with_change(self.current, endpoint, override))
             except OSError as error:
                 raise OverridesUnavailable(
                     "Weights and drains cannot be changed now: this gateway's disk fails."
                 ) from error
             return
-        changed = _changed(self.current, endpoint, override)
+        changed = _with_change(self.current, endpoint, override)
         try:
             with self._primary.use() as shared, writing(shared) as client:
                 if override is None:
@@ -96,20 +97,20 @@ class OverrideCopies:
                     client.hset(KEY, endpoint, json.dumps(override.facts()))
                 client.hset(KEY, _REVISION, secrets.token_hex(8))
         except failures() as error:
-            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
-        self._take(changed)
+            raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
+        self._apply(changed)
 
-    def _take(self, found: Overrides) -> None:
-        """What Redis has; a disk that fails keeps nothing from being in force."""
+    def _apply(self, found: Overrides) -> None:
+        """Apply overrides from Redis. They take effect even if the disk fails."""
         if found == self.current:
             return
-        self.current = dict(list(found.items())[:MOST])
+        self.current = dict(list(found.items())[:MAX_OVERRIDES])
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._folder / "lock"):
                 self._write(self.current)
 
-    def _read(self, endpoint: str, raw: bytes) -> Override | None:
+    def _parse(self, endpoint: str, raw: bytes) -> Override | None:
         try:
             return read_override(json.loads(raw))
         except (ValueError, RecursionError) as error:
@@ -121,10 +122,10 @@ class OverrideCopies:
         write_durably(self._file, [json.dumps(facts, indent=1).encode()])
         self.current = overrides
 
-    def _from_disk(self) -> None:
+    def _read_disk(self) -> None:
         stamp = None
         try:
-            stamp = self._seen()
+            stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
             found = json.loads(self._file.read_bytes())
@@ -137,24 +138,26 @@ class OverrideCopies:
             self._unread = f"overrides of replicas in {self._file} cannot be read: {error}"
             self._unread_at = stamp
 
-    def _seen(self) -> tuple[int, int]:
-        """A stamp that differs from one content of the copy on disk to the next."""
+    def _read_stamp(self) -> tuple[int, int]:
+        """Return a stamp that differs whenever the content of the disk copy changes."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
 
     @property
     def unreadable(self) -> str:
-        """The error of reading the copy on disk, while that copy is there; else empty."""
+        """The error of reading the disk copy, until that copy is replaced; else empty."""
         with suppress(OSError):
-            if self._unread and self._seen() == self._unread_at:
+            if self._unread and self._read_stamp() == self._unread_at:
                 return self._unread
         return ""
 
 
-def _changed(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:
+def _with_change(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:
     changed = {name: each for name, each in known.items() if name != endpoint}
     if override is not None:
-        if len(changed) >= MOST:
-            raise OverridesUnavailable(f"There are {MOST} overrides already; take some back.")
+        if len(changed) >= MAX_OVERRIDES:
+            raise OverridesUnavailable(
+                f"There are {MAX_OVERRIDES} overrides already; take some back."
+            )
         changed[endpoint] = override
     return changed

@@ -1,4 +1,4 @@
-"""Overrides for the event loop: kept current, and changed."""
+"""Overrides for the event loop: polled and changed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
-class FollowedOverrides:
-    """Use as an async context manager, with `follow` running inside.
+class LiveOverrides:
+    """Current overrides. Use as an async context manager, with `follow` running inside.
 
-    `apply` is told of all overrides whenever they have changed.
+    `apply` receives all overrides whenever they have changed.
     """
 
     def __init__(self, copies: OverrideCopies, apply: Callable[[Overrides], None]) -> None:
@@ -32,8 +32,8 @@ class FollowedOverrides:
         self._failure = ""
         self.current: Overrides = {}
 
-    async def __aenter__(self) -> FollowedOverrides:
-        await self._look()
+    async def __aenter__(self) -> LiveOverrides:
+        await self._poll()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -41,13 +41,13 @@ class FollowedOverrides:
         self._copies.close()
 
     async def follow(self, troubles: Troubles) -> None:
-        """Takes over what others say within a second; until cancelled, or at once where there are
-        none: without a Redis a gateway has one process."""
-        while self._copies.shared:
-            await asyncio.sleep(_LOOK_S)
+        """Load changes by others within a second, until cancelled. Return at once without Redis:
+        such a gateway has only one process."""
+        while self._copies.is_shared:
+            await asyncio.sleep(_POLL_INTERVAL_S)
             try:
-                await self._look()
-            except Exception as error:  # whatever is there, this must go on looking
+                await self._poll()
+            except Exception as error:  # Any error: polling must continue
                 text = f"overrides of replicas are not kept current: {error!r}"
                 troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
             else:
@@ -55,24 +55,24 @@ class FollowedOverrides:
 
     @property
     def problem(self) -> str:
-        """Why overrides are not current; empty if they are."""
+        """The reason why overrides are not current; empty if they are."""
         return self._failure
 
     @property
     def disk_problem(self) -> str:
-        """See `OverrideCopies.unreadable`."""
+        """The error of the disk copy; see `OverrideCopies.unreadable`."""
         return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
-        """From now on it holds here, and elsewhere within a second. None takes it back.
+        """Set an override here at once, and elsewhere within a second; None removes it.
 
         Raises OverridesUnavailable.
         """
         await self._run(partial(self._copies.put, endpoint, override))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
-            await self._run(self._copies.look)
+            await self._run(self._copies.refresh)
         except OverridesUnavailable as error:
             why = describe(error.__cause__)
             if not self._failure:

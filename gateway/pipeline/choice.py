@@ -29,7 +29,7 @@ from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.service import Service
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Offload, TokenStream
@@ -74,7 +74,7 @@ class Choice:
         self._sink = sink
         self._generation = batch.generations[index]
         self._continuation = Continuation(self._generation, service.settings.continuations)
-        self._model_metrics = service.metrics.of(model_name(service, self._generation))
+        self._model_metrics = service.metrics.for_model(model_name(service, self._generation))
         self._started = time.perf_counter()
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
@@ -173,7 +173,7 @@ class Choice:
     def _on_sent(self) -> None:
         self._batch.record_sent(self._index)
 
-    def _on_abandon(self, reason: StopReason) -> Stopping:
+    def _on_abandon(self, reason: StopReason) -> EarlyStop:
         return _begin_stopping(self._service, self._request, self._batch, reason)
 
     async def _offload(self, work: Callable[[], T]) -> T:
@@ -286,7 +286,7 @@ def make_offload(service: Service, batch: Batch) -> Offload:
 
 def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
-) -> Callable[[StopReason], Stopping]:
+) -> Callable[[StopReason], EarlyStop]:
     """Return the callback by which an engine reports that a generation was abandoned before its
     end."""
     return partial(_begin_stopping, service, request, batch)
@@ -294,13 +294,13 @@ def make_on_abandon(
 
 def _begin_stopping(
     service: Service, request: RequestContext, batch: Batch, reason: StopReason
-) -> Stopping:
+) -> EarlyStop:
     stops = batch.meter.stops
     if stops is None:
-        stops = batch.meter.stops = service.monitor.stops_of(request)
+        stops = batch.meter.stops = service.monitor.make_stops(request)
     if reason != "disconnect":
         return stops.begin(reason)
-    return stops.begin("cancelled" if request.cancelled else reason, request.left)
+    return stops.begin("cancelled" if request.cancelled else reason, request.left_at)
 
 
 def model_name(service: Service, generation: Generation) -> str:

@@ -68,7 +68,7 @@ async def generate(
             await _generate_several(service, request, batch, sink, on_slot)
     except Overloaded as error:
         if error.cause is not None:
-            service.metrics.no_turn.labels(batch.caller.tenant, error.cause).inc()
+            service.metrics.queue_refusals.labels(batch.caller.tenant, error.cause).inc()
         if error.cause in _DEADLINE_CAUSES and _is_client_deadline_first(service, batch):
             raise ClientDeadlineTooNear(error.message, error.wait_s) from None
         raise
@@ -77,11 +77,11 @@ async def generate(
         late = ClientDeadline if by_client else RequestTimeout
         raise late(batch.timeout_s) from None
     except asyncio.CancelledError:
-        if watched.taken_back():
+        if watched.consume_cancellation():
             raise EndedByAdmin from None
         raise
     finally:
-        service.monitor.requests.leave(watched)
+        service.monitor.requests.remove(watched)
 
 
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
@@ -198,7 +198,7 @@ async def _search(
         sent, deltas = await attempt(service.replicas, request, batch, index, ask)
     finally:
         metrics.in_flight.dec()
-    of_model = metrics.of(model_name(service, generation))
+    of_model = metrics.for_model(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
     # Each step is one for all beams, also for those that ended early or are cut by their text.

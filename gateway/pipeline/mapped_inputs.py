@@ -202,7 +202,7 @@ async def ask(
     Raises Overloaded if the request does not get a slot in time, RequestTimeout at its deadline,
     and the errors of `MappedPool.call`.
     """
-    metrics, began = service.metrics.of_mapped(model.name), time.perf_counter()
+    metrics, began = service.metrics.for_mapped_model(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
     batches = list(_batches(found, inputs.rows))
     answers: list[list[Rows]] = [[] for _ in batches]

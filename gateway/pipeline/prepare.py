@@ -83,7 +83,7 @@ async def _select_variants(
             try:
                 checked = options
                 if backend is not None:
-                    checked = await service.guides.checked(options, backend)
+                    checked = await service.guides.check(options, backend)
             except InvalidRequest as error:
                 refusals.note(error)
             else:

@@ -124,7 +124,7 @@ class MappedPool:
         began, probe = loop.time(), place.breaker.begin()
         engine, found = place.replica.engine, []
         request.replica = place.endpoint
-        span = None if request.span is None else request.span.attempt_once(place.endpoint)
+        span = None if request.span is None else request.span.begin_unary_attempt(place.endpoint)
         metadata = request.parent if span is None else span.metadata
         place.in_flight += 1
         failed: type[BaseException] | None = None

@@ -158,7 +158,7 @@ class ReplicaLease:
         self._request.replica = self.replica.endpoint
         self.metadata = self._request.parent
         if self._request.span is not None:
-            self._span = self._request.span.attempt(self.replica.endpoint)
+            self._span = self._request.span.begin_attempt(self.replica.endpoint)
             self.metadata = self._span.metadata
         return self
 
@@ -179,7 +179,7 @@ class ReplicaLease:
         self._probe = False
         self.replica.breaker.succeeded()
         if self._span is not None:
-            self._span.answered()
+            self._span.mark_first_token()
 
     def __exit__(
         self,

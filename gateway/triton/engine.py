@@ -14,7 +14,7 @@ from typing import TypeVar
 from gateway.deltas import TokenLogprob
 from gateway.errors import AdapterNotReady, EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.generation import Generation
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import AdapterUpload
@@ -68,7 +68,7 @@ class Engine:
         *,
         vocab_size: int,
         max_seq_len: int | None,
-        on_stop: Callable[[Stopping], None],
+        on_stop: Callable[[EarlyStop], None],
         on_upload: Callable[[AdapterUpload], None],
         connection: ConnectionOptions = _PLAIN,
         mode: ModeSetting = "auto",
@@ -338,7 +338,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         offload: Offload = _run_inline,
         on_sent: Callable[[], None] = lambda: None,
-        on_abandon: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
         """Return the token deltas of one generation, as a context manager that stops the engine on
         exit.
@@ -371,7 +371,7 @@ class Engine:
         offload: Offload = _run_inline,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_abandon: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
@@ -404,7 +404,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         offload: Offload = _run_inline,
         on_sent: Callable[[], None] = lambda: None,
-        on_abandon: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> list[TokenLogprob]:
         """Return the log probabilities of the prompt's tokens, from one run. Raises
         TimeoutError."""
@@ -423,7 +423,7 @@ class Engine:
         ) as stream:
             return await stream.logprobs()
 
-    def stop(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
+    def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """Send a stop request; see `StreamOwner`."""
         self._on_stop(stopping)
         self._stops.send(request, stopping, model)

@@ -19,7 +19,7 @@ from gateway.errors import (
     ReplicaLeft,
 )
 from gateway.generation import Generation, Lora
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors
 from gateway.triton.client import parse_response
 from gateway.triton.events import AdapterUpload
@@ -57,7 +57,7 @@ class EngineCall:
         metadata: Metadata,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_abandon: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
         """Make the call, without sending it.
 
@@ -79,7 +79,7 @@ class EngineCall:
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
         self._on_abandon = on_abandon
-        self._stopping: Stopping | None = None
+        self._stopping: EarlyStop | None = None
         self._sent = False
         self._sent_at = 0.0
         self._first_response_at = math.inf
@@ -144,7 +144,7 @@ class EngineCall:
             self._drop_stream()
             self._release_slot()
 
-    def _abandon(self, reason: StopReason) -> Stopping:
+    def _abandon(self, reason: StopReason) -> EarlyStop:
         """Stop reading a request for which the engine is sent a stop request."""
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)

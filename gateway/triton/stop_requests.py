@@ -12,7 +12,7 @@ import contextlib
 import logging
 
 from gateway.errors import GatewayError
-from gateway.stops import Stopping
+from gateway.stops import EarlyStop
 from gateway.triton.client import TritonClient
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import InferRequest
@@ -35,16 +35,16 @@ class StopRequests:
         self._client = client
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
+    def send(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """Send a stop request now, and a few times more until `stopping` ends. `model` is the one
         to stop."""
         task = asyncio.get_running_loop().create_task(self._stop(request.data, stopping, model))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _stop(self, request: bytes, stopping: Stopping, model: ModelCapabilities) -> None:
+    async def _stop(self, request: bytes, stopping: EarlyStop, model: ModelCapabilities) -> None:
         over = asyncio.Event()
-        stopping.tell(lambda _: over.set())
+        stopping.add_listener(lambda _: over.set())
         await self._send(request)
         if model.llmapi is not None:
             return  # one model takes both in order, and TensorRT-LLM 1.2 never ends the other

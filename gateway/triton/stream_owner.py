@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.stops import Stopping
+from gateway.stops import EarlyStop
 from gateway.triton.events import AdapterUpload
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import InferRequest
@@ -56,7 +56,7 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """Send a request like `open`; the responses are bytes in the pieces received."""
 
-    def stop(self, request: InferRequest, stopping: Stopping, model: ModelCapabilities) -> None:
+    def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
         """Send a stop request to `model` and repeat it until the request ends.
 
         The caller's cancellation does not affect it.

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation
-from gateway.stops import Stopping, StopReason
+from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
 from gateway.triton.engine_call import EngineCall
@@ -48,7 +48,7 @@ class TokenStream(EngineCall):
         offload: Offload,
         begin_by: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_abandon: Callable[[StopReason], Stopping] = Stopping,
+        on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> None:
         """Make the call; see `EngineCall` for the other arguments.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.conversations.upkeep import GOODBYE_S
+from gateway.conversations.upkeep import GOODBYE_TIMEOUT_S
 from gateway.scheduling.replicas import _LOOKUP_PERIOD_S
 from gateway.service_setup import _CLOSE_TIMEOUT_S
 from ops.deployment.running import EXIT_MARGIN, TRITON_EXIT_TIMEOUT
@@ -63,7 +63,7 @@ def test_a_gateway_gets_the_time_that_its_end_takes(folder: Path) -> None:
     pod = _pod(manifests, "gateway")
     assert _before_term(pod) >= NODES_LEARN_S
     needed = _before_term(pod) + _value(manifests, "drain_seconds")
-    needed += _value(manifests, "shutdown_grace") + _CLOSE_TIMEOUT_S + GOODBYE_S
+    needed += _value(manifests, "shutdown_grace") + _CLOSE_TIMEOUT_S + GOODBYE_TIMEOUT_S
     assert pod.spec["terminationGracePeriodSeconds"] >= needed + RESERVE_S
 
 

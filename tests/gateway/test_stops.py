@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gateway.metrics.metrics import Metrics
-from gateway.stops import Stopping, Stops
+from gateway.stops import EarlyStop, Stops
 
 
 def test_a_request_is_told_of_when_its_last_choice_is_let_go() -> None:
@@ -38,17 +38,17 @@ def test_where_one_end_was_not_seen_no_time_is_told() -> None:
 
 
 def test_who_asks_late_is_told_at_once() -> None:
-    stopping = Stopping("cancelled")
+    stopping = EarlyStop("cancelled")
     stopping.end(freed=True)
-    told: list[Stopping] = []
-    stopping.tell(told.append)
+    told: list[EarlyStop] = []
+    stopping.add_listener(told.append)
     assert told == [stopping]
 
 
 @pytest.mark.parametrize("freed", [True, False])
 def test_each_is_in_one_metric(freed: bool) -> None:
     metrics = Metrics()
-    stopping = Stopping("disconnect")
+    stopping = EarlyStop("disconnect")
     metrics.count_stop(stopping)
     value = metrics.registry.get_sample_value
     labels = {"reason": "disconnect"}

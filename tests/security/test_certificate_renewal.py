@@ -493,7 +493,7 @@ async def test_traces_are_sent_with_renewed_certificates(
 
         async def sent() -> int:
             before = len(proxy.serials)
-            tracer.begin("GET", "https", {}).attempt("replica").end(None)
+            tracer.begin("GET", "https", {}).begin_attempt("replica").end(None)
             assert await asyncio.to_thread(tracer._provider.force_flush)
             assert len(proxy.serials) == before + 1
             return proxy.serials[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from gateway.console.patch import applied
+from gateway.console.patch import apply_patch
 from tests.support.gateway_process import GatewayProcess
 
 _WITHIN_S = 60.0
@@ -49,5 +49,5 @@ def states(answer: httpx.Response) -> Iterator[State]:
             else:
                 assert name == "change"
                 assert state is not None
-                state = applied(state, told)
+                state = apply_patch(state, told)
             yield state

@@ -9,7 +9,7 @@ import orjson
 from openai.types.responses import Response
 
 from gateway.api.responses.answers import ResponseAnswer
-from gateway.api.responses.chats import Chat, parse
+from gateway.api.responses.chats import ResponsesChat, parse
 from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import TextDelta
 from tests.support.answers_read import Written, response_of
@@ -25,7 +25,7 @@ PATCH = {
 }
 
 
-def chat(**fields: Any) -> Chat:
+def chat(**fields: Any) -> ResponsesChat:
     return parse(ResponseRequest, orjson.dumps({"model": "m", "input": "Hi"} | fields)).request
 
 
@@ -33,7 +33,7 @@ def answer(**fields: Any) -> ResponseAnswer:
     return answer_to(chat(**fields))
 
 
-def answer_to(wanted: Chat) -> ResponseAnswer:
+def answer_to(wanted: ResponsesChat) -> ResponseAnswer:
     return ResponseAnswer(cast(Any, None), wanted, batch(prompt_tokens=100))
 
 

@@ -14,12 +14,12 @@ import orjson
 from gateway.api.request_log import is_request_id
 from gateway.api.siblings import WorkerResponse, ask
 from gateway.console.feed import Feed
-from gateway.console.merge import merged
-from gateway.console.part import Part, Parts, now
-from gateway.console.shared import Shared
+from gateway.console.merge import merge_parts
+from gateway.console.part import Part, PartBuilder, now
+from gateway.console.shared import SharedResult
 from gateway.errors import Overloaded
 from gateway.http.workers import Worker
-from gateway.monitor.watched import Ended, Watched
+from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.service import Service
 
 INTERNAL = "/internal/console"
@@ -35,9 +35,9 @@ class Console:
     def __init__(self, service: Service, worker: Worker | None) -> None:
         self._service = service
         self._siblings = [] if worker is None else worker.siblings
-        parts = Parts(service, 0 if worker is None else worker.index)
-        self._make_full_part = partial(parts.make, whole=True)
-        self.part = Shared[Part](partial(parts.make, whole=False))
+        parts = PartBuilder(service, 0 if worker is None else worker.index)
+        self._make_full_part = partial(parts.make, complete=True)
+        self.part = SharedResult[Part](partial(parts.make, complete=False))
         """The part of this worker, for the other workers."""
         self.feed = Feed(self._build_state)
         self._readers = 0
@@ -78,7 +78,7 @@ class Console:
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """Return the facts about a tenant's own request on this worker; None if unknown."""
-        found = self._service.monitor.requests.of(tenant, request_id)
+        found = self._service.monitor.requests.find_by_client_id(tenant, request_id)
         return None if found is None else _to_tenant_facts(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ class Console:
             self._make_full_part(), self._ask_all(f"{INTERNAL}/part")
         )
         parts = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
-        return merged([own, *parts], now())
+        return merge_parts([own, *parts], now())
 
 
 def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
@@ -126,9 +126,9 @@ def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse
     return None
 
 
-def _to_tenant_facts(found: Watched | Ended) -> dict[str, Any]:
+def _to_tenant_facts(found: WatchedRequest | RequestSummary) -> dict[str, Any]:
     """Return the facts that a tenant may see, without operators' data such as the replica."""
-    if isinstance(found, Watched):
+    if isinstance(found, WatchedRequest):
         facts = found.facts()
     else:
         facts = found.facts() | found.outcome()

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: another writing of the requests and answers of a chat."""
+"""OpenAI's Responses API: a second syntax for chat requests and answers."""

@@ -1,4 +1,5 @@
-"""Models of what the Responses API answers, for the OpenAPI document; `answers` writes them."""
+"""Models of the answers of the Responses API, for the OpenAPI document only. `answers` writes the
+real answers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ThoughtText(Described):
 
 
 class OutputReasoning(Described):
-    """`summary` are the thoughts themselves, where one was asked for."""
+    """Reasoning of the model. `summary` repeats the reasoning text if the request asked for a
+    summary."""
 
     id: str
     type: Literal["reasoning"]
@@ -100,7 +102,7 @@ class IncompleteDetails(Described):
 
 
 class ResponseObject(Described):
-    """Members that the request has said come back as OpenAI writes them."""
+    """A response. Parameters of the request are echoed as OpenAI writes them."""
 
     id: str
     object: Literal["response"]
@@ -129,9 +131,9 @@ class ResponseObject(Described):
 
 
 class ResponseEvent(Described):
-    """`response.created` and `response.in_progress`; each item from `response.output_item.added` to
-    `response.output_item.done`; then `response.completed` or `response.incomplete`. One that fails
-    ends with `response.failed` and `error`."""
+    """Event of a stream. The order is: `response.created` and `response.in_progress`; for each
+    item, `response.output_item.added` to `response.output_item.done`; then `response.completed` or
+    `response.incomplete`. A failed stream ends with `response.failed` and `error`."""
 
     type: Literal[
         "response.created",
@@ -166,8 +168,8 @@ class InputTokens(Described):
     input_tokens: Count
 
 
-def streamed() -> Schema:
-    """Of a stream, one event is described."""
+def describe_stream() -> Schema:
+    """Return the schema of a streamed answer. It describes one event."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -1,4 +1,4 @@
-"""The deltas of a chat to a response: events of a stream, or one JSON body.
+"""Conversion of a chat's deltas to a response: events of a stream, or one JSON body.
 
 Reference: OpenAI API, "Create a model response" and "Streaming events" (2026), and the types of its
 Python package.
@@ -17,8 +17,8 @@ from gateway.api.answers import Body, build_continued
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import build_chat_logprobs
-from gateway.api.responses.chats import Chat
-from gateway.api.responses.events import Stream
+from gateway.api.responses.chats import ResponsesChat
+from gateway.api.responses.events import ResponseEventStream
 from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
@@ -29,44 +29,45 @@ from gateway.tokenization.prompts import Prompts
 
 
 class ResponseAnswer:
-    """Writes the answer to one request."""
+    """Writer of the answer to one request."""
 
     def __init__(
         self,
         prompts: Prompts,
-        chat: Chat,
+        chat: ResponsesChat,
         batch: Batch,
         *,
         stored: bool = False,
-        held: bool = False,
+        hold_last_event: bool = False,
     ) -> None:
-        """`held` has the stream keep its last event back, until somebody has kept the response."""
-        asked = cast(ResponseRequest, chat.asked)
+        """Set up the answer. With `hold_last_event`, the stream withholds its last event until the
+        response is stored."""
+        original = cast(ResponseRequest, chat.original)
         self._batch = batch
-        conversation = asked.conversation_id
+        conversation = original.conversation_id
         self._head: dict[str, Any] = {
             "id": f"resp_{batch.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "background": bool(asked.background),
+            "background": bool(original.background),
             "conversation": conversation and {"id": conversation},
-            "previous_response_id": asked.previous_response_id,
+            "previous_response_id": original.previous_response_id,
             "store": stored,
         }
-        # What the client has said is told in three events: written once.
-        self._tail = chat.told[1:]
+        # Three events echo the request's fields, so they are serialized only once.
+        self._tail = chat.echoed_fields[1:]
         self.form = Form(
             ids=batch.request_id,
             calls=chat.called_tools,
-            summarized=asked.summarized,
-            encoded=asked.includes("reasoning.encrypted_content"),
+            with_summary=original.wants_summary,
+            with_encrypted=original.includes("reasoning.encrypted_content"),
             logprobs=partial(_logprobs, prompts) if chat.logprobs else None,
         )
-        self.holds = held
-        self._stream: Stream | None = None
+        self.holds_last_event = hold_last_event
+        self._stream: ResponseEventStream | None = None
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        self._stream = Stream(self, body)
+        self._stream = ResponseEventStream(self, body)
         return self._stream
 
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
@@ -74,7 +75,7 @@ class ResponseAnswer:
         output = Output(self.form)
         for delta in deltas:
             output.take(delta)
-        return self.finished(deltas[-1], output)
+        return self.build_finished(deltas[-1], output)
 
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         if self.form.logprobs is None:
@@ -86,26 +87,26 @@ class ResponseAnswer:
         return str(self._head["id"])
 
     @property
-    def held(self) -> tuple[bytes, bytes]:
-        """The response object that a stream has ended with, and the event that tells so."""
+    def final_response_and_event(self) -> tuple[bytes, bytes]:
+        """The response object that ended a stream, and the withheld event that reports it."""
         assert self._stream is not None
-        return self._stream.response, self._stream.last
+        return self._stream.response, self._stream.last_event
 
-    def queued(self) -> bytes:
-        """What the stream begins with in the background."""
+    def build_queued_events(self) -> bytes:
+        """Return the first events of a background response."""
         assert self._stream is not None
-        return self._stream.queued()
+        return self._stream.build_queued_events()
 
     def wire(self) -> WireFormat:
-        """What its stream has besides the events of an answer."""
-        return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._failed)
+        """Return the wire format of the stream: keep-alive and failure frames, no end marker."""
+        return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._frame_failure)
 
-    def finished(self, last: TextDelta, output: Output) -> bytes:
-        """The response object, which has come to its end."""
+    def build_finished(self, last: TextDelta, output: Output) -> bytes:
+        """Return the response object of a complete or cut answer."""
         cut = output.is_cut(last)
-        # OpenAI's schema has no reason for an answer that ended within a call.
+        # OpenAI's schema defines no reason for an answer that ended within a call.
         limited = last.finish == "length"
-        return self.response(
+        return self.build_response(
             "incomplete" if cut else "completed",
             output=build_items(output.items, cut=cut),
             usage=self._usage(last, output),
@@ -113,9 +114,9 @@ class ResponseAnswer:
             **build_continued(last),
         )
 
-    def response(self, status: str, **members: Any) -> bytes:
-        """The response object."""
-        told: dict[str, Any] = self._head | {
+    def build_response(self, status: str, **members: Any) -> bytes:
+        """Return the response object as JSON."""
+        base: dict[str, Any] = self._head | {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
@@ -123,11 +124,11 @@ class ResponseAnswer:
             "output": [],
             "usage": None,
         }
-        return orjson.dumps(told | members)[:-1] + b"," + self._tail
+        return orjson.dumps(base | members)[:-1] + b"," + self._tail
 
     def _usage(self, last: TextDelta, output: Output) -> dict[str, Any]:
         cached, prompt_tokens = 0, self._batch.prompt_tokens
-        # Who is kept apart is not told what others' prompts have left in the cache.
+        # Do not show an isolated tenant which prompts of other tenants are cached.
         if not self._batch.caller.isolated_cache:
             cached = count_cached_tokens([last], prompt_tokens)
         return {
@@ -138,14 +139,14 @@ class ResponseAnswer:
             "total_tokens": prompt_tokens + last.tokens,
         }
 
-    def _failed(self, error: Failure) -> bytes:
-        stream = self._stream or Stream(self, None)
+    def _frame_failure(self, error: Failure) -> bytes:
+        stream = self._stream or ResponseEventStream(self, None)
         status = status_of(error)
         code = "server_error" if status >= 500 else "invalid_prompt"
         if status == 429:
             code = "rate_limit_exceeded"
-        told = {"code": code, "message": failures.build_message(error)}
-        return stream.failed(told, failures.build_envelope(error))
+        fields = {"code": code, "message": failures.build_message(error)}
+        return stream.build_failure(fields, failures.build_envelope(error))
 
 
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:

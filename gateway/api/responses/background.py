@@ -1,4 +1,4 @@
-"""Responses that are made in the background, by tasks of this worker."""
+"""Background responses, run by tasks of this worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import orjson
 
 from gateway.api.failures import status_of
 from gateway.api.responses.answers import ResponseAnswer
-from gateway.api.responses.keeping import Keeping
+from gateway.api.responses.keeping import StorePlan
 from gateway.api.responses.progress import (
-    BEAT_S,
-    LOOK_S,
-    Events,
+    BEAT_INTERVAL_S,
+    POLL_INTERVAL_S,
     Status,
+    StoredEvents,
     beat_id,
     beat_record,
     delete_events,
@@ -43,47 +43,47 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Of one tenant in one process, where `concurrent_requests` does not say fewer.
-_MOST_RUNNING = 256
-_ENDING_S = 2.0
+# Responses of one tenant in one process; `concurrent_requests` may allow fewer.
+_MAX_RUNNING_PER_TENANT = 256
+_CANCEL_TIMEOUT_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
-class Run:
-    """One response that is being made here."""
+class BackgroundRun:
+    """A background response that runs in this worker."""
 
     id: str
     tenant: str
-    keeping: Keeping
-    events: Events
+    plan: StorePlan
+    events: StoredEvents
     status: Status = "queued"
-    beaten: float = 0.0
+    beat_at: float = 0.0
     cancelled: bool = False
     task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         self.status = "in_progress"
-        self.beaten = 0.0
+        self.beat_at = 0.0
 
     def cancel(self) -> None:
-        """Somebody wants it to end, or has been told that it has."""
+        """Stop the task: the response was cancelled, deleted or declared lost."""
         if self.task is not None and not self.cancelled:
             self.cancelled = True
             self.task.cancel()
 
 
-class Background:
-    """Those of one process. Use as an async context manager."""
+class BackgroundResponses:
+    """The background responses of one process. Use as an async context manager."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._kept = service.conversations
-        self.runs: dict[str, Run] = {}
-        """Those that are being made here, by id."""
-        self._draining: float | None = None
+        self._conversations = service.conversations
+        self.runs: dict[str, BackgroundRun] = {}
+        """The responses that run in this process, by id."""
+        self._draining_since: float | None = None
 
-    async def __aenter__(self) -> Background:
-        self._watching = asyncio.create_task(self._watch())
+    async def __aenter__(self) -> BackgroundResponses:
+        self._watch_task = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
@@ -92,36 +92,37 @@ class Background:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What runs has what is left of the grace that all requests have."""
+        """Wait for running responses until the rest of the drain and shutdown time has passed, then
+        cancel them."""
         settings = self._service.settings
         grace = settings.drain_seconds + settings.shutdown_grace
-        if self._draining is not None:
-            grace -= time.monotonic() - self._draining
+        if self._draining_since is not None:
+            grace -= time.monotonic() - self._draining_since
         if tasks := [run.task for run in self.runs.values() if run.task is not None]:
             await asyncio.wait(tasks, timeout=max(grace, 0.0))
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks, timeout=_ENDING_S)
-        self._watching.cancel()
-        await asyncio.wait([self._watching])
+            await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
+        self._watch_task.cancel()
+        await asyncio.wait([self._watch_task])
 
-    def check_room(self, tenant: str) -> None:
-        """For one more. Raises Overloaded."""
-        if sum([run.tenant == tenant for run in self.runs.values()]) >= _MOST_RUNNING:
+    def check_capacity(self, tenant: str) -> None:
+        """Raise Overloaded if the tenant already runs as many background responses as allowed."""
+        if sum([run.tenant == tenant for run in self.runs.values()]) >= _MAX_RUNNING_PER_TENANT:
             raise Overloaded("Too many responses of this key are made in the background.")
 
-    async def begin(self, request: RequestContext, ready: PreparedRequest, keeping: Keeping) -> str:
-        """The id of a response that is made from now on, and can be asked for.
+    async def begin(self, request: RequestContext, ready: PreparedRequest, plan: StorePlan) -> str:
+        """Start a background response and return its id once the response is stored as queued.
 
         Raises what `Conversations.put` raises.
         """
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
-        keep = partial(self._kept.put, keeping.tenant) if ready.stream else None
-        # The other half is for the response itself.
-        events = Events(answer.id, keep, self._service.settings.conversations_bytes // 2)
-        run = Run(answer.id, keeping.tenant, keeping, events)
-        # What it takes is told at its end, in a line of its own.
+        store = partial(self._conversations.put, plan.tenant) if ready.stream else None
+        # The other half of the bytes is reserved for the response itself.
+        events = StoredEvents(answer.id, store, self._service.settings.conversations_bytes // 2)
+        run = BackgroundRun(answer.id, plan.tenant, plan, events)
+        # Log the generation separately at its end, not with this HTTP request.
         context = RequestContext(
             request.request_id,
             parent=request.parent,
@@ -132,140 +133,143 @@ class Background:
             path=request.path,
         )
         request.batch = None
-        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        run.task = asyncio.create_task(self._make(run, answer, ready, context, kept))
-        await asyncio.shield(kept)  # who has left by then has begun it all the same
+        queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        run.task = asyncio.create_task(self._run(run, answer, ready, context, queued))
+        await asyncio.shield(queued)  # A disconnected client does not cancel the start
         return run.id
 
-    async def _make(
+    async def _run(
         self,
-        run: Run,
+        run: BackgroundRun,
         answer: ResponseAnswer,
         ready: PreparedRequest,
         context: RequestContext,
-        kept: asyncio.Future[None],
+        queued: asyncio.Future[None],
     ) -> None:
         sink = answer.stream(run.events, "none")
         try:
             async with ready.account:
                 try:
-                    # Others may have begun since it was looked at.
-                    self.check_room(run.tenant)
+                    # Other responses may have started since the first check.
+                    self.check_capacity(run.tenant)
                     self.runs[run.id] = run
-                    run.events.write(answer.queued())
-                    await self._put(run, answer.response("queued"), "queued")
-                    kept.set_result(None)
+                    run.events.write(answer.build_queued_events())
+                    await self._store(run, answer.build_response("queued"), "queued")
+                    queued.set_result(None)
                     await generate(self._service, context, ready.batch, sink, on_slot=run.begin)
-                    response, last = answer.held
+                    response, last = answer.final_response_and_event
                     run.events.write(last)
-                    await self._put(run, response, orjson.loads(response)["status"], FINISHED)
+                    await self._store(run, response, orjson.loads(response)["status"], FINISHED)
                 except asyncio.CancelledError:
                     if run.task is not None:
                         run.task.uncancel()
-                    raise _why(run) from None
-        except Exception as error:  # whatever it is, the record must not say for ever that it runs
-            if not kept.done():
-                kept.set_exception(error)
+                    raise _cancellation_error(run) from None
+        # Any error: otherwise the record would report a running response forever
+        except Exception as error:
+            if not queued.done():
+                queued.set_exception(error)
                 return
             context.error, context.late_status = type(error), status_of(error)
             if not run.cancelled:
                 await self._fail(run, answer, error)
         finally:
             self.runs.pop(run.id, None)
-            run.events.tell()
-            if kept.done() and kept.exception() is None:
+            run.events.notify()
+            if queued.done() and queued.exception() is None:
                 status = context.late_status or 200
                 log_request(log, context.facts("POST", context.path, status))
-                self._service.monitor.answered(context, status, again=True)
-                await self._clear(run)
+                self._service.monitor.record_answer(context, status, again=True)
+                await self._delete_stray_events(run)
 
-    async def _clear(self, run: Run) -> None:
-        """Events may have been on their way to the store while their response was deleted: no
-        later deletion would reach them."""
-        if not await run.events.ended():
+    async def _delete_stray_events(self, run: BackgroundRun) -> None:
+        """Delete events that reached the store after their response was deleted. No later deletion
+        would find them."""
+        if not await run.events.wait_flushed():
             return
         try:
-            [beat] = await self._kept.get(run.tenant, [beat_id(run.id)])
+            [beat] = await self._conversations.get(run.tenant, [beat_id(run.id)])
             if beat is None:
-                await delete_events(self._kept, run.tenant, run.id)
+                await delete_events(self._conversations, run.tenant, run.id)
         except GatewayError as error:
             log.error("events of %s may be left of it: %s", run.id, error.message)
 
-    async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
+    async def _fail(self, run: BackgroundRun, answer: ResponseAnswer, error: Exception) -> None:
         run.events.write(answer.wire().failure(to_failure(error)))
         try:
-            await self._put(run, answer.held[0], "failed", FINISHED)
-        except GatewayError as worse:  # then it is told as lost, once its lease is over
+            await self._store(run, answer.final_response_and_event[0], "failed", FINISHED)
+        except GatewayError as worse:  # Once its lease expires, the response is reported as lost
             log.error("%s has failed, which could not be kept: %s", run.id, worse.message)
 
-    async def _put(
-        self, run: Run, response: bytes, status: Status, version: int | None = None
+    async def _store(
+        self, run: BackgroundRun, response: bytes, status: Status, version: int | None = None
     ) -> None:
-        async def keep(events: Sequence[Record]) -> None:
+        async def store(events: Sequence[Record]) -> None:
             beat = beat_record(run.id, status, version)
-            await run.keeping.put(response, version or 1, *events, beat)
+            await run.plan.store(response, version or 1, *events, beat)
 
-        await run.events.flush(keep)
-        run.beaten = time.monotonic()
+        await run.events.flush(store)
+        run.beat_at = time.monotonic()
 
     async def _watch(self) -> None:
-        """Until cancelled."""
+        """Renew heartbeats, apply cancellations and store events, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self._service.replicas.draining and self._draining is None:
-                self._draining = time.monotonic()
-            runs = defaultdict[str, list[Run]](list)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            if self._service.replicas.draining and self._draining_since is None:
+                self._draining_since = time.monotonic()
+            runs = defaultdict[str, list[BackgroundRun]](list)
             for run in self.runs.values():
-                if run.beaten or run.status == "in_progress":  # its record is there
+                if run.beat_at or run.status == "in_progress":  # The record is stored
                     runs[run.tenant].append(run)
-            await asyncio.gather(*[self._look_after(name, own) for name, own in runs.items()])
+            await asyncio.gather(*[self._maintain(name, own) for name, own in runs.items()])
 
-    async def _look_after(self, tenant: str, runs: Sequence[Run]) -> None:
-        for work in (self._tell, self._listen, _keep_events):
+    async def _maintain(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
+        for work in (self._renew_beats, self._cancel_ended, _store_events):
             try:
                 await work(tenant, runs)
             except GatewayError as error:
                 log.warning("responses in the background are not told of: %s", error.message)
-            except Exception:  # whatever is wrong, the others must be looked after
+            except Exception:  # Any error: the responses of other tenants must still be maintained
                 log.exception("responses in the background are not looked after")
 
-    async def _tell(self, tenant: str, runs: Sequence[Run]) -> None:
+    async def _renew_beats(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
         now = time.monotonic()
-        if due := [run for run in runs if now - run.beaten >= BEAT_S]:
-            await self._beat(tenant, due)
+        if due := [run for run in runs if now - run.beat_at >= BEAT_INTERVAL_S]:
+            await self._put_beats(tenant, due)
             for run in due:
-                run.beaten = now
+                run.beat_at = now
 
-    async def _beat(self, tenant: str, runs: Sequence[Run]) -> None:
+    async def _put_beats(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
         try:
-            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in runs])
+            await self._conversations.put(tenant, [beat_record(run.id, run.status) for run in runs])
         except ConversationTooLarge as error:
-            if len(runs) > 1:  # the others must not pass for dead
+            if len(runs) > 1:  # The other responses must not appear dead
                 for run in runs:
-                    await self._beat(tenant, [run])
+                    await self._put_beats(tenant, [run])
             else:
                 log.warning("%s is not told of: %s", runs[0].id, error.message)
 
-    async def _listen(self, tenant: str, runs: Sequence[Run]) -> None:
-        """Others end a response by what they keep in the place of its beat."""
-        beats = await self._kept.get(tenant, [beat_id(run.id) for run in runs])
+    async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
+        """Cancel runs whose heartbeat record was replaced or deleted: that is how other workers end
+        a response."""
+        beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
             if beat is None or beat.version > FINISHED:
                 run.cancel()
 
 
-async def _keep_events(_: str, runs: Sequence[Run]) -> None:
+async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
     for run in runs:
         if run.cancelled:
             continue
         try:
-            await run.events.flush_in_time()
-        except ConversationTooLarge as error:  # this one has no room; the others may have
+            await run.events.flush_if_due()
+        # This response has used up its bytes; others may have some left
+        except ConversationTooLarge as error:
             log.warning("events of %s are not kept: %s", run.id, error.message)
 
 
-def _why(run: Run) -> Exception:
-    """What a response ends with whose task was cancelled."""
+def _cancellation_error(run: BackgroundRun) -> Exception:
+    """Return the error that ends a response whose task was cancelled."""
     if run.cancelled:
         return ClientDisconnected()
     return ShuttingDown("The gateway has ended before the response was complete.")

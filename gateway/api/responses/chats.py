@@ -1,4 +1,4 @@
-"""A request of the Responses API read, and as the chat request that it is."""
+"""Parsing of a Responses API request into an equivalent chat request."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gateway.api.responses.items import (
     ReasoningItem,
 )
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
-from gateway.api.responses.tool_names import CalledTool
+from gateway.api.responses.tool_names import ToolCallNames
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import build_invalid_request, rename_parameters
 from gateway.errors import InvalidRequest
 
-_SAID = MessageItem(role="user", content="")
+_PLACEHOLDER = MessageItem(role="user", content="")
 
-_WRITTEN: dict[str, str] = {
+_RESPONSE_PARAMETERS: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "reasoning.effort",
     "logprobs": "top_logprobs",
     "max_completion_tokens": "max_output_tokens",
@@ -35,21 +35,22 @@ _WRITTEN: dict[str, str] = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""What a chat's parameters are called here, where that differs."""
+"""Chat parameters and their names in the Responses API, where the two differ."""
 
 
-class Chat(ChatCompletionRequest):
-    """A chat, with the request that it was."""
+class ResponsesChat(ChatCompletionRequest):
+    """A chat request made from a request of the Responses API."""
 
-    asked: ResponsePrompt
+    original: ResponsePrompt
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_places: tuple[str, ...] = ()
-    """The paths of `tools` in the request."""
-    called_tools: SkipValidation[Mapping[str, CalledTool]] = Field(default_factory=dict)
-    """Kinds of calls by the model's name for the tool, without plain functions."""
+    tool_paths: tuple[str, ...] = ()
+    """The paths of `tools` in the original request."""
+    called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
+    """Item types and names of calls, by the model's name for the tool. Plain functions are omitted.
+    """
     tool_hints: tuple[str, ...] = ()
-    told: bytes = b""
-    """What the answer tells of the request: a JSON object."""
+    echoed_fields: bytes = b""
+    """The request's fields that the response repeats, as a JSON object."""
 
     @property
     def plain_text_tools(self) -> frozenset[str]:
@@ -57,12 +58,12 @@ class Chat(ChatCompletionRequest):
         return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
 
     def _check_tool_messages(self) -> None:
-        """Leave this to `check_outputs`: items that come before may not be known yet."""
+        """Do nothing: `check_outputs` checks them once earlier items are loaded."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format.json_schema.schema":
             return "text.format.schema"
-        return _place(path, self.tool_places)
+        return _translate_tool_path(path, self.tool_paths)
 
 
 def parse(
@@ -71,10 +72,18 @@ def parse(
     *,
     strict: bool = False,
     refuse_unknown: bool = False,
-) -> Parsed[Chat]:
-    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
+) -> Parsed[ResponsesChat]:
+    """Validate a JSON body.
 
-    Raises InvalidRequest or UnsupportedParameter naming the parameter.
+    Args:
+        model: The request model to validate against.
+        body: The JSON text.
+        strict: Refuse parameters that would be accepted without effect.
+        refuse_unknown: Refuse parameters that no table lists.
+
+    Raises:
+        InvalidRequest: A parameter is wrong; the error names the parameter.
+        UnsupportedParameter: This server does not support the parameter.
     """
     refuse_unknown = strict or refuse_unknown
     fields = sort_fields(
@@ -85,46 +94,57 @@ def parse(
         without_effect=() if model is ResponseRequest else ResponseRequest.model_fields.keys(),
     )
     try:
-        asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
+        original, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
         raise build_invalid_request(error) from None
     unknown = (*fields.unknown, *nested)
-    own = asked.items
-    if asked.continues:
-        # What comes before these, and what references are to, is not known yet.
-        own = [_SAID if isinstance(item, ItemReference) else item for item in own]
+    own = original.items
+    if original.continues:
+        # Earlier items and referenced items are not loaded yet.
+        own = [_PLACEHOLDER if isinstance(item, ItemReference) else item for item in own]
         if all(isinstance(item, AdditionalToolsItem | ReasoningItem) for item in own):
-            own = [_SAID, *own]  # a chat needs a message, and these may make none
-    chat = chat_of(asked, own, complete=not asked.continues)
-    if not asked.continues:
+            # A chat needs a message, and these items may yield no message
+            own = [_PLACEHOLDER, *own]
+    chat = build_chat(original, own, complete=not original.continues)
+    if not original.continues:
         check_outputs(own)
-    hints = [*fields.hints, *asked.hints, *chat.tool_hints]
+    hints = [*fields.hints, *original.hints, *chat.tool_hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *fields.uncounted, *unknown), unknown)
 
 
-def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:
-    """The chat of a request: of its own items and those that are before, or of what is left.
+def build_chat(
+    original: ResponsePrompt, items: Sequence[Item], *, complete: bool = True
+) -> ResponsesChat:
+    """Build the chat of a request from its items.
 
-    `complete` as in `ResponsePrompt.chat`. Raises InvalidRequest.
+    Args:
+        original: The request.
+        items: Earlier items followed by the request's own, or a truncated list of both.
+        complete: As in `ResponsePrompt.build_chat_fields`.
+
+    Raises:
+        InvalidRequest: The items do not form a valid chat.
     """
-    given = asked.chat(items, complete=complete)
-    fields = {name: value for name, value in given.items() if value is not None}
+    values = original.build_chat_fields(items, complete=complete)
+    fields = {name: value for name, value in values.items() if value is not None}
     try:
-        return Chat.model_validate(fields | {"asked": asked, "told": asked.told()})
+        return ResponsesChat.model_validate(
+            fields | {"original": original, "echoed_fields": original.build_echo()}
+        )
     except ValidationError as error:
-        raise as_written(build_invalid_request(error)) from None
+        raise rename_parameter(build_invalid_request(error)) from None
 
 
-def as_written(error: InvalidRequest) -> InvalidRequest:
-    """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    return rename_parameters(error, _WRITTEN)
+def rename_parameter(error: InvalidRequest) -> InvalidRequest:
+    """Return the error with the parameter renamed to what the client wrote."""
+    return rename_parameters(error, _RESPONSE_PARAMETERS)
 
 
-def _place(name: str, places: Sequence[str]) -> str:
-    """A tool's parameter as it is called here."""
-    found = TOOL_PATH.fullmatch(name)
-    if found is None:
+def _translate_tool_path(name: str, paths: Sequence[str]) -> str:
+    """Return a tool parameter's path in the original request."""
+    match = TOOL_PATH.fullmatch(name)
+    if match is None:
         return name
-    return f"{places[int(found[1])]}.{found[2]}"
+    return f"{paths[int(match[1])]}.{match[2]}"

@@ -1,8 +1,8 @@
-"""What is in a conversation, read and added to.
+"""Items of a conversation: reading and adding.
 
-Each item is a record by itself, so that whoever adds one writes nothing that others have written.
-Its place is the time at which it came, in microseconds, or the next one behind the last that is
-there: a gateway whose clock is behind puts nothing before what it has answered.
+Each item is a record of its own, so adding an item never overwrites what another gateway wrote. An
+item's order is the time of its arrival in microseconds, or the last order plus one if that is
+later. So a gateway whose clock is slow cannot put an item before one that was already answered.
 """
 
 from __future__ import annotations
@@ -16,152 +16,164 @@ import orjson
 
 from gateway.api.intake import Intake
 from gateway.api.responses.stored import (
-    MOST_ITEMS,
-    Earlier,
+    MAX_EARLIER_ITEMS,
+    ConversationHistory,
     Item,
-    item_id,
-    known_turns,
-    long_form,
-    microseconds,
-    response_of,
+    build_item_id,
+    load_turns,
+    now_us,
+    response_id_of,
+    to_long_form,
 )
-from gateway.conversations.record import FINAL, GROWING, Record
+from gateway.conversations.record import FINAL, GROWING_PREFIX, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
-_CONVERSATION = re.compile(GROWING + r"[0-9a-f]{32}")
-# As many are read at a time while it is not known how large they are, and at most.
-_FEW, _MANY = 16, 1000
+_CONVERSATION = re.compile(GROWING_PREFIX + r"[0-9a-f]{32}")
+# Items read per page: a small first page while item sizes are unknown, then the maximum.
+_FIRST_PAGE_ITEMS, _PAGE_ITEMS = 16, 1000
 
 
-class Head(NamedTuple):
-    """What a conversation is called by.
+class ConversationHead(NamedTuple):
+    """Metadata of a conversation.
 
     Attributes:
-        told: `created_at` and `metadata`.
-        began: `Conversations.time` when it was created.
+        fields: `created_at` and `metadata`.
+        began_ms: `Conversations.redis_time_ms` at creation.
     """
 
-    told: dict[str, Any]
-    began: int
+    fields: dict[str, Any]
+    began_ms: int
 
 
-async def head_of(
-    kept: Conversations, tenant: str, conversation: str, param: str | None = None
-) -> Head:
-    """Raises NotFound."""
-    [record] = await kept.get(tenant, [conversation])
+async def load_head(
+    conversations: Conversations, tenant: str, conversation: str, param: str | None = None
+) -> ConversationHead:
+    """Return a conversation's metadata. Raise NotFound if the conversation does not exist."""
+    [record] = await conversations.get(tenant, [conversation])
     if record is None or not is_conversation(conversation):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param=param)
-    return Head(orjson.loads(record.data), record.order)
+    return ConversationHead(orjson.loads(record.data), record.order)
 
 
 def is_conversation(text: str) -> bool:
     return _CONVERSATION.fullmatch(text) is not None
 
 
-def head_record(conversation: str, head: Head) -> Record:
-    data = orjson.dumps(head.told)
-    return Record(conversation, data, version=microseconds(), order=head.began)
+def build_head_record(conversation: str, head: ConversationHead) -> Record:
+    data = orjson.dumps(head.fields)
+    return Record(conversation, data, version=now_us(), order=head.began_ms)
 
 
-def item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:
-    """To be put: the items, which have ids, behind the place `last`."""
-    place = max(microseconds(), last + 1)
+def build_item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:
+    """Build the records of items that already have ids, ordered after `last`."""
+    order = max(now_us(), last + 1)
     return [
-        Record(item["id"], orjson.dumps(item), version=FINAL, group=conversation, order=place + n)
+        Record(item["id"], orjson.dumps(item), version=FINAL, group=conversation, order=order + n)
         for n, item in enumerate(items)
     ]
 
 
 async def add_items(
-    kept: Conversations, tenant: str, conversation: str, items: Sequence[Item], intake: Intake
+    conversations: Conversations,
+    tenant: str,
+    conversation: str,
+    items: Sequence[Item],
+    intake: Intake,
 ) -> list[Item]:
-    """As they are then there: in their long form, with ids that are new, whatever theirs were."""
-    digits, now = conversation.partition("_")[2], microseconds()
-    # Of one microsecond there may be several at other gateways.
-    place = now * 10_000 + secrets.randbelow(5_000)
-    later = await kept.members(tenant, conversation, after=now)
+    """Add items to a conversation and return them as stored: in long form, with new ids that
+    replace any given ids."""
+    digits, now = conversation.partition("_")[2], now_us()
+    # Two gateways may use the same microsecond, so ids get a random part.
+    number = now * 10_000 + secrets.randbelow(5_000)
+    later = await conversations.members(tenant, conversation, after=now)
     last = later[-1].order if later else -1
 
-    def made() -> tuple[list[Item], list[Record]]:
+    def build_records() -> tuple[list[Item], list[Record]]:
         added = [
-            long_form(item) | {"id": item_id(item, digits, str(place + n))}
+            to_long_form(item) | {"id": build_item_id(item, digits, str(number + n))}
             for n, item in enumerate(items)
         ]
-        return added, item_records(conversation, added, last)
+        return added, build_item_records(conversation, added, last)
 
-    added, records = await intake.work(made)
-    await kept.put(tenant, records)
+    added, records = await intake.work(build_records)
+    await conversations.put(tenant, records)
     return added
 
 
-async def item_of(kept: Conversations, tenant: str, conversation: str, item: str) -> bytes:
-    """Its JSON. Raises NotFound."""
-    [record] = await kept.get(tenant, [item])
+async def load_item(
+    conversations: Conversations, tenant: str, conversation: str, item: str
+) -> bytes:
+    """Return an item's JSON. Raise NotFound if the conversation has no such item."""
+    [record] = await conversations.get(tenant, [item])
     if record is None or record.group != conversation:
         raise NotFound(f"Item with id '{item}' not found.")
     return record.data
 
 
-async def delete_all(kept: Conversations, tenant: str, conversation: str) -> None:
-    """The conversation and its items, however many and large they are.
+async def delete_conversation(conversations: Conversations, tenant: str, conversation: str) -> None:
+    """Delete a conversation with all its items, regardless of their number and size.
 
-    What a deletion that ended midway has left can be deleted again. Raises NotFound.
+    If a deletion was interrupted, it can be repeated. Raises NotFound.
     """
     try:
-        await head_of(kept, tenant, conversation)
+        await load_head(conversations, tenant, conversation)
     except NotFound:
-        if not is_conversation(conversation) or not await kept.members(
-            tenant, conversation, limit=1, whole=False
+        if not is_conversation(conversation) or not await conversations.members(
+            tenant, conversation, limit=1, require_complete=False
         ):
             raise
     else:
-        # First, so that nobody adds to what is being taken away.
-        await kept.delete(tenant, [conversation])
-    limit = _MANY
+        # Delete the head first, so that no request can add items while they are deleted.
+        await conversations.delete(tenant, [conversation])
+    limit = _PAGE_ITEMS
     while True:
         try:
-            found = await kept.members(tenant, conversation, limit=limit, whole=False)
+            found = await conversations.members(
+                tenant, conversation, limit=limit, require_complete=False
+            )
         except ConversationTooLarge:
             if limit == 1:
                 raise
-            limit = max(1, limit // _FEW)
+            limit = max(1, limit // _FIRST_PAGE_ITEMS)
             continue
         if not found:
             return
-        await kept.delete(tenant, [record.id for record in found])
+        await conversations.delete(tenant, [record.id for record in found])
 
 
-async def pages(kept: Conversations, tenant: str, conversation: str) -> AsyncIterator[list[Record]]:
-    """All items, oldest first. Raises InvalidRequest where there are too many to be read."""
-    count, limit, after = 0, _FEW, -1
-    while found := await kept.members(tenant, conversation, after=after, limit=limit):
+async def iter_pages(
+    conversations: Conversations, tenant: str, conversation: str
+) -> AsyncIterator[list[Record]]:
+    """Yield all items in pages, oldest first. Raise InvalidRequest if the conversation has too many
+    items."""
+    count, limit, after = 0, _FIRST_PAGE_ITEMS, -1
+    while found := await conversations.members(tenant, conversation, after=after, limit=limit):
         count += len(found)
-        if count > MOST_ITEMS:
+        if count > MAX_EARLIER_ITEMS:
             raise InvalidRequest(
-                f"{conversation} has more than {MOST_ITEMS} items; begin another one.",
+                f"{conversation} has more than {MAX_EARLIER_ITEMS} items; begin another one.",
                 param="conversation",
             )
         yield found
-        after, limit = found[-1].order, _MANY
+        after, limit = found[-1].order, _PAGE_ITEMS
 
 
-async def all_items(
-    kept: Conversations, tenant: str, conversation: str, intake: Intake
-) -> tuple[Earlier, int]:
-    """What a response in the conversation goes on from, and the place of the last item.
+async def load_conversation(
+    conversations: Conversations, tenant: str, conversation: str, intake: Intake
+) -> tuple[ConversationHistory, int]:
+    """Return the history of a response in a conversation, and the order of the last item.
 
-    Off the event loop and in the tenant's turn where it is large. Raises InvalidRequest for what is
-    larger than a request's body may be.
+    Large histories are decoded in a thread, with fair scheduling by tenant. Raises InvalidRequest
+    if the history exceeds the maximum size of a request body.
     """
     data: list[bytes] = []
     nbytes, last = 0, -1
-    async for page in pages(kept, tenant, conversation):
+    async for page in iter_pages(conversations, tenant, conversation):
         data += [record.data for record in page]
         nbytes, last = nbytes + sum([len(record.data) for record in page]), page[-1].order
         await intake.reserve_history(nbytes)
     items: list[Item] = await intake.work(lambda: orjson.loads(b"[" + b",".join(data) + b"]"))
-    responses = dict.fromkeys(one for item in items if (one := response_of(item["id"])))
-    turns = await known_turns(kept, tenant, responses, nbytes, intake)
-    return Earlier(items, [], nbytes, turns), last
+    responses = dict.fromkeys(one for item in items if (one := response_id_of(item["id"])))
+    turns = await load_turns(conversations, tenant, responses, nbytes, intake)
+    return ConversationHistory(items, [], nbytes, turns), last

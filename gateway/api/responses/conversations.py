@@ -1,4 +1,4 @@
-"""Conversations as objects of their own: /v1/conversations, and the items in them."""
+"""Endpoints of conversations and their items: /v1/conversations."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gateway.api.messages import Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.responses import items
 from gateway.api.responses.conversation_items import (
-    Head,
+    ConversationHead,
     add_items,
-    delete_all,
-    head_of,
-    head_record,
-    item_of,
-    pages,
+    build_head_record,
+    delete_conversation,
+    iter_pages,
+    load_head,
+    load_item,
 )
-from gateway.api.responses.lists import PAGE, ItemList, Page, listed, page_of
-from gateway.api.responses.looks import Asking, asking
+from gateway.api.responses.lists import PAGE, ItemList, Page, parse_page, render_list
+from gateway.api.responses.looks import StoredLookup, open_lookup
 from gateway.api.responses.options import Metadata
-from gateway.api.responses.stored import Item, dumped, resolved
+from gateway.api.responses.stored import Item, dump_items, resolve_references
 from gateway.api.routing import BODY, ApiRouter, Name, Schema, needs, refusals
 
 router = ApiRouter()
@@ -64,14 +64,16 @@ class ConversationDeleted(Strict):
 
 
 class ConversationItem(Described):
-    """One of input or output, as a response has it."""
+    """An input or output item, as in a response."""
 
     id: str
     type: str
 
 
-def _described(model: type[BaseModel], *, body: type[Strict] | None = None, **more: Any) -> Schema:
-    """What the document says of an operation that answers with `model`."""
+def _describe_operation(
+    model: type[BaseModel], *, body: type[Strict] | None = None, **more: Any
+) -> Schema:
+    """Return the OpenAPI description of an operation that answers with `model`."""
     refused = refusals(*(BODY if body else (400,)), 401, 404, 413, 429, 503)
     extra = needs("api_key", optional=True, json=body, **more)
     return {"response_model": model, "responses": refused, "openapi_extra": extra}
@@ -80,127 +82,141 @@ def _described(model: type[BaseModel], *, body: type[Strict] | None = None, **mo
 @router.post(
     "/v1/conversations",
     summary="Begins a conversation.",
-    **_described(Conversation, body=NewConversation, empty=True),
+    **_describe_operation(Conversation, body=NewConversation, empty=True),
 )
 async def create(request: Request) -> Response:
-    async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, NewConversation)
+    async with open_lookup(request, counted=True) as lookup:
+        wanted, headers = await read_plain(request, lookup.intake, NewConversation)
         conversation = f"conv_{secrets.token_hex(16)}"
-        told = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
-        head = Head(told, ask.kept.time)
-        await ask.kept.put(ask.tenant, [head_record(conversation, head)])
+        fields = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
+        head = ConversationHead(fields, lookup.conversations.redis_time_ms)
+        await lookup.conversations.put(lookup.tenant, [build_head_record(conversation, head)])
         if wanted.items:
-            await _add(ask, conversation, wanted.items)
-        return _told(conversation, head, headers)
+            await _add_items(lookup, conversation, wanted.items)
+        return _respond(conversation, head, headers)
 
 
 @router.get(
     "/v1/conversations/{conversation_id}",
     summary="A conversation, without its items.",
-    **_described(Conversation),
+    **_describe_operation(Conversation),
 )
 async def retrieve(request: Request, conversation_id: Name) -> Response:
-    async with asking(request) as ask, ask.look:
-        return _told(conversation_id, await head_of(ask.kept, ask.tenant, conversation_id))
+    async with open_lookup(request) as lookup, lookup.slot:
+        return _respond(
+            conversation_id, await load_head(lookup.conversations, lookup.tenant, conversation_id)
+        )
 
 
 @router.post(
     "/v1/conversations/{conversation_id}",
     summary="Gives a conversation other metadata.",
-    **_described(Conversation, body=ChangedConversation),
+    **_describe_operation(Conversation, body=ChangedConversation),
 )
 async def update(request: Request, conversation_id: Name) -> Response:
-    async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, ChangedConversation)
-        async with ask.look:
-            head = await head_of(ask.kept, ask.tenant, conversation_id)
-            head.told["metadata"] = wanted.metadata or {}
-            await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
-        return _told(conversation_id, head, headers)
+    async with open_lookup(request, counted=True) as lookup:
+        wanted, headers = await read_plain(request, lookup.intake, ChangedConversation)
+        async with lookup.slot:
+            head = await load_head(lookup.conversations, lookup.tenant, conversation_id)
+            head.fields["metadata"] = wanted.metadata or {}
+            await lookup.conversations.put(
+                lookup.tenant, [build_head_record(conversation_id, head)]
+            )
+        return _respond(conversation_id, head, headers)
 
 
 @router.delete(
     "/v1/conversations/{conversation_id}",
     summary="Deletes a conversation, and the items in it.",
-    **_described(ConversationDeleted),
+    **_describe_operation(ConversationDeleted),
 )
 async def delete(request: Request, conversation_id: Name) -> Response:
-    async with asking(request) as ask, ask.look:
-        await delete_all(ask.kept, ask.tenant, conversation_id)
-        return _json(ConversationDeleted(id=conversation_id))
+    async with open_lookup(request) as lookup, lookup.slot:
+        await delete_conversation(lookup.conversations, lookup.tenant, conversation_id)
+        return _json_response(ConversationDeleted(id=conversation_id))
 
 
 @router.post(
     "/v1/conversations/{conversation_id}/items",
     summary="Adds items to a conversation.",
-    **_described(ItemList, body=AddedItems),
+    **_describe_operation(ItemList, body=AddedItems),
 )
 async def add(request: Request, conversation_id: Name) -> Response:
-    async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, AddedItems)
-        async with ask.look:
-            await head_of(ask.kept, ask.tenant, conversation_id)
-        added = await _add(ask, conversation_id, wanted.items)
-        return _bytes(await ask.intake.work(partial(listed, added)), headers)
+    async with open_lookup(request, counted=True) as lookup:
+        wanted, headers = await read_plain(request, lookup.intake, AddedItems)
+        async with lookup.slot:
+            await load_head(lookup.conversations, lookup.tenant, conversation_id)
+        added = await _add_items(lookup, conversation_id, wanted.items)
+        return _bytes_response(await lookup.intake.work(partial(render_list, added)), headers)
 
 
 @router.get(
     "/v1/conversations/{conversation_id}/items",
     summary="The items of a conversation, a page at a time.",
-    **_described(ItemList, query=PAGE),
+    **_describe_operation(ItemList, query=PAGE),
 )
 async def list_items(request: Request, conversation_id: Name) -> Response:
-    wanted = page_of(request)
-    async with asking(request) as ask, ask.look:
-        await head_of(ask.kept, ask.tenant, conversation_id)
+    wanted = parse_page(request)
+    async with open_lookup(request) as lookup, lookup.slot:
+        await load_head(lookup.conversations, lookup.tenant, conversation_id)
         data: list[bytes] = []
-        async for page in pages(ask.kept, ask.tenant, conversation_id):
+        async for page in iter_pages(lookup.conversations, lookup.tenant, conversation_id):
             data += [record.data for record in page]
-            await ask.intake.reserve_history(sum(map(len, data)))
-        return _bytes(await ask.intake.work(partial(_page, wanted, data)))
+            await lookup.intake.reserve_history(sum(map(len, data)))
+        return _bytes_response(await lookup.intake.work(partial(_build_page, wanted, data)))
 
 
 @router.get(
     "/v1/conversations/{conversation_id}/items/{item_id}",
     summary="One item of a conversation.",
-    **_described(ConversationItem),
+    **_describe_operation(ConversationItem),
 )
 async def retrieve_item(request: Request, conversation_id: Name, item_id: Name) -> Response:
-    async with asking(request) as ask, ask.look:
-        return _bytes(await item_of(ask.kept, ask.tenant, conversation_id, item_id))
+    async with open_lookup(request) as lookup, lookup.slot:
+        return _bytes_response(
+            await load_item(lookup.conversations, lookup.tenant, conversation_id, item_id)
+        )
 
 
 @router.delete(
     "/v1/conversations/{conversation_id}/items/{item_id}",
     summary="Takes an item out of a conversation, and deletes it.",
-    **_described(Conversation),
+    **_describe_operation(Conversation),
 )
 async def delete_item(request: Request, conversation_id: Name, item_id: Name) -> Response:
-    async with asking(request) as ask, ask.look:
-        head = await head_of(ask.kept, ask.tenant, conversation_id)
-        await item_of(ask.kept, ask.tenant, conversation_id, item_id)
-        await ask.kept.delete(ask.tenant, [item_id])
-        return _told(conversation_id, head)
+    async with open_lookup(request) as lookup, lookup.slot:
+        head = await load_head(lookup.conversations, lookup.tenant, conversation_id)
+        await load_item(lookup.conversations, lookup.tenant, conversation_id, item_id)
+        await lookup.conversations.delete(lookup.tenant, [item_id])
+        return _respond(conversation_id, head)
 
 
-async def _add(ask: Asking, conversation: str, new: Sequence[items.Item]) -> list[Item]:
-    async with ask.look:
-        given = await ask.intake.work(partial(dumped, new, "items"))
-        found = await resolved(ask.kept, ask.tenant, given, ask.intake, "items")
-        return await add_items(ask.kept, ask.tenant, conversation, found, ask.intake)
+async def _add_items(
+    lookup: StoredLookup, conversation: str, new: Sequence[items.Item]
+) -> list[Item]:
+    async with lookup.slot:
+        new_items = await lookup.intake.work(partial(dump_items, new, "items"))
+        items_to_add = await resolve_references(
+            lookup.conversations, lookup.tenant, new_items, lookup.intake, "items"
+        )
+        return await add_items(
+            lookup.conversations, lookup.tenant, conversation, items_to_add, lookup.intake
+        )
 
 
-def _page(page: Page, data: Sequence[bytes]) -> bytes:
-    return page.of(orjson.loads(b"[" + b",".join(data) + b"]"))
+def _build_page(page: Page, data: Sequence[bytes]) -> bytes:
+    return page.render(orjson.loads(b"[" + b",".join(data) + b"]"))
 
 
-def _told(conversation: str, head: Head, headers: Mapping[str, str] | None = None) -> Response:
-    return _json(Conversation(id=conversation, **head.told), headers)
+def _respond(
+    conversation: str, head: ConversationHead, headers: Mapping[str, str] | None = None
+) -> Response:
+    return _json_response(Conversation(id=conversation, **head.fields), headers)
 
 
-def _json(answer: Strict, headers: Mapping[str, str] | None = None) -> Response:
-    return _bytes(orjson.dumps(answer.model_dump()), headers)
+def _json_response(answer: Strict, headers: Mapping[str, str] | None = None) -> Response:
+    return _bytes_response(orjson.dumps(answer.model_dump()), headers)
 
 
-def _bytes(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+def _bytes_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
     return Response(body, media_type="application/json", headers=headers)

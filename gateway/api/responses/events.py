@@ -1,7 +1,7 @@
-"""The events of a streamed response.
+"""Events of a streamed response.
 
-Of each piece of text all but itself and a number is written once for its item, so that a token
-costs what it costs in a chat.
+The prefix of a text delta is serialized once per item, so a token costs the same as in a chat
+stream.
 """
 
 from __future__ import annotations
@@ -11,63 +11,63 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.api.answers import Body
-from gateway.api.responses.output import Form, Item, Output, Piece
+from gateway.api.responses.output import Form, Item, Output, OutputPiece
 from gateway.deltas import TextDelta
 
-_END = b"}\n\n"
+_EVENT_END = b"}\n\n"
 
 
-class Response(Protocol):
-    """Whose stream it is."""
+class ResponseBuilder(Protocol):
+    """The answer whose events are streamed."""
 
     form: Form
-    holds: bool
-    """Whether the last event is kept back."""
+    holds_last_event: bool
+    """True if the stream withholds its last event."""
 
-    def response(self, status: str, **members: Any) -> bytes:
-        """The response object."""
+    def build_response(self, status: str, **members: Any) -> bytes:
+        """Return the response object as JSON."""
 
-    def finished(self, last: TextDelta, output: Output) -> bytes:
-        """The response object, which has come to its end."""
+    def build_finished(self, last: TextDelta, output: Output) -> bytes:
+        """Return the response object of a complete or cut answer."""
 
 
-class Stream:
+class ResponseEventStream:
     """A `Sink` that writes events, numbered from 0."""
 
-    def __init__(self, answer: Response, body: Body | None) -> None:
+    def __init__(self, answer: ResponseBuilder, body: Body | None) -> None:
         self._answer = answer
         self._body = body
         self._output = Output(answer.form)
         self._number = 0
         self.response = b""
-        """The object that the stream has ended with."""
-        self.last = b""
-        """The event that tells so, where it is held."""
+        """The response object at the end of the stream; empty before."""
+        self.last_event = b""
+        """The last event, if it is withheld."""
         self._open: Item | None = None
-        self._begun = self._created = False
-        # What is told of a piece of the open item; nothing where that has to be asked for.
-        self._before: tuple[bytes, ...] = ()
+        self._has_begun = self._created = False
+        # Serialized beginnings of the open item's delta events; empty if its text is not streamed.
+        self._delta_prefixes: tuple[bytes, ...] = ()
         self._plain: list[str] | None = None
 
     def accept(self, index: int, delta: TextDelta) -> bool:
         assert self._body is not None
         if delta.events is None and self._plain is not None and delta.finish is None:
-            # Every token of a plain answer comes by here.
+            # Fast path: every token of a plain text answer.
             if not delta.text:
                 return True
             self._plain.append(delta.text)
-            return self._body.write(self._text(delta.text))
-        frames = self._opening()
+            return self._body.write(self._frame_text(delta.text))
+        frames = self._frame_opening()
         for piece in self._output.take(delta):
-            frames += self._piece(piece)
+            frames += self._frame_piece(piece)
         if delta.finish is not None:
             cut = self._output.is_cut(delta)
-            frames += self._close(cut=cut)
+            frames += self._close_item(cut=cut)
             kind = "response.incomplete" if cut else "response.completed"
-            self.response = self._answer.finished(delta, self._output)
-            last = self._lifecycle(kind, self.response)
-            if self._answer.holds:
-                self.last = last
+            self.response = self._answer.build_finished(delta, self._output)
+            last = self._frame_lifecycle(kind, self.response)
+            if self._answer.holds_last_event:
+                self.last_event = last
             else:
                 frames += last
         return not frames or self._body.write(frames)
@@ -76,136 +76,151 @@ class Stream:
         assert self._body is not None
         await self._body.drain(by)
 
-    def failed(self, error: dict[str, Any], envelope: bytes) -> bytes:
-        """What ends a stream that failed: both events, as each is all that some clients know.
+    def build_failure(self, error: dict[str, Any], envelope: bytes) -> bytes:
+        """Return the events that end a failed stream: `response.failed` and `error`.
 
-        OpenAI's packages raise on `error` alone, agents on either.
+        Some clients know only one of the two. OpenAI's packages raise on `error` only, agents on
+        either.
         """
         output = [item.build_end(cut=item is self._open) for item in self._output.items]
-        self.response = self._answer.response("failed", error=error, output=output)
-        if self.last:
-            self._number -= 1  # which nobody was told
-        frames = self._opening() + self._lifecycle("response.failed", self.response)
-        # Also as OpenAI's types have it, without an envelope.
-        told = orjson.loads(envelope)
-        told |= {name: told["error"][name] for name in ("code", "message", "param")}
-        return frames + self._event("error", **told)
+        self.response = self._answer.build_response("failed", error=error, output=output)
+        if self.last_event:
+            self._number -= 1  # The withheld event was never sent
+        frames = self._frame_opening() + self._frame_lifecycle("response.failed", self.response)
+        # OpenAI's types also expect the error's fields outside the envelope.
+        fields = orjson.loads(envelope)
+        fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
+        return frames + self._frame_event("error", **fields)
 
-    def queued(self) -> bytes:
-        """What comes first where it is not said when the others will."""
+    def build_queued_events(self) -> bytes:
+        """Return the first events of a background response, sent before the generation starts."""
         self._created = True
-        response = self._answer.response("queued")
-        return self._lifecycle("response.created", response) + self._lifecycle(
+        response = self._answer.build_response("queued")
+        return self._frame_lifecycle("response.created", response) + self._frame_lifecycle(
             "response.queued", response
         )
 
-    def _opening(self) -> bytes:
-        if self._begun:
+    def _frame_opening(self) -> bytes:
+        if self._has_begun:
             return b""
-        self._begun = True
-        response = self._answer.response("in_progress")
-        frames = b"" if self._created else self._lifecycle("response.created", response)
-        return frames + self._lifecycle("response.in_progress", response)
+        self._has_begun = True
+        response = self._answer.build_response("in_progress")
+        frames = b"" if self._created else self._frame_lifecycle("response.created", response)
+        return frames + self._frame_lifecycle("response.in_progress", response)
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _frame_piece(self, piece: OutputPiece) -> bytes:
         item, text, logprobs = piece
         frames = b""
         if item is not self._open:
-            frames = self._close(cut=False) + self._start(item)
+            frames = self._close_item(cut=False) + self._start_item(item)
         if logprobs:
             where = {"item_id": item.id, "output_index": item.index, "content_index": 0}
             kind = "response.output_text.delta"
-            return frames + self._event(kind, **where, delta=text, logprobs=logprobs)
-        return frames + self._text(text) if text else frames
+            return frames + self._frame_event(kind, **where, delta=text, logprobs=logprobs)
+        return frames + self._frame_text(text) if text else frames
 
-    def _text(self, text: str) -> bytes:
-        """The events of a piece of the open item."""
-        told = orjson.dumps(text)
+    def _frame_text(self, text: str) -> bytes:
+        """Return the delta events for a piece of the open item's text."""
+        text_json = orjson.dumps(text)
         frames = b""
-        for before in self._before:
-            frames += before + b'%d,"delta":' % self._number + told + _END
+        for prefix in self._delta_prefixes:
+            frames += prefix + b'%d,"delta":' % self._number + text_json + _EVENT_END
             self._number += 1
         return frames
 
-    def _start(self, item: Item) -> bytes:
+    def _start_item(self, item: Item) -> bytes:
         self._open = item
-        self._plain = item.texts if item.kind == "message" and not self._logged else None
-        frames = self._event(
+        self._plain = item.texts if item.kind == "message" and not self._has_logprobs else None
+        frames = self._frame_event(
             "response.output_item.added", output_index=item.index, item=item.build_start()
         )
         where = {"item_id": item.id, "output_index": item.index}
         if item.kind == "function_call":
-            self._before = (_before("response.function_call_arguments.delta", where),)
+            self._delta_prefixes = (
+                _build_delta_prefix("response.function_call_arguments.delta", where),
+            )
             return frames
         if item.kind in ("custom_tool_call", "tool_search_call"):
-            self._before = ()  # its input is known once all arguments are
+            self._delta_prefixes = ()  # The input is known only after all arguments
             return frames
         part = where | {"content_index": 0}
-        frames += self._event("response.content_part.added", **part, part=item.part(""))
+        frames += self._frame_event("response.content_part.added", **part, part=item.build_part(""))
         if item.kind == "message":
             more = part | {"logprobs": []}
-            self._before = (_before("response.output_text.delta", more),)
+            self._delta_prefixes = (_build_delta_prefix("response.output_text.delta", more),)
             return frames
-        self._before = (_before("response.reasoning_text.delta", part),)
-        if self._answer.form.summarized:
+        self._delta_prefixes = (_build_delta_prefix("response.reasoning_text.delta", part),)
+        if self._answer.form.with_summary:
             summary = where | {"summary_index": 0}
             empty = {"type": "summary_text", "text": ""}
-            frames += self._event("response.reasoning_summary_part.added", **summary, part=empty)
-            self._before += (_before("response.reasoning_summary_text.delta", summary),)
+            frames += self._frame_event(
+                "response.reasoning_summary_part.added", **summary, part=empty
+            )
+            self._delta_prefixes += (
+                _build_delta_prefix("response.reasoning_summary_text.delta", summary),
+            )
         return frames
 
-    def _close(self, *, cut: bool) -> bytes:
-        """Ends the open item, if there is one."""
+    def _close_item(self, *, cut: bool) -> bytes:
+        """Return the events that end the open item; b"" if no item is open."""
         item = self._open
         if item is None:
             return b""
         self._open = self._plain = None
-        whole = item.build_end(cut=cut)
+        item_end = item.build_end(cut=cut)
         where = {"item_id": item.id, "output_index": item.index}
         part = where | {"content_index": 0}
         frames = b""
         if item.kind == "function_call":
             kind = "response.function_call_arguments.done"
-            frames = self._event(kind, **where, name=whole["name"], arguments=whole["arguments"])
+            frames = self._frame_event(
+                kind, **where, name=item_end["name"], arguments=item_end["arguments"]
+            )
         elif item.kind == "custom_tool_call":
             kind = "response.custom_tool_call_input"
-            if whole["input"]:
-                frames = self._event(f"{kind}.delta", **where, delta=whole["input"])
-            frames += self._event(f"{kind}.done", **where, input=whole["input"])
+            if item_end["input"]:
+                frames = self._frame_event(f"{kind}.delta", **where, delta=item_end["input"])
+            frames += self._frame_event(f"{kind}.done", **where, input=item_end["input"])
         elif item.kind == "tool_search_call":
-            pass  # has no events of its own
+            pass  # No events of its own
         elif item.kind == "message":
-            [told] = whole["content"]
-            kind, text, logprobs = "response.output_text.done", told["text"], told["logprobs"]
-            frames = self._event(kind, **part, text=text, logprobs=logprobs)
-            frames += self._event("response.content_part.done", **part, part=told)
+            [part_end] = item_end["content"]
+            kind, text, logprobs = (
+                "response.output_text.done",
+                part_end["text"],
+                part_end["logprobs"],
+            )
+            frames = self._frame_event(kind, **part, text=text, logprobs=logprobs)
+            frames += self._frame_event("response.content_part.done", **part, part=part_end)
         else:
-            [told] = whole["content"]
-            frames = self._event("response.reasoning_text.done", **part, text=told["text"])
-            frames += self._event("response.content_part.done", **part, part=told)
-            for summary in whole["summary"]:
+            [part_end] = item_end["content"]
+            frames = self._frame_event(
+                "response.reasoning_text.done", **part, text=part_end["text"]
+            )
+            frames += self._frame_event("response.content_part.done", **part, part=part_end)
+            for summary in item_end["summary"]:
                 of = where | {"summary_index": 0}
                 kind = "response.reasoning_summary"
-                frames += self._event(f"{kind}_text.done", **of, text=summary["text"])
-                frames += self._event(f"{kind}_part.done", **of, part=summary)
-        return frames + self._event(
-            "response.output_item.done", output_index=item.index, item=whole
+                frames += self._frame_event(f"{kind}_text.done", **of, text=summary["text"])
+                frames += self._frame_event(f"{kind}_part.done", **of, part=summary)
+        return frames + self._frame_event(
+            "response.output_item.done", output_index=item.index, item=item_end
         )
 
     @property
-    def _logged(self) -> bool:
+    def _has_logprobs(self) -> bool:
         return self._answer.form.logprobs is not None
 
-    def _event(self, kind: str, **members: Any) -> bytes:
+    def _frame_event(self, kind: str, **members: Any) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._number, **members})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
-    def _lifecycle(self, kind: str, response: bytes) -> bytes:
-        return self._event(kind, response=orjson.Fragment(response))
+    def _frame_lifecycle(self, kind: str, response: bytes) -> bytes:
+        return self._frame_event(kind, response=orjson.Fragment(response))
 
 
-def _before(kind: str, members: dict[str, Any]) -> bytes:
-    """An event of which the number and the text are missing."""
+def _build_delta_prefix(kind: str, members: dict[str, Any]) -> bytes:
+    """Return an event up to, but without, its sequence number and text."""
     head = orjson.dumps({"type": kind, **members})[:-1]
     return b"event: " + kind.encode() + b"\ndata: " + head + b',"sequence_number":'

@@ -1,4 +1,4 @@
-"""Items of a conversation to the messages of a chat."""
+"""Conversion of conversation items to chat messages."""
 
 from __future__ import annotations
 
@@ -27,37 +27,42 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""The name of a tool search to the model, and the id of a call that the server executed."""
+"""The model's name for a tool search, and the call id of a search that the server executed."""
 FlatName = Callable[[str | None, str], str]
-"""Gives the model's name for a tool, by its namespace and its name there."""
+"""Function that returns the model's name for a tool, given its namespace and its name in that
+namespace."""
 
 
-def chat_messages(
+def build_chat_messages(
     instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
 ) -> list[dict[str, Any]]:
-    """Return chat messages: what an assistant thinks, says and calls in a row is one message.
-
-    Raises UnsupportedParameter for what is no text, by its place in `input`.
+    """Return chat messages. Consecutive reasoning, text and calls of an assistant become one
+    message.
 
     Args:
-        flat: names the tools that were called.
-        before: how many of the items come before those of the request's `input`.
+        instructions: The text of a leading system message.
+        items: The items of the conversation.
+        flat: Returns the model's name for a called tool.
+        before: The number of items that precede those of the request's `input`.
+
+    Raises:
+        UnsupportedParameter: An item is not text; the error names its index in `input`.
     """
     turns: list[Turn] = []
     if instructions:
         turns.append(Turn("system", [instructions]))
     for number, item in enumerate(items):
-        _read(turns, item, flat, f"input[{number - before}]")
+        _append_item(turns, item, flat, f"input[{number - before}]")
     return [turn.to_message() for turn in turns]
 
 
-def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
+def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
-        # Templates know the older name of a developer, and most take one such message.
+        # Templates know only the older role name, and most accept a single such message.
         role = "system" if item.role == "developer" else item.role
-        get_or_add_turn(turns, role).texts.append(text_of(item.content, f"{where}.content"))
+        get_or_add_turn(turns, role).texts.append(join_text(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
-        text = text_of(item.output, f"{where}.output")
+        text = join_text(item.output, f"{where}.output")
         turns.append(Turn("tool", [text], answers=item.call_id))
     elif isinstance(item, ReasoningItem):
         if item.text:
@@ -76,7 +81,7 @@ def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
             arguments = orjson.dumps(arguments or {}).decode()
         get_or_add_turn(turns, "assistant").add_call(item.call_id or SEARCH, SEARCH, arguments)
     elif isinstance(item, SearchOutputItem):
-        found = _names(item.tools, flat)
+        found = _list_model_names(item.tools, flat)
         text = "Tools that can be called now: " + ", ".join(found) if found else "No tools found."
         turns.append(Turn("tool", [text], answers=item.call_id or SEARCH))
     elif not isinstance(item, AdditionalToolsItem):
@@ -86,8 +91,8 @@ def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
         )
 
 
-def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
-    """Return the model's names for tools, without those that no client runs."""
+def _list_model_names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
+    """Return the model's names for tools, omitting hosted tools, which clients cannot run."""
     names = []
     for tool in tools:
         if isinstance(tool, NamespaceTool):
@@ -98,21 +103,25 @@ def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
     return names
 
 
-_BRING_TOOLS = ("tool_search_output", "additional_tools")
+_TYPES_WITH_TOOLS = ("tool_search_output", "additional_tools")
 
 
-def brought_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
-    """Yield the tools that items bring, with the items' paths; `before` as in `chat_messages`."""
+def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
+    """Yield the tools that items contain, with the items' paths; `before` as in
+    `build_chat_messages`."""
     for number, item in enumerate(items, -before):
-        # The cheaper test comes first: `isinstance` of pydantic classes is slow.
-        if item.type in _BRING_TOOLS and isinstance(item, SearchOutputItem | AdditionalToolsItem):
+        # Test the type string first: `isinstance` with pydantic classes is slow.
+        if item.type in _TYPES_WITH_TOOLS and isinstance(
+            item, SearchOutputItem | AdditionalToolsItem
+        ):
             yield f"input[{number}]" if number >= 0 else "conversation", item.tools
 
 
 def check_outputs(items: Sequence[Item], before: int = 0) -> None:
-    """Raises InvalidRequest for the output of a call that does not come before it.
+    """Raise InvalidRequest for a call output without an earlier call.
 
-    `before` as in `chat_messages`; what is wrong with those is wrong with their conversation.
+    `before` is as in `build_chat_messages`. Errors in those earlier items name `conversation` as
+    the parameter.
     """
     calls = set()
     for number, item in enumerate(items, -before):
@@ -124,14 +133,14 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
             check_result(item.call_id, calls, where, call, "output")
 
 
-def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
-    """The text of parts that may be nothing else. Raises UnsupportedParameter."""
+def join_text(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
+    """Return the joined text of parts. Raise UnsupportedParameter for a part that is not text."""
     if isinstance(content, str):
         return content
-    return BETWEEN.join([_text(part, f"{where}[{n}]") for n, part in enumerate(content)])
+    return BETWEEN.join([_part_text(part, f"{where}[{n}]") for n, part in enumerate(content)])
 
 
-def _text(part: ItemText | OtherObject, where: str) -> str:
+def _part_text(part: ItemText | OtherObject, where: str) -> str:
     if isinstance(part, OtherObject):
         raise UnsupportedParameter(
             f"{where}: found a part of type {show_value(part.type)}; this server takes text only.",

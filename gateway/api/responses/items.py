@@ -1,4 +1,4 @@
-"""Items of a conversation as clients send them.
+"""Conversation items as clients send them.
 
 Reference: OpenAI API, "Create a model response" (2026), and the types of its Python package.
 """
@@ -17,26 +17,28 @@ from gateway.api.responses.tools import Tools
 from gateway.api.turns import BETWEEN
 from gateway.api.unions import by_type
 
-_OURS = "thoughts:"
+_ENCODED_PREFIX = "thoughts:"
 
 
-def encoded(thoughts: str) -> str:
-    """Thoughts as `encrypted_content`, for who sends that alone back. It keeps nothing secret."""
-    return _OURS + urlsafe_b64encode(thoughts.encode()).decode()
+def encode_thoughts(thoughts: str) -> str:
+    """Encode reasoning as `encrypted_content`, for clients that return only that field. The text is
+    not secret."""
+    return _ENCODED_PREFIX + urlsafe_b64encode(thoughts.encode()).decode()
 
 
-def decoded(content: str | None) -> str:
-    """The thoughts; of another server's secret, which says nothing to this model, none."""
-    if content is None or not content.startswith(_OURS):
+def decode_thoughts(content: str | None) -> str:
+    """Decode `encrypted_content`. Return "" for content of another server, which this model cannot
+    use."""
+    if content is None or not content.startswith(_ENCODED_PREFIX):
         return ""
     try:
-        return urlsafe_b64decode(content.removeprefix(_OURS)).decode()
+        return urlsafe_b64decode(content.removeprefix(_ENCODED_PREFIX)).decode()
     except (binascii.Error, ValueError):
         return ""
 
 
 class ItemText(Lenient):
-    """`refusal` is what an assistant said when it declined: its words, all the same."""
+    """A text part. A `refusal` part holds the words with which an assistant declined."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
@@ -57,7 +59,7 @@ Thoughts = Annotated[list[ItemThought], Field(fail_fast=True)]
 
 
 class MessageItem(Lenient):
-    """With `type` or without, as the server wrote it or as people do."""
+    """A message, with `type` (as servers write it) or without (as people do)."""
 
     type: Literal["message"] = "message"
     id: str | None = None
@@ -91,7 +93,7 @@ class CallOutputItem(Lenient):
 
 
 class SearchCallItem(Lenient):
-    """A call of `tool_search`. One that the server executed may have no `call_id`."""
+    """A call of `tool_search`. A call that the server executed may have no `call_id`."""
 
     type: Literal["tool_search_call"]
     id: str | None = None
@@ -101,7 +103,7 @@ class SearchCallItem(Lenient):
 
 
 class SearchOutputItem(Lenient):
-    """The tools that a search has found, which can be called from there on."""
+    """The tools that a search returned. They can be called from this item onwards."""
 
     type: Literal["tool_search_output"]
     id: str | None = None
@@ -111,7 +113,7 @@ class SearchOutputItem(Lenient):
 
 
 class AdditionalToolsItem(Lenient):
-    """Tools that a developer adds."""
+    """Tools added by a developer."""
 
     type: Literal["additional_tools"]
     id: str | None = None
@@ -128,11 +130,11 @@ class ReasoningItem(Lenient):
 
     @property
     def text(self) -> str:
-        """The thoughts in full where they are there, else what is told of them."""
-        told = BETWEEN.join([part.text for part in self.content or ()])
+        """The full reasoning text if available, else the summary."""
+        full = BETWEEN.join([part.text for part in self.content or ()])
         return (
-            told
-            or decoded(self.encrypted_content)
+            full
+            or decode_thoughts(self.encrypted_content)
             or BETWEEN.join([part.text for part in self.summary or ()])
         )
 

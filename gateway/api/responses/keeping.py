@@ -1,4 +1,5 @@
-"""What a request goes on from, and what is kept of it: settled before its prompt is written."""
+"""Preparation of a request before its prompt is written: load what it continues, and plan what to
+store."""
 
 from __future__ import annotations
 
@@ -15,219 +16,246 @@ from gateway.api.answers import Body
 from gateway.api.body import LARGE_BODY_BYTES
 from gateway.api.parameters import check_hints
 from gateway.api.responses.answers import ResponseAnswer
-from gateway.api.responses.chats import Chat, chat_of
-from gateway.api.responses.conversation_items import all_items, head_of, item_records
+from gateway.api.responses.chats import ResponsesChat, build_chat
+from gateway.api.responses.conversation_items import (
+    build_item_records,
+    load_conversation,
+    load_head,
+)
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import Item, ItemReference
-from gateway.api.responses.known_turns import KnownTurns
-from gateway.api.responses.looks import Asking
+from gateway.api.responses.known_turns import CachedTurns
+from gateway.api.responses.looks import StoredLookup
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.stored import (
+    EMPTY_HISTORY,
     FINISHED,
-    NOTHING,
-    Earlier,
-    dumped,
-    earlier,
+    ConversationHistory,
+    assign_ids,
+    build_turns_record,
+    dump_items,
+    dump_items_json,
     encode,
-    read,
-    resolved,
-    turns_record,
-    with_ids,
-    written,
+    load_history,
+    parse_items,
+    resolve_references,
 )
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Bytes of one tenant's `Keeping.own` in a process: eight of the largest bodies.
-_MOST_UNKEPT = 64 * 1024 * 1024
-_NEED_A_STORE = ("previous_response_id", "conversation", "background")
+# Bytes of one tenant's `StorePlan.new_items` in a process: eight maximum-size bodies.
+_MAX_PENDING_BYTES = 64 * 1024 * 1024
+_NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Keeping:
-    """Of one request.
+class StorePlan:
+    """Plan of what to store of one request and its response.
 
     Attributes:
-        stored: whether the response is kept itself.
-        background: whether nobody waits for it.
-        chain: the ids of the responses that it follows, and `before` the bytes of their records.
-        own: its new items as JSON, which is less than what was read of them.
-        conversation: whose items these become, with those of the answer, behind the place `last`.
-        turns: of its prompt.
-        began: `Conversations.time` of its request.
+        stores_response: True if the response itself is stored.
+        is_background: True if no client waits for the response.
+        chain: The ids of the earlier responses.
+        chain_bytes: The total bytes of their records.
+        new_items: The request's new items as JSON; smaller than the parsed items.
+        conversation: The conversation that receives the new items and the output.
+        last_order: The order of the conversation's last item; new items follow it.
+        turns: Token ids of the prompt.
+        began_ms: `Conversations.redis_time_ms` at the request's arrival.
     """
 
     service: Service
     tenant: str
-    stored: bool
-    background: bool
+    stores_response: bool
+    is_background: bool
     chain: Sequence[str]
-    before: int
-    own: bytes
+    chain_bytes: int
+    new_items: bytes
     conversation: str | None
-    last: int
-    turns: KnownTurns
-    began: int
+    last_order: int
+    turns: CachedTurns
+    began_ms: int
 
     @property
-    def keeps(self) -> bool:
-        return self.stored or self.conversation is not None
+    def stores_anything(self) -> bool:
+        return self.stores_response or self.conversation is not None
 
-    async def put(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
-        """Returns once it is kept, and `more` with it. Raises what `Conversations.put` raises."""
+    async def store(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
+        """Store a response and the records `more` with it. Raises what `Conversations.put`
+        raises."""
         conversation = self.conversation
         if conversation is not None:
             [head] = await self.service.conversations.get(self.tenant, [conversation])
-            # It was deleted meanwhile: nothing may come back to it.
+            # If the conversation was deleted since, do not add items to it.
             conversation = None if head is None else conversation
-        make = partial(self._records, response, version, conversation)
-        size = len(response) + len(self.own)
+        make = partial(self._build_records, response, version, conversation)
+        size = len(response) + len(self.new_items)
         if size <= LARGE_BODY_BYTES:
             records = make()
         else:
             records = await self.service.prompts.threads.run(self.tenant, size, make)
         await self.service.conversations.put(self.tenant, [*records, *more])
 
-    def _records(self, response: bytes, version: int, conversation: str | None) -> list[Record]:
-        told = orjson.loads(response)
-        own = with_ids(orjson.loads(self.own), told["id"])
+    def _build_records(
+        self, response: bytes, version: int, conversation: str | None
+    ) -> list[Record]:
+        fields = orjson.loads(response)
+        own = assign_ids(orjson.loads(self.new_items), fields["id"])
         records = []
-        if self.stored:
-            turned = bool(self.turns.new) and version == FINISHED
-            data = encode(response, orjson.dumps(own), self.chain, self.before, turned=turned)
-            records.append(Record(told["id"], data, version, order=self.began))
-            if turned:
-                records.append(turns_record(told["id"], self.turns.new))
-        if conversation is not None and told["status"] in ("completed", "incomplete"):
-            records += item_records(conversation, own + told["output"], self.last)
+        if self.stores_response:
+            has_turns = bool(self.turns.new) and version == FINISHED
+            data = encode(
+                response, orjson.dumps(own), self.chain, self.chain_bytes, turned=has_turns
+            )
+            records.append(Record(fields["id"], data, version, order=self.began_ms))
+            if has_turns:
+                records.append(build_turns_record(fields["id"], self.turns.new))
+        if conversation is not None and fields["status"] in ("completed", "incomplete"):
+            records += build_item_records(conversation, own + fields["output"], self.last_order)
         return records
 
 
-class Unkept:
-    """New items of requests, which stay here until their answers are kept. One for each process.
+class PendingItems:
+    """Request items held in memory until their response is stored. One instance per process.
 
-    A few hundred bytes that refer to kept items have megabytes of them here for as long as the
-    request waits and is answered, and a tenant may have a thousand requests waiting.
+    A request of a few hundred bytes may reference stored items of megabytes. These stay in memory
+    while the request is queued and answered, and a tenant may have a thousand queued requests.
     """
 
     def __init__(self) -> None:
-        self._large: defaultdict[str, WeakSet[Keeping]] = defaultdict(WeakSet)
+        self._large: defaultdict[str, WeakSet[StorePlan]] = defaultdict(WeakSet)
 
-    def add(self, keeping: Keeping) -> None:
-        """Counts it for as long as somebody has it. Raises Overloaded where there are too many."""
-        if len(keeping.own) <= LARGE_BODY_BYTES:
+    def add(self, plan: StorePlan) -> None:
+        """Count the plan's items for as long as the plan is referenced. Raise Overloaded if the
+        tenant has too many bytes pending."""
+        if len(plan.new_items) <= LARGE_BODY_BYTES:
             return
-        large = self._large[keeping.tenant]
-        if sum([len(each.own) for each in large]) >= _MOST_UNKEPT:
+        large = self._large[plan.tenant]
+        if sum([len(each.new_items) for each in large]) >= _MAX_PENDING_BYTES:
             raise Overloaded("Too many large requests of this key wait to be kept.")
-        large.add(keeping)
+        large.add(plan)
 
 
-class Keeper:
-    """Keeps an answer before its client is told that it has ended."""
+class ResponseStorer:
+    """Stores a response before its client sees the end of the answer."""
 
-    def __init__(self, keeping: Keeping, answer: ResponseAnswer) -> None:
-        self._keeping = keeping
+    def __init__(self, plan: StorePlan, answer: ResponseAnswer) -> None:
+        self._plan = plan
         self._answer = answer
 
     async def record_complete(self, response: bytes) -> None:
-        await self._keeping.put(response)
+        await self._plan.store(response)
 
     async def record_stream(self, body: Body) -> None:
-        response, last = self._answer.held
-        await self._keeping.put(response)
+        response, last = self._answer.final_response_and_event
+        await self._plan.store(response)
         body.write(last)
 
 
-class Settled(NamedTuple):
-    """A request with all that it continues.
+class PreparedTurn(NamedTuple):
+    """A request with its history loaded.
 
     Attributes:
-        before: the items that come before the request's own.
-        hints: names of what these bring and what has no effect.
+        chat: The chat with earlier items and the request's own.
+        before: The items that come before the request's own.
+        plan: What to store.
+        hints: Parameters of the earlier items that have no effect.
     """
 
-    chat: Chat
+    chat: ResponsesChat
     before: Sequence[Item]
-    keeping: Keeping
+    plan: StorePlan
     hints: Sequence[str]
 
 
-async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
-    """The chat with all that it goes on from, and what is to be kept of it.
+async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesChat) -> PreparedTurn:
+    """Load what a request continues and determine what to store of it.
 
-    Raises InvalidRequest and its kinds, ConversationsUnavailable and Overloaded.
+    Raises:
+        InvalidRequest: The request is invalid with its history, or a record is missing.
+        ConversationsUnavailable: The store cannot be read now.
+        Overloaded: Too many lookups of the tenant are waiting.
     """
-    asked, intake = chat.asked, ask.intake
+    original, intake = chat.original, lookup.intake
     hints: list[str] = []
-    stored = _is_stored(ask.kept, asked)
-    own, place = asked.items, -1
-    before, found = NOTHING, list[Item]()
-    if asked.continues:
-        async with ask.look:
-            before, place = await _before(ask, asked)
-            if any(isinstance(item, ItemReference) for item in own):
-                given = await intake.work(partial(dumped, own))
-                nbytes = before.nbytes
-                named = await resolved(ask.kept, ask.tenant, given, intake, nbytes=nbytes)
-                own = await intake.work(partial(read, named))
-                asked = asked.model_copy(update={"input": own})
-        found = await intake.work(partial(read, before.items))
-        chat = await intake.work(partial(chat_of, asked, [*found, *own]))
-        await intake.work(partial(check_outputs, [*found, *own], len(found)))
+    stores_response = _wants_storage(lookup.conversations, original)
+    new_items, last_order = original.items, -1
+    history, earlier_items = EMPTY_HISTORY, list[Item]()
+    if original.continues:
+        async with lookup.slot:
+            history, last_order = await _load_earlier(lookup, original)
+            if any(isinstance(item, ItemReference) for item in new_items):
+                dumped_items = await intake.work(partial(dump_items, new_items))
+                nbytes = history.nbytes
+                named = await resolve_references(
+                    lookup.conversations, lookup.tenant, dumped_items, intake, nbytes=nbytes
+                )
+                new_items = await intake.work(partial(parse_items, named))
+                original = original.model_copy(update={"input": new_items})
+        earlier_items = await intake.work(partial(parse_items, history.items))
+        chat = await intake.work(partial(build_chat, original, [*earlier_items, *new_items]))
+        await intake.work(partial(check_outputs, [*earlier_items, *new_items], len(earlier_items)))
         hints += chat.tool_hints
         strict = service.settings.strict_parameters
         await intake.work(partial(check_hints, chat, hints, strict=strict))
-    keeps = stored or asked.conversation is not None
-    keeping = Keeping(
+    stores_anything = stores_response or original.conversation is not None
+    plan = StorePlan(
         service=service,
-        tenant=ask.tenant,
-        stored=stored,
-        background=bool(getattr(asked, "background", None)),
-        chain=before.chain,
-        before=before.nbytes,
-        own=await intake.work(partial(written, own)) if keeps else b"[]",
-        conversation=asked.conversation_id,
-        last=place,
-        turns=KnownTurns(service.prompts, before.turns),
-        began=ask.kept.time,
+        tenant=lookup.tenant,
+        stores_response=stores_response,
+        is_background=bool(getattr(original, "background", None)),
+        chain=history.chain,
+        chain_bytes=history.nbytes,
+        new_items=await intake.work(partial(dump_items_json, new_items))
+        if stores_anything
+        else b"[]",
+        conversation=original.conversation_id,
+        last_order=last_order,
+        turns=CachedTurns(service.prompts, history.turns),
+        began_ms=lookup.conversations.redis_time_ms,
     )
-    return Settled(chat, found, keeping, hints)
+    return PreparedTurn(chat, earlier_items, plan, hints)
 
 
-async def _before(ask: Asking, asked: ResponsePrompt) -> tuple[Earlier, int]:
-    """And the place of the last item, in a conversation."""
-    if asked.previous_response_id is not None:
-        previous = asked.previous_response_id
-        return await earlier(ask.kept, ask.tenant, previous, ask.intake), -1
-    if (conversation := asked.conversation_id) is not None:
-        await head_of(ask.kept, ask.tenant, conversation, "conversation")
-        return await all_items(ask.kept, ask.tenant, conversation, ask.intake)
-    return NOTHING, -1
+async def _load_earlier(
+    lookup: StoredLookup, original: ResponsePrompt
+) -> tuple[ConversationHistory, int]:
+    """Return the history, and the order of the conversation's last item (-1 without a
+    conversation)."""
+    if original.previous_response_id is not None:
+        previous = original.previous_response_id
+        return await load_history(lookup.conversations, lookup.tenant, previous, lookup.intake), -1
+    if (conversation := original.conversation_id) is not None:
+        await load_head(lookup.conversations, lookup.tenant, conversation, "conversation")
+        return await load_conversation(
+            lookup.conversations, lookup.tenant, conversation, lookup.intake
+        )
+    return EMPTY_HISTORY, -1
 
 
-def _is_stored(kept: Conversations, asked: ResponsePrompt) -> bool:
-    """Whether the response is to be kept. Raises what is wrong with the wish."""
-    wished = asked.store if isinstance(asked, ResponseRequest) else False
-    if not kept.enabled:
-        if wished:
+def _wants_storage(conversations: Conversations, original: ResponsePrompt) -> bool:
+    """Return True if the response is to be stored. Raise InvalidRequest or its subclasses for
+    conflicting parameters."""
+    wanted = original.store if isinstance(original, ResponseRequest) else False
+    if not conversations.enabled:
+        if wanted:
             raise ConversationsOff
-        for name in _NEED_A_STORE:
-            if getattr(asked, name, None):
+        for name in _NEED_STORAGE:
+            if getattr(original, name, None):
                 raise UnsupportedParameter(
                     f"{name}: this gateway keeps no responses and conversations.", param=name
                 )
         return False
-    if asked.previous_response_id is not None and asked.conversation is not None:
+    if original.previous_response_id is not None and original.conversation is not None:
         raise InvalidRequest(
             "previous_response_id and conversation exclude each other.",
             param="previous_response_id",
         )
-    if wished is False and getattr(asked, "background", None):
+    if wanted is False and getattr(original, "background", None):
         raise InvalidRequest(
             "background: goes with `store: true`, as the answer is fetched later.",
             param="background",
         )
-    return wished is not False
+    return wanted is not False

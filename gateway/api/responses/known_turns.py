@@ -1,27 +1,27 @@
-"""Token ids of a conversation's turns, which are kept with its responses.
+"""Token ids of a conversation's turns, stored with its responses.
 
-So only what is new of it is tokenized, whichever worker of whichever gateway goes on with it.
+Only the new part of a prompt is tokenized, whichever gateway or worker continues the conversation.
 """
 
 from __future__ import annotations
 
 from gateway.api import serving
-from gateway.api.responses.chats import Chat
+from gateway.api.responses.chats import ResponsesChat
 from gateway.api.system_messages import render_prompt
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import StoredTurns
 
-# To keep fewer bytes costs more than it saves; they are kept with those that follow.
-_LEAST = 2048
+# Storing fewer bytes costs more than it saves. Short turns are stored with the next ones.
+_MIN_STORED_BYTES = 2048
 
 
-class KnownTurns:
-    """Of one request: of what it goes on from, and then of its prompt those that are new.
+class CachedTurns:
+    """The token ids of one request: cached ids of its history, then the ids of its new turns.
 
     Attributes:
-        new: as `turn_record` has them, for whoever goes on from there.
+        new: The new turns in the format of `turn_record`, for requests that continue this one.
     """
 
     def __init__(self, prompts: Prompts, known: StoredTurns) -> None:
@@ -30,18 +30,20 @@ class KnownTurns:
         self._known = known
         self._prompt: str | GuardedText = ""
 
-    def render_prompt(self, chat: Chat, form: ChatFormat) -> serving.PromptsAndForm:
-        """As the function of that name; what is known of it is not tokenized. In any thread."""
+    def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> serving.PromptsAndForm:
+        """Write the prompt as `system_messages.render_prompt` does, and register cached token ids.
+        Thread-safe."""
         (prompt,), message = render_prompt(chat, form)
-        assert not isinstance(prompt, list)  # a template writes text
+        assert not isinstance(prompt, list)  # A template writes text
         self._prompt = prompt
         if self._known:
             self._prompts.learn(self._prompts.find_turns(prompt, self._known))
         return [prompt], message
 
-    def tokenized(self, *, keep: bool) -> None:
-        """The prompt that was written last is ids now; of it there is nothing left but `new`."""
-        if keep:
+    def finish(self, *, store: bool) -> None:
+        """Record that the last prompt is tokenized: save its new turns in `new` and release the
+        rest."""
+        if store:
             new = self._prompts.pack_turns(self._prompt, stored=self._known)
-            self.new = new if len(new) >= _LEAST else b""
+            self.new = new if len(new) >= _MIN_STORED_BYTES else b""
         self._prompt, self._known = "", {}

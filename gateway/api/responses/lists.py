@@ -1,4 +1,4 @@
-"""Lists of items, a page at a time, as the endpoints of responses and conversations have them."""
+"""Paged lists of items, for the endpoints of responses and conversations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.responses.options import Include
 from gateway.errors import InvalidRequest, NotFound
 
-_LIMIT, _MOST = 20, 100
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 _ORDERS = ["asc", "desc"]
 
 
 class ItemList(Strict):
-    """The ids are those of the first and the last item, null where there is none."""
+    """A page of items. `first_id` and `last_id` are null for an empty page."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -36,7 +36,7 @@ INCLUDE = describe_parameter(
 
 
 PAGE = [
-    describe_parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MOST),
+    describe_parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MAX_LIMIT),
     describe_parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
     describe_parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
@@ -49,38 +49,39 @@ class Page(NamedTuple):
     newest_first: bool
     after: str | None
 
-    def of(self, items: Sequence[dict[str, Any]]) -> bytes:
-        """The page as JSON, of all items, oldest first. Raises NotFound."""
+    def render(self, items: Sequence[dict[str, Any]]) -> bytes:
+        """Return the page as JSON, given all items, oldest first. Raise NotFound if `after` is not
+        among them."""
         ordered = items[::-1] if self.newest_first else items
         if self.after is not None:
             ids = [item["id"] for item in ordered]
             if self.after not in ids:
                 raise NotFound(f"Item with id '{self.after}' not found.", param="after")
             ordered = ordered[ids.index(self.after) + 1 :]
-        return listed(ordered[: self.limit], more=len(ordered) > self.limit)
+        return render_list(ordered[: self.limit], more=len(ordered) > self.limit)
 
 
-def listed(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes:
+def render_list(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes:
     ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    told = ItemList(object="list", data=[], first_id=ends[0], last_id=ends[1], has_more=more)
-    return orjson.dumps(told.model_dump() | {"data": items})
+    head = ItemList(object="list", data=[], first_id=ends[0], last_id=ends[1], has_more=more)
+    return orjson.dumps(head.model_dump() | {"data": items})
 
 
-def page_of(request: Request) -> Page:
-    """By the query. Raises InvalidRequest."""
+def parse_page(request: Request) -> Page:
+    """Parse the page parameters of the query. Raise InvalidRequest if one is invalid."""
     query = request.query_params
     check_include(request)
-    limit = parse_int(request, "limit", minimum=1, maximum=_MOST)
+    limit = parse_int(request, "limit", minimum=1, maximum=_MAX_LIMIT)
     order = query.get("order", "desc")
     if order not in _ORDERS:
         raise InvalidRequest(
             f"order: found {order!r}; allowed: {' and '.join(_ORDERS)}.", param="order"
         )
-    return Page(_LIMIT if limit is None else limit, order == "desc", query.get("after"))
+    return Page(_DEFAULT_LIMIT if limit is None else limit, order == "desc", query.get("after"))
 
 
 def check_include(request: Request) -> None:
-    """Raises InvalidRequest for what nobody can ask for."""
+    """Raise InvalidRequest for an unknown value of `include`."""
     query = request.query_params
     for name in (*query.getlist("include"), *query.getlist("include[]")):
         if name not in get_args(Include):

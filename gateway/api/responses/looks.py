@@ -1,7 +1,7 @@
-"""Lookups of what is stored: of each tenant few at a time, as nobody knows how large it is.
+"""Limits on concurrent lookups of stored data per tenant: sizes are unknown until a record is read.
 
-Lookups and deletions count in no limit of a tenant's minute, so this bounds what they take: each
-runs in one of the tenant's slots, and few wait for one.
+Lookups and deletions count toward no per-minute limit, so this bounds their cost: each uses one of
+the tenant's slots, and few may wait for a slot.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MAX_WAITING_LOOKUPS = 256
 
 
 class TenantLookups:
-    """The lookup slots of one tenant in this process. Enter it for one lookup."""
+    """The lookup slots of one tenant in this process. Enter the object for one lookup."""
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """Taken alone by streams that poll, of which no tenant has many."""
+        """Used directly by streams that poll, which have their own limit."""
         self._waiting = 0
 
     async def __aenter__(self) -> None:
-        """Raise Overloaded if too many wait already."""
+        """Raise Overloaded if too many lookups of the tenant already wait."""
         if self._waiting >= _MAX_WAITING_LOOKUPS:
             raise Overloaded(
                 f"{self._waiting} lookups and deletions of stored responses and conversations of "
@@ -57,51 +57,55 @@ class TenantLookups:
         self.slots.release()
 
 
-class Looks:
-    """One for each process. A look ends when it is known how large what was read is."""
+class TenantReadLimiter:
+    """Lookup slots by tenant, one instance per process. A slot is released once the size is
+    known."""
 
     def __init__(self) -> None:
-        # Never removed: a stream that polls holds the slots alone, so a weak reference to their
-        # owner would give the next request slots of its own. No more tenants come here than the
-        # configuration has had.
-        self._of: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
+        # Never removed: streams may still use the slots. The number of tenants is bounded by the
+        # configuration.
+        self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
-    def of(self, tenant: str) -> TenantLookups:
-        return self._of[tenant]
+    def for_tenant(self, tenant: str) -> TenantLookups:
+        return self._by_tenant[tenant]
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """A request about what is kept.
+class StoredLookup:
+    """A request for stored data.
 
     Attributes:
-        tenant: whose it is, "" where there are none.
-        intake: where that is done which takes time.
-        look: to be held while it is not known how large what is read is.
+        conversations: The store.
+        tenant: The tenant's name; "" without tenants.
+        intake: Runs expensive work in threads.
+        slot: Held while the size of the data is unknown.
     """
 
-    kept: Conversations
+    conversations: Conversations
     tenant: str
     intake: Intake
-    look: TenantLookups
+    slot: TenantLookups
 
 
 @asynccontextmanager
-async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[Asking]:
-    """For one endpoint's work. `counted` is what counts among the requests of its tenant's limits.
+async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterator[StoredLookup]:
+    """Open a lookup for one endpoint call. `counted` requests count toward the tenant's request
+    limits.
 
-    Raises InvalidKey and RateLimited.
+    Raises:
+        InvalidKey: The request's key is unknown.
+        RateLimited: A limit of the tenant is reached.
     """
     tenant = authenticate_tenant(request)
     service = service_of(request.scope)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant) if counted else nullcontext():
-            yield asked_by(request, tenant, intake)
+            yield make_lookup(request, tenant, intake)
 
 
-def asked_by(request: Request, tenant: Tenant | None, intake: Intake) -> Asking:
-    """For a request that is taken in already."""
+def make_lookup(request: Request, tenant: Tenant | None, intake: Intake) -> StoredLookup:
+    """Make the lookup of a request whose intake already exists."""
     service = service_of(request.scope)
-    looks: Looks = request.app.state.looks
+    read_limiter: TenantReadLimiter = request.app.state.read_limiter
     name = tenant.name if tenant else ""
-    return Asking(service.conversations, name, intake, looks.of(name))
+    return StoredLookup(service.conversations, name, intake, read_limiter.for_tenant(name))

@@ -1,4 +1,4 @@
-"""Parts of a request of the Responses API beside its items and tools."""
+"""Request parameters of the Responses API other than items and tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Label = Annotated[str, StringConstraints(max_length=512)]
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # Of items that are never made here.
+    # For item types that this server never produces.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -30,7 +30,7 @@ Include = Literal[
 
 
 class Format(Strict):
-    """What the answer must match; `schema` and `name` go with `json_schema`."""
+    """The format of the answer; `schema` and `name` belong to type `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -52,10 +52,10 @@ class Format(Strict):
         }
         return {"type": self.type, "json_schema": schema}
 
-    def told(self) -> dict[str, Any]:
-        """As the client wrote it."""
-        given = {("schema" if name == "schema_" else name): value for name, value in self}
-        return {name: value for name, value in given.items() if value is not None}
+    def to_json(self) -> dict[str, Any]:
+        """Return the format as the client wrote it."""
+        fields = {("schema" if name == "schema_" else name): value for name, value in self}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TextOptions(Strict):
@@ -72,7 +72,8 @@ class Reasoning(Strict):
 
 
 class CacheOptions(Lenient):
-    """Wishes about what is kept of a prompt; but one that is to be kept alone has no answer."""
+    """Prompt cache options. `prewarm: true` is refused: a request that only fills the cache has no
+    answer."""
 
     prewarm: Literal[False] | None = None
 

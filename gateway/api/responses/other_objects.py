@@ -6,7 +6,8 @@ from gateway.api.messages import Lenient
 
 
 class OtherObject(Lenient):
-    """An object of a type that this server has no use for. Each list says what it does with one."""
+    """An object of a type that this server does not use. Each list defines how it treats such
+    objects."""
 
     type: str
 

@@ -1,4 +1,4 @@
-"""The deltas of a chat gathered to the items of an output, in the order in which they came."""
+"""Assembly of a chat's deltas into output items, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.api import strict_json
 from gateway.api.custom_tools import arguments_to_input
-from gateway.api.responses.items import encoded
-from gateway.api.responses.tool_names import CalledTool, CallKind
+from gateway.api.responses.items import encode_thoughts
+from gateway.api.responses.tool_names import CallKind, ToolCallNames
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning, State
@@ -16,65 +16,66 @@ from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning,
 Kind = Literal["reasoning", "message"] | CallKind
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
 
-PREFIXES: dict[Kind, str] = {
+ID_PREFIXES: dict[Kind, str] = {
     "reasoning": "rs",
     "message": "msg",
     "function_call": "fc",
     "custom_tool_call": "ctc",
     "tool_search_call": "tsc",
 }
-"""Of the ids of items."""
+"""Prefixes of item ids, by item type."""
 
-# A body may have 100 levels, some of which are those around the arguments.
+# A body may have 100 levels; the rest is for the levels around the arguments.
 _MAX_ARGUMENT_DEPTH = 90
 
 
 class Form(NamedTuple):
-    """How the output of one request is written.
+    """Format of the output of one request.
 
     Attributes:
-        ids: of the response, without its prefix; the items' ids hold it.
-        calls: what calls are by the name that the model gives; others are plain functions.
-        summarized: whether thoughts are told as a summary, too.
-        encoded: whether they are told as `encrypted_content`, too.
-        logprobs: writes those of a message; None where none are wanted.
+        ids: The response id without its prefix; item ids contain it.
+        calls: Item types and names of calls, by the model's name for the tool; other calls are
+            plain functions.
+        with_summary: True if reasoning is also returned as a summary.
+        with_encrypted: True if reasoning is also returned as `encrypted_content`.
+        logprobs: Function that writes log probabilities of a message; None if not requested.
     """
 
     ids: str
-    calls: Mapping[str, CalledTool] = {}
-    summarized: bool = False
-    encoded: bool = False
+    calls: Mapping[str, ToolCallNames] = {}
+    with_summary: bool = False
+    with_encrypted: bool = False
     logprobs: Logprobs | None = None
 
 
 class Item:
-    """One item, as far as it has come."""
+    """Output item, possibly still incomplete."""
 
     def __init__(self, kind: Kind, index: int, form: Form, call: CallStart | None = None) -> None:
         self.kind = kind
         self.index = index
-        self.id = f"{PREFIXES[kind]}_{form.ids}_{index}"
+        self.id = f"{ID_PREFIXES[kind]}_{form.ids}_{index}"
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
         self._form = form
         self._call = call
         self.state: State | None = None
-        """Of a call that has ended."""
+        """The final state of a call; None before its end and for other items."""
 
     @property
     def text(self) -> str:
-        """Of a call, its arguments; of a custom tool's call, its input."""
+        """The text so far: a call's arguments, or the input of a custom tool call."""
         text = "".join(self.texts)
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
     def build_start(self) -> dict[str, Any]:
         """Return the item while it is empty."""
-        told: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
+        members: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
-            return told | self._call_members(self._call)
+            return members | self._call_members(self._call)
         if self.kind == "message":
-            return told | {"role": "assistant", "content": []}
-        return told | {"summary": [], "content": []}
+            return members | {"role": "assistant", "content": []}
+        return members | {"summary": [], "content": []}
 
     def _call_members(self, call: CallStart) -> dict[str, Any]:
         if self.kind == "tool_search_call":
@@ -88,32 +89,32 @@ class Item:
     def build_end(self, *, cut: bool) -> dict[str, Any]:
         if self._call is not None:
             cut = cut or self.state != "complete"
-        told = self.build_start() | {"status": "incomplete" if cut else "completed"}
+        members = self.build_start() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
-            return told | {"arguments": self.text}
+            return members | {"arguments": self.text}
         if self.kind == "custom_tool_call":
-            return told | {"input": self.text}
+            return members | {"input": self.text}
         if self.kind == "tool_search_call":
-            return told | {"arguments": _parse_arguments(self.text)}
+            return members | {"arguments": _parse_arguments(self.text)}
         if self.kind == "message":
-            return told | {"content": [self.part(self.text)]}
+            return members | {"content": [self.build_part(self.text)]}
         text = self.text
-        if self._form.summarized:
-            told["summary"] = [{"type": "summary_text", "text": text}]
-        if self._form.encoded:
-            told["encrypted_content"] = encoded(text)
-        return told | {"content": [self.part(text)]}
+        if self._form.with_summary:
+            members["summary"] = [{"type": "summary_text", "text": text}]
+        if self._form.with_encrypted:
+            members["encrypted_content"] = encode_thoughts(text)
+        return members | {"content": [self.build_part(text)]}
 
-    def part(self, text: str) -> dict[str, Any]:
-        """The content of a message or of thoughts."""
+    def build_part(self, text: str) -> dict[str, Any]:
+        """Return the content part of a message or of reasoning."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         logprobs = self.logprobs if text else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class Piece(NamedTuple):
-    """What is new in an item; of one that begins perhaps nothing."""
+class OutputPiece(NamedTuple):
+    """New text of an item; possibly empty for a new item."""
 
     item: Item
     text: str
@@ -121,10 +122,10 @@ class Piece(NamedTuple):
 
 
 class Output:
-    """The items of one answer.
+    """The output items of one answer.
 
-    `reasoning_tokens` are those that thoughts were told with. Of what is told at once with
-    something else, tokens are shared out by characters; tags belong to what comes behind them.
+    `reasoning_tokens` counts the tokens of reasoning. If a delta holds reasoning and other text,
+    its tokens are split by characters. Tokens of tags count toward the text that follows them.
     """
 
     def __init__(self, form: Form) -> None:
@@ -144,8 +145,8 @@ class Output:
             return last.finish == "length"
         return self.items[-1].state == "open"
 
-    def take(self, delta: TextDelta) -> list[Piece]:
-        """What a delta adds; each new item is that of a piece."""
+    def take(self, delta: TextDelta) -> list[OutputPiece]:
+        """Add a delta and return the new pieces. Each new item has at least one piece."""
         form, pieces = self._form, []
         if form.logprobs is not None:
             self._pending += delta.logprobs
@@ -154,7 +155,7 @@ class Output:
             if isinstance(event, CallStart):
                 called = form.calls.get(event.name)
                 kind: Kind = called.kind if called is not None else "function_call"
-                pieces.append(Piece(self._begin(kind, event), "", []))
+                pieces.append(OutputPiece(self._begin(kind, event), "", []))
                 others += 1
                 continue
             if isinstance(event, CallEnd):
@@ -173,7 +174,7 @@ class Output:
                     logprobs = self._take_logprobs()
                     item.logprobs += logprobs
             item.texts.append(event.text)
-            pieces.append(Piece(item, event.text, logprobs))
+            pieces.append(OutputPiece(item, event.text, logprobs))
         if pieces:
             if thoughts:
                 new = delta.tokens - self._tokens
@@ -184,15 +185,16 @@ class Output:
             pieces += self._end_pieces(delta)
         return pieces
 
-    def _end_pieces(self, last: TextDelta) -> list[Piece]:
-        """Tokens without a text of their own; and an answer that says nothing is a message, too."""
+    def _end_pieces(self, last: TextDelta) -> list[OutputPiece]:
+        """Return the last pieces: tokens without text, and an empty message if the answer has no
+        items."""
         if not self.items:
-            return [Piece(self._begin("message"), "", [])] if last.finish != "length" else []
+            return [OutputPiece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":
             return []
         logprobs = self._take_logprobs()
         self.items[-1].logprobs += logprobs
-        return [Piece(self.items[-1], "", logprobs)]
+        return [OutputPiece(self.items[-1], "", logprobs)]
 
     def _open(self, kind: Kind) -> Item:
         if self.items and self.items[-1].kind == kind:
@@ -212,14 +214,14 @@ class Output:
 
 
 def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
-    """Return the items of an answer that has ended; `cut` applies to the last one."""
+    """Return the items of a finished answer; `cut` applies to the last item."""
     return [item.build_end(cut=cut and item is items[-1]) for item in items]
 
 
 def _parse_arguments(arguments: str) -> Any:
     """Return the value of a call's arguments, or their text if a request could not hold the value.
 
-    An object that is too deep or too large fails the response that holds it, or the next request.
+    A value that is too deep or too large would fail this response or the next request.
     """
     try:
         return strict_json.load(

@@ -1,8 +1,9 @@
-"""How far a response is that is made in the background, in records that any gateway can read.
+"""Progress of a background response, in records that any gateway can read.
 
-In the group of the response there are, beside its own record: one that says how it stands, renewed
-by whoever makes it until somebody ends it (`…/beat`); and, where it is streamed, its events in
-chunks (`…/N`), each at the place N: how many there are with them.
+In addition to the response's own record, its group contains a heartbeat (`…/beat`), which the
+worker that generates the response renews until the response ends. For a streamed response it also
+contains the events in chunks (`…/N`), where N, also the chunk's order, is the number of events up
+to the end of the chunk.
 """
 
 from __future__ import annotations
@@ -14,28 +15,30 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from gateway.api.responses.stored import FINISHED, decode, encode, microseconds
+from gateway.api.responses.stored import FINISHED, decode, encode, now_us
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 
-LOOK_S = 0.25
-"""How often who makes a response looks whether it is to end, and whether to keep its new events."""
-BEAT_S = 1.5
+POLL_INTERVAL_S = 0.25
+"""Interval at which a worker checks whether its responses were cancelled and whether events are due
+to be stored."""
+BEAT_INTERVAL_S = 1.5
 LEASE_S = 6.0
-"""Who has not said anything for so long, by the clock of who asks, may be dead."""
-DOUBT_S = 4.0
-"""Who then says nothing for so long is: clocks may differ, and a store may have been away."""
+"""A response whose heartbeat is older than this, by the reader's clock, may be lost."""
+DOUBT_PERIOD_S = 4.0
+"""A response whose heartbeat then does not change for this time is lost: clocks may differ, and the
+store may have been unavailable."""
 
-# Whatever of these is kept last: what somebody was told once stays so.
+# Versions above FINISHED, so that a reported outcome never changes back.
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
-_CHUNK = 64 * 1024
-_DELETED_AT_ONCE = 64
-# Smaller chunks are as far apart as a part of the time that the response has taken: of one that
-# takes a day these are 7,000, where a group has room for 10,000 records.
-_PART = 1 / 1000
-_END = b"\n\n"
-_LOST: dict[str, Any] = {
+_CHUNK_BYTES = 64 * 1024
+_DELETE_BATCH = 64
+# Minimum time between small chunks as a share of the response's age. A response that takes a day
+# has 7,000 such chunks; a group may hold 10,000 records.
+_MIN_GAP_SHARE = 1 / 1000
+_EVENT_END = b"\n\n"
+_LOST_MEMBERS: dict[str, Any] = {
     "status": "failed",
     "error": {
         "code": "server_error",
@@ -47,7 +50,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class Beat(NamedTuple):
-    """How a response stood at a time, in seconds since 1970."""
+    """The status of a response at a time, in seconds since 1970."""
 
     status: Status
     at: float
@@ -58,9 +61,9 @@ def beat_id(response_id: str) -> str:
 
 
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
-    """`version` is that of a response that has come to its end."""
+    """Build a heartbeat record. `version` is the version of a finished response, None before."""
     data = orjson.dumps([status, time.time()])
-    at = microseconds() if version is None else version
+    at = now_us() if version is None else version
     return Record(beat_id(response_id), data, at, response_id)
 
 
@@ -69,103 +72,109 @@ def read_beat(record: Record) -> Beat:
 
 
 def is_fresh(record: Record) -> bool:
-    """Whether who said so is surely alive, if its clock and ours are alike."""
+    """Return True if the heartbeat is recent, assuming that the writer's clock agrees with this
+    one."""
     return abs(time.time() - read_beat(record).at) < LEASE_S
 
 
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
-    """`count` events there are with these."""
+    """Build a chunk record. `count` is the number of events up to and including these frames."""
     return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
-def after(chunk: Record, place: int) -> bytes:
-    """Of a chunk the events behind the first `place` of the response."""
-    frames = chunk.data.split(_END)[:-1]
-    known = max(0, place - (chunk.order - len(frames)))
-    return b"".join([frame + _END for frame in frames[known:]])
+def events_after(chunk: Record, sent: int) -> bytes:
+    """Return the events of a chunk that follow the first `sent` events of the response."""
+    frames = chunk.data.split(_EVENT_END)[:-1]
+    already_sent = max(0, sent - (chunk.order - len(frames)))
+    return b"".join([frame + _EVENT_END for frame in frames[already_sent:]])
 
 
-def cancelled(record: Record) -> list[Record]:
-    """What is kept of an unfinished response that somebody has ended."""
-    return _ended(record, CANCELLED, {"status": "cancelled"})
+def build_cancelled_records(record: Record) -> list[Record]:
+    """Build the records of an unfinished response that was cancelled."""
+    return _build_final_records(record, CANCELLED, {"status": "cancelled"})
 
 
-def lost(record: Record, events: int) -> list[Record]:
-    """Of one whose maker is gone; `events` are those that were kept, 0 where it is not streamed."""
-    records = _ended(record, LOST, _LOST)
+def build_lost_records(record: Record, events: int) -> list[Record]:
+    """Build the records of a response whose worker died. `events` is the number of stored events, 0
+    if it is not streamed."""
+    records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
         response = decode(records[0]).response
-        told = {"type": "response.failed", "sequence_number": events, "response": response}
-        frame = b"event: response.failed\ndata: " + orjson.dumps(told) + _END
+        event = {"type": "response.failed", "sequence_number": events, "response": response}
+        frame = b"event: response.failed\ndata: " + orjson.dumps(event) + _EVENT_END
         records.append(chunk_record(record.id, frame, events + 1))
     return records
 
 
-def _ended(record: Record, version: int, members: dict[str, Any]) -> list[Record]:
-    kept = decode(record)
-    response, own = orjson.dumps(kept.response | members), orjson.dumps(kept.input)
-    data = encode(response, own, kept.chain, kept.before, turned=False)
+def _build_final_records(record: Record, version: int, members: dict[str, Any]) -> list[Record]:
+    stored = decode(record)
+    response, own = orjson.dumps(stored.response | members), orjson.dumps(stored.input)
+    data = encode(response, own, stored.chain, stored.before, turned=False)
     beat = beat_record(record.id, members["status"], version)
     return [record._replace(data=data, version=version), beat]
 
 
-class Events:
-    """A `Body` that keeps what is written in chunks; with `keep` None it keeps nothing.
+class StoredEvents:
+    """A `Body` that stores what is written, in chunks. With `store` None, nothing is stored.
 
-    Whoever makes the response waits where too much is not kept yet. Those beyond `room` bytes of
-    chunks are left out, but for what is written last: an answer is not lost for its events.
+    The generation waits while too much is not stored yet. After `max_bytes` bytes of chunks, all
+    events but the last write are dropped, so that the answer itself is not lost for its events.
     """
 
     def __init__(
         self,
         response_id: str,
-        keep: Callable[[Sequence[Record]], Awaitable[None]] | None,
-        room: int,
+        store: Callable[[Sequence[Record]], Awaitable[None]] | None,
+        max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._id = response_id
-        self._keep = keep
-        self._room = room
+        self._store = store
+        self._bytes_left = max_bytes
         self._clock = clock
-        self._began = self._kept = clock()
+        self._began_at = self._flushed_at = clock()
         self._pending = bytearray()
         self._count = 0
-        self._keeping = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._flush_lock = asyncio.Lock()
+        self._more = asyncio.Event()
 
     def write(self, data: bytes) -> bool:
-        if self._keep is None:
+        if self._store is None:
             return True
-        self._count += data.count(_END)
-        if self._room <= 0:
+        self._count += data.count(_EVENT_END)
+        if self._bytes_left <= 0:
             self._pending[:] = data
             return True
         self._pending += data
-        return len(self._pending) < _CHUNK
+        return len(self._pending) < _CHUNK_BYTES
 
     async def drain(self, by: float | None = None) -> None:
-        if len(self._pending) >= _CHUNK:
+        if len(self._pending) >= _CHUNK_BYTES:
             async with asyncio.timeout_at(by):
                 await self.flush()
 
-    async def flush_in_time(self) -> None:
-        """As `flush`, if it is time for the next chunk."""
+    async def flush_if_due(self) -> None:
+        """Flush if the next chunk is due."""
         now = self._clock()
-        if self._room > 0 and now - self._kept >= (now - self._began) * _PART:
+        if (
+            self._bytes_left > 0
+            and now - self._flushed_at >= (now - self._began_at) * _MIN_GAP_SHARE
+        ):
             await self.flush()
 
     async def flush(
-        self, keep: Callable[[Sequence[Record]], Awaitable[None]] | None = None
+        self, store: Callable[[Sequence[Record]], Awaitable[None]] | None = None
     ) -> None:
-        """Keeps what is new, by `keep` if given, which is then called in any case.
+        """Store the new events. If `store` is given, it is used, and called even without new
+        events.
 
-        Raises what that raises; nothing is lost then.
+        Raises what `store` raises; the events are then retained for the next flush.
         """
-        async with self._keeping:
+        async with self._flush_lock:
             frames = bytes(self._pending)
             records = [chunk_record(self._id, frames, self._count)] if frames else []
-            put = keep or self._keep
-            if put is None or not (records or keep):
+            put = store or self._store
+            if put is None or not (records or store):
                 return
             self._pending.clear()
             try:
@@ -173,30 +182,30 @@ class Events:
             except BaseException:
                 self._pending[:0] = frames
                 raise
-            self._kept = self._clock()
-            self._room -= sum([record.size for record in records])
-            self.tell()
+            self._flushed_at = self._clock()
+            self._bytes_left -= sum([record.size for record in records])
+            self.notify()
 
-    async def ended(self) -> bool:
-        """Whether any were written; returns once none is on its way any more."""
-        async with self._keeping:
+    async def wait_flushed(self) -> bool:
+        """Wait for a running flush, then return True if any events were written."""
+        async with self._flush_lock:
             return self._count > 0
 
-    def tell(self) -> None:
-        """Wakes who waits for news."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def notify(self) -> None:
+        """Wake all waiters of `wait_for_more`."""
+        self._more.set()
+        self._more = asyncio.Event()
 
-    async def news(self) -> None:
-        """Returns when more is kept, or in a moment in any case."""
+    async def wait_for_more(self) -> None:
+        """Return when more events are stored, or after 1 s."""
         try:
             async with asyncio.timeout(1.0):
-                await self._news.wait()
+                await self._more.wait()
         except TimeoutError:
             pass
 
 
-async def delete_events(kept: Conversations, tenant: str, response_id: str) -> None:
-    """All that are kept of a response. Raises what `Conversations.delete` raises."""
-    while chunks := await kept.members(tenant, response_id, after=0, limit=_DELETED_AT_ONCE):
-        await kept.delete(tenant, [chunk.id for chunk in chunks])
+async def delete_events(conversations: Conversations, tenant: str, response_id: str) -> None:
+    """Delete all stored events of a response. Raises what `Conversations.delete` raises."""
+    while chunks := await conversations.members(tenant, response_id, after=0, limit=_DELETE_BATCH):
+        await conversations.delete(tenant, [chunk.id for chunk in chunks])

@@ -1,4 +1,4 @@
-"""The prompt of a request: as its chat template takes the messages, and as long as may be."""
+"""The prompt of a request: written by its chat template, and truncated if requested."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.api.intake import Intake
-from gateway.api.responses.chats import Chat, chat_of
+from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -25,99 +25,103 @@ from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 
-# Of the context, for an answer that does not say how long it may be.
-_ROOM = 8
+# Divisor: the share of the context reserved for an answer without `max_output_tokens` is 1/8.
+_ANSWER_DIVISOR = 8
 
-Write = Callable[[Chat, ChatFormat], PromptsAndForm]
-"""`system_messages.render_prompt`, with or without more to it."""
+Write = Callable[[ResponsesChat, ChatFormat], PromptsAndForm]
+"""Function that writes a prompt: `system_messages.render_prompt` or `CachedTurns.write_prompt`."""
 
 
-async def count_of(
-    service: Service, intake: Intake, tenant: Tenant | None, chat: Chat, write: Write
+async def count_prompt_tokens(
+    service: Service, intake: Intake, tenant: Tenant | None, chat: ResponsesChat, write: Write
 ) -> int:
-    """Tokens of a prompt. Raises ContextLengthExceeded for what is too long for sure."""
+    """Return the number of tokens of a prompt. Raise ContextLengthExceeded if the text is certainly
+    too long."""
     form = service.prompts.chat_of(None)
     if chat.model:
         route = service.access.route(service.router, tenant, chat.model)
         form = service.prompts.chat_of(route.chat_template)
     (prompt,), _ = await intake.work(partial(write, chat, form))
-    assert not isinstance(prompt, list)  # a template writes text
+    assert not isinstance(prompt, list)  # A template writes text
     longest = max(service.replicas.capabilities, key=longest_prompt)
     check_text(service.prompts, longest, str(prompt), param="input")
     name = tenant.name if tenant else ""
     return len(await service.prompts.encode(prompt, add_special_tokens=False, tenant=name))
 
 
-async def truncated(
+async def truncate(
     service: Service,
     intake: Intake,
     tenant: Tenant | None,
-    chat: Chat,
+    chat: ResponsesChat,
     write: Write,
     before: Sequence[Item] = (),
-) -> Chat:
-    """With `truncation: auto`, without the oldest items that leave an answer no room.
+) -> ResponsesChat:
+    """Drop the oldest items until an answer fits, if the request has `truncation: auto`.
 
-    `before` are the items that come before the request's own. Instructions that lead them all stay,
-    as do the tools that items bring, and a call goes with its outputs. Where a user's message can
-    be the first that is left, it is.
+    `before` are the items that come before the request's own. Leading instructions and tools of
+    dropped items are retained, and a call is dropped together with its outputs. If possible, the
+    first remaining item is a user message.
     """
-    asked = chat.asked
-    if asked.truncation != "auto":
+    original = chat.original
+    if original.truncation != "auto":
         return chat
-    items = [*before, *asked.items]
+    items = [*before, *original.items]
     longest = max(service.replicas.capabilities, key=longest_prompt)
-    rooms = [longest.max_seq_len // _ROOM]
-    if isinstance(asked, ResponseRequest) and (wished := asked.max_output_tokens) is not None:
-        # What has no room for all of that, whatever is left out, has it for an answer.
-        rooms = [wished, *rooms] if wished > rooms[0] else [wished]
+    reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
+    if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
+        # If no cut frees that many tokens, at least free the default share.
+        reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
-    async def fits(candidate: Chat, room: int) -> bool:
-        most = min(longest_prompt(longest), longest.max_seq_len - room)
+    async def fits(candidate: ResponsesChat, reserve: int) -> bool:
+        max_tokens = min(longest_prompt(longest), longest.max_seq_len - reserve)
         try:
-            return await count_of(service, intake, tenant, candidate, write) <= most
+            return (
+                await count_prompt_tokens(service, intake, tenant, candidate, write) <= max_tokens
+            )
         except InvalidRequest as error:
-            # A template may want the user to begin: what else is left out is looked for then.
+            # A template may require a user message first; then try other cuts.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):
                 raise
             return False
 
-    lead = next((n for n, item in enumerate(items) if not _instructs(item)), len(items))
-    cuts = _cuts(items, lead)
-    users = [n for n in cuts if _is_users(items[n])]
+    lead = next((n for n, item in enumerate(items) if not _is_instruction(item)), len(items))
+    cuts = _find_cuts(items, lead)
+    users = [n for n in cuts if _is_user_message(items[n])]
 
-    async def longest_of(places: Sequence[int], room: int) -> Chat | None:
-        async def fitting_from(cut: int) -> Chat | None:
-            kept = [*items[:lead], *_tools_alone(items[lead:cut]), *items[cut:]]
-            candidate = await intake.work(partial(chat_of, asked, kept))
-            # The tools are the same, and their items have other places among those that are kept.
-            candidate = candidate.model_copy(update={"tool_places": chat.tool_places})
-            return candidate if await fits(candidate, room) else None
+    async def find_longest(candidates: Sequence[int], reserve: int) -> ResponsesChat | None:
+        async def try_cut(cut: int) -> ResponsesChat | None:
+            remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
+            candidate = await intake.work(partial(build_chat, original, remaining))
+            # The tools are the same, but their items have other indices among the remaining ones.
+            candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
+            return candidate if await fits(candidate, reserve) else None
 
-        # If even the shortest is too long, no other needs to be tried.
-        if not places or (fitting := await fitting_from(places[-1])) is None:
+        # If even the shortest candidate is too long, all others are too.
+        if not candidates or (fitting := await try_cut(candidates[-1])) is None:
             return None
-        low, high = 0, len(places) - 1
+        low, high = 0, len(candidates) - 1
         while low < high:
             middle = (low + high) // 2
-            if found := await fitting_from(places[middle]):
+            if found := await try_cut(candidates[middle]):
                 fitting, high = found, middle
             else:
                 low = middle + 1
         return fitting
 
-    for room in rooms:
-        if await fits(chat, room):
+    for reserve in reserves:
+        if await fits(chat, reserve):
             return chat
-        # Small candidates yield to no other request between them, and there may be dozens.
+        # Small candidates run without yielding to other requests, and dozens may be tried: use a
+        # thread.
         intake.offload()
-        if found := await longest_of(users, room) or await longest_of(cuts, room):
+        if found := await find_longest(users, reserve) or await find_longest(cuts, reserve):
             return found
     return chat
 
 
-def _tools_alone(items: Sequence[Item]) -> list[Item]:
-    """Return the tools that items bring, without a place in the conversation."""
+def _extract_tools(items: Sequence[Item]) -> list[Item]:
+    """Return only the tools of items, as items without a conversation turn."""
     return [
         AdditionalToolsItem.model_construct(type="additional_tools", tools=item.tools)
         for item in items
@@ -125,17 +129,18 @@ def _tools_alone(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def _instructs(item: Item) -> bool:
+def _is_instruction(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role in ("system", "developer")
 
 
-def _is_users(item: Item) -> bool:
+def _is_user_message(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role == "user"
 
 
-def _cuts(items: Sequence[Item], lead: int) -> list[int]:
-    """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
-    last = _last_outputs(items)
+def _find_cuts(items: Sequence[Item], lead: int) -> list[int]:
+    """Return the indices at which a conversation can be cut: after its leading instructions, and
+    never between a call and its outputs."""
+    last = _map_last_outputs(items)
     cuts, busy = [], -1
     for n in range(len(items) - 1):
         busy = max(busy, last.get(n, -1))
@@ -144,10 +149,10 @@ def _cuts(items: Sequence[Item], lead: int) -> list[int]:
     return cuts
 
 
-def _last_outputs(items: Sequence[Item]) -> dict[int, int]:
-    """Return the place of each call's last output by the call's place.
+def _map_last_outputs(items: Sequence[Item]) -> dict[int, int]:
+    """Return the index of each call's last output by the call's index.
 
-    The output of a search without a `call_id` is that of the nearest such search before it.
+    The output of a search without a `call_id` belongs to the nearest earlier such search.
     """
     calls: dict[str, int] = {}
     searches: list[int] = []

@@ -1,4 +1,4 @@
-"""Requests of the Responses API, and the chat requests that they are."""
+"""Requests of the Responses API and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.api.field_types import Int64, JsonInt, StopString, StopStrings
 from gateway.api.messages import MAX_MESSAGES, Strict
-from gateway.api.responses.item_messages import brought_tools, chat_messages
+from gateway.api.responses.item_messages import build_chat_messages, find_item_tools
 from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.options import (
     CacheOptions,
@@ -29,12 +29,12 @@ from gateway.api.responses.toolset import NO_TOOLS, Toolset
 from gateway.api.successors import OF_RESPONSES
 from gateway.errors import InvalidRequest
 
-_LONG_ECHO = 256 * 1024
-"""Bytes; 60,000 tokens of instructions, say."""
+_MAX_ECHO_BYTES = 256 * 1024
+"""Bytes; about 60,000 tokens of instructions."""
 
 
 class ResponsePrompt(Strict):
-    """What a model reads: of a request for an answer, and of one for the number of its tokens."""
+    """The fields that make up a prompt, shared by requests for an answer and for a token count."""
 
     successors = OF_RESPONSES
 
@@ -47,13 +47,13 @@ class ResponsePrompt(Strict):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # What would need earlier answers to be kept.
+    # Need stored responses.
     previous_response_id: str | None = None
     conversation: Conversation | None = None
 
     @cached_property
     def items(self) -> Sequence[Item]:
-        """The new ones, as a list in any case."""
+        """The request's new items, always as a list."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input or []
@@ -65,18 +65,19 @@ class ResponsePrompt(Strict):
 
     @property
     def continues(self) -> bool:
-        """Whether there is more to it than it says itself."""
+        """True if the request refers to stored responses, conversations or items."""
         return (
             self.previous_response_id is not None
             or self.conversation is not None
             or any(isinstance(item, ItemReference) for item in self.items)
         )
 
-    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        """The fields of a chat request of these items, of which the last are the request's own.
+    def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
+        """Return the fields of a chat request made of `items`, the last of which are the request's
+        own.
 
-        `complete` is False while items that come before them are not known yet.
-        Raises UnsupportedParameter and InvalidRequest.
+        `complete` is False while earlier items are not loaded yet. Raises UnsupportedParameter and
+        InvalidRequest.
         """
         if not items:
             found = (
@@ -86,9 +87,9 @@ class ResponsePrompt(Strict):
             )
             raise InvalidRequest(f"{found} Send a text, or an array of items.", param="input")
         before = len(items) - len(self.items)
-        brought = [*brought_tools(items, before)]
-        toolset = Toolset.of(self.tools or (), brought) if self.tools or brought else NO_TOOLS
-        messages = chat_messages(self.instructions, items, toolset.flat, before)
+        item_tools = [*find_item_tools(items, before)]
+        toolset = Toolset.of(self.tools or (), item_tools) if self.tools or item_tools else NO_TOOLS
+        messages = build_chat_messages(self.instructions, items, toolset.flatten_name, before)
         if len(messages) > MAX_MESSAGES:
             raise InvalidRequest(
                 f"input: with all that comes before it there are {len(messages)} messages; "
@@ -97,15 +98,15 @@ class ResponsePrompt(Strict):
             )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
         if toolset is not NO_TOOLS:
-            if offered := toolset.callable_with(self.tool_choice, complete=complete):
-                chat["tools"] = toolset.functions(offered)
-                chat["tool_places"] = tuple([each.where for each in offered])
+            if offered := toolset.select_callable(self.tool_choice, complete=complete):
+                chat["tools"] = toolset.build_functions(offered)
+                chat["tool_paths"] = tuple([each.where for each in offered])
                 if self.tool_choice != "none":
-                    chat["called_tools"] = toolset.called(offered)
+                    chat["called_tools"] = toolset.map_calls(offered)
             if self.tool_choice != "none":
-                chat["tool_hints"] = toolset.hints()
+                chat["tool_hints"] = toolset.list_hints()
         if self.tool_choice is not None:
-            chat["tool_choice"] = toolset.chat_choice(self.tool_choice, complete=complete)
+            chat["tool_choice"] = toolset.to_chat_choice(self.tool_choice, complete=complete)
         chat["parallel_tool_calls"] = self.parallel_tool_calls
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
@@ -113,13 +114,14 @@ class ResponsePrompt(Strict):
             chat["response_format"] = self.text.format.for_chat()
         return chat
 
-    def told(self) -> bytes:
-        """What an answer tells of its request."""
+    def build_echo(self) -> bytes:
+        """Return the request's fields that the response repeats, as JSON; b"" if no response
+        follows."""
         return b""
 
     @property
     def hints(self) -> Iterator[str]:
-        """What is accepted and means nothing here."""
+        """Names of accepted parameters that have no effect."""
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             yield "text.verbosity"
         if self.reasoning is not None and self.reasoning.context not in (None, "auto"):
@@ -145,7 +147,7 @@ class ResponseRequest(ResponsePrompt):
     include: Annotated[list[Include], Field(fail_fast=True, max_length=32)] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    # What vLLM's clients send besides.
+    # Extensions sent by vLLM's clients.
     top_k: JsonInt | None = Field(None, ge=-1, le=1024)
     seed: Int64 | None = None
     stop: StopString | StopStrings | None = None
@@ -154,7 +156,7 @@ class ResponseRequest(ResponsePrompt):
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Without effect on the answer.
+    # No effect on the answer.
     metadata: Metadata | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -164,20 +166,20 @@ class ResponseRequest(ResponsePrompt):
     service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Int64 | None = Field(None, ge=1)
-    # Wishes that this server has nothing to do with.
+    # Accepted and ignored: this server has no such feature.
     context_management: list[Any] | None = None
     background_options: dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-    # What needs answers to be kept.
+    # Need stored responses.
     store: bool | None = None
     background: bool | None = None
-    # What would have an effect, and is not served.
+    # Would affect the answer, and are not supported.
     prompt: None = None
     moderation: None = None
 
-    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        chat = super().chat(items, complete=complete) | {
+    def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
+        chat = super().build_chat_fields(items, complete=complete) | {
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -208,20 +210,20 @@ class ResponseRequest(ResponsePrompt):
         return what in (self.include or ())
 
     @property
-    def summarized(self) -> bool:
-        """Whether thoughts are to be told as a summary, too."""
-        asked = self.reasoning
-        return asked is not None and bool(asked.summary or asked.generate_summary)
+    def wants_summary(self) -> bool:
+        """True if the reasoning is also to be returned as a summary."""
+        reasoning = self.reasoning
+        return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
 
-    def told(self) -> bytes:
-        """What a response tells of its request, as OpenAI does, with the defaults: a JSON object.
+    def build_echo(self) -> bytes:
+        """Return the fields that a response repeats as OpenAI does, with defaults: a JSON object.
 
-        It goes out several times and is kept for as long as the answer takes, so what is long and
-        was the client's own to say is told only where it is not too long.
+        The object is sent several times and held in memory during the answer, so long
+        client-written fields are omitted if the total is too large.
         """
         reasoning, text = self.reasoning, self.text
         form = text.format if text is not None else None
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "model": self.model,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,
@@ -244,13 +246,16 @@ class ResponseRequest(ResponsePrompt):
         verbosity = (text and text.verbosity) or "medium"
         long = {
             "instructions": self.instructions,
-            "text": {"format": form.told() if form else {"type": "text"}, "verbosity": verbosity},
+            "text": {
+                "format": form.to_json() if form else {"type": "text"},
+                "verbosity": verbosity,
+            },
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
         }
-        # As `model_dump` would have them, which copies all schemas: 0.2 s for a large request.
-        echo = orjson.dumps(told | long, default=dict)
-        if len(echo) <= _LONG_ECHO:
+        # Equal to `model_dump`, which would copy all schemas: 0.2 s for a large request.
+        echo = orjson.dumps(fields | long, default=dict)
+        if len(echo) <= _MAX_ECHO_BYTES:
             return echo
         short: dict[str, Any] = {
             "instructions": None,
@@ -258,4 +263,4 @@ class ResponseRequest(ResponsePrompt):
             "tool_choice": self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             "tools": [],
         }
-        return orjson.dumps(told | short)
+        return orjson.dumps(fields | short)

@@ -1,4 +1,5 @@
-"""What was answered, again: /v1/responses/{id}, what it was an answer to, and its end."""
+"""Endpoints of stored responses: /v1/responses/{id}, its input items, its cancellation and
+deletion."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from gateway.api.failures import Failure, build_envelope
 from gateway.api.messages import Strict
 from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.request_log import service_of
-from gateway.api.responses.answer_schemas import ResponseObject, streamed
+from gateway.api.responses.answer_schemas import ResponseObject, describe_stream
 from gateway.api.responses.lists import (
     INCLUDE,
     PAGE,
     ItemList,
     Page,
     check_include,
-    page_of,
+    parse_page,
 )
-from gateway.api.responses.looks import Asking, Looks, asking
+from gateway.api.responses.looks import StoredLookup, TenantReadLimiter, open_lookup
 from gateway.api.responses.progress import Status
-from gateway.api.responses.stored import Kept, decode
-from gateway.api.responses.unfinished import Unfinished
+from gateway.api.responses.stored import StoredResponse, decode
+from gateway.api.responses.unfinished import UnfinishedResponses
 from gateway.api.routing import ApiRouter, Name, needs, refusals
 from gateway.api.sse import OPENAI, EventStream
 from gateway.conversations.record import Record
@@ -43,7 +44,7 @@ _STREAM = [
         "starting_after", "The number of the last event that is known.", type="integer"
     ),
 ]
-_REFUSED = refusals(400, 401, 404, 413, 429, 503)
+_ERROR_RESPONSES = refusals(400, 401, 404, 413, 429, 503)
 
 
 class ResponseDeleted(Strict):
@@ -56,125 +57,132 @@ class ResponseDeleted(Strict):
     "/v1/responses/{response_id}",
     summary="A response that was kept, or is made in the background.",
     response_model=ResponseObject,
-    responses={200: streamed(), **_REFUSED},
+    responses={200: describe_stream(), **_ERROR_RESPONSES},
     openapi_extra=needs("api_key", optional=True, query=[INCLUDE, *_STREAM]),
 )
 async def retrieve(request: Request, response_id: Name) -> Response:
     check_include(request)
-    stream, number = _wished(request)
-    async with asking(request) as ask:
+    stream, number = _parse_stream_query(request)
+    async with open_lookup(request) as lookup:
         if not stream:
-            async with ask.look:
-                record, status = await _found(request, ask, response_id)
-                return _json(await ask.intake.work(partial(_response, record, status)))
-        async with ask.look:
-            await _found(request, ask, response_id)
-    return followed(request, ask.tenant, response_id, number + 1, {})
+            async with lookup.slot:
+                record, status = await _find(request, lookup, response_id)
+                return _json_response(
+                    await lookup.intake.work(partial(_build_response, record, status))
+                )
+        async with lookup.slot:
+            await _find(request, lookup, response_id)
+    return stream_events(request, lookup.tenant, response_id, number + 1, {})
 
 
 @router.post(
     "/v1/responses/{response_id}/cancel",
     summary="Ends a response that is made in the background.",
     response_model=ResponseObject,
-    responses=_REFUSED,
+    responses=_ERROR_RESPONSES,
     openapi_extra=needs("api_key", optional=True),
 )
 async def cancel(request: Request, response_id: Name) -> Response:
-    unfinished: Unfinished = request.app.state.unfinished
-    async with asking(request) as ask, ask.look:
-        record, status = await _found(request, ask, response_id)
-        response = await ask.intake.work(lambda: decode(record).response)
+    unfinished: UnfinishedResponses = request.app.state.unfinished
+    async with open_lookup(request) as lookup, lookup.slot:
+        record, status = await _find(request, lookup, response_id)
+        response = await lookup.intake.work(lambda: decode(record).response)
         if not response["background"]:
             raise InvalidRequest("Only a response that was made in the background can be ended.")
         if status is not None:
-            await unfinished.cancel(ask.tenant, record)
+            await unfinished.cancel(lookup.tenant, record)
             response["status"] = "cancelled"
-        return _json(orjson.dumps(response))
+        return _json_response(orjson.dumps(response))
 
 
 @router.delete(
     "/v1/responses/{response_id}",
     summary="Deletes a response; those that follow it cannot be continued any more.",
     response_model=ResponseDeleted,
-    responses=_REFUSED,
+    responses=_ERROR_RESPONSES,
     openapi_extra=needs("api_key", optional=True),
 )
 async def delete(request: Request, response_id: Name) -> Response:
-    unfinished: Unfinished = request.app.state.unfinished
-    async with asking(request) as ask, ask.look:
-        record, _ = await _found(request, ask, response_id)
-        await unfinished.delete(ask.tenant, record)
-        return _json(orjson.dumps(ResponseDeleted(id=response_id).model_dump()))
+    unfinished: UnfinishedResponses = request.app.state.unfinished
+    async with open_lookup(request) as lookup, lookup.slot:
+        record, _ = await _find(request, lookup, response_id)
+        await unfinished.delete(lookup.tenant, record)
+        return _json_response(orjson.dumps(ResponseDeleted(id=response_id).model_dump()))
 
 
 @router.get(
     "/v1/responses/{response_id}/input_items",
     summary="What a response was an answer to, a page at a time.",
     response_model=ItemList,
-    responses=_REFUSED,
+    responses=_ERROR_RESPONSES,
     openapi_extra=needs("api_key", optional=True, query=PAGE),
 )
 async def list_input_items(request: Request, response_id: Name) -> Response:
-    wanted = page_of(request)
-    async with asking(request) as ask, ask.look:
-        last, _ = await _found(request, ask, response_id)
-        found = await ask.intake.work(partial(decode, last))
-        await ask.intake.reserve_history(found.nbytes)
-        chain = await ask.kept.get(ask.tenant, found.chain)
-        return _json(await ask.intake.work(partial(_page, wanted, chain, found)))
+    wanted = parse_page(request)
+    async with open_lookup(request) as lookup, lookup.slot:
+        last, _ = await _find(request, lookup, response_id)
+        found = await lookup.intake.work(partial(decode, last))
+        await lookup.intake.reserve_history(found.nbytes)
+        chain = await lookup.conversations.get(lookup.tenant, found.chain)
+        return _json_response(await lookup.intake.work(partial(_build_page, wanted, chain, found)))
 
 
-def _page(page: Page, chain: Sequence[Record | None], last: Kept) -> bytes:
-    """What was deleted meanwhile is not told any more."""
+def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse) -> bytes:
+    """Return a page of a response's input items. Items of responses deleted since then are
+    omitted."""
     before = [item for record in chain if record is not None for item in decode(record).items]
-    return page.of(before + last.input)
+    return page.render(before + last.input)
 
 
-def followed(
-    request: Request, tenant: str, response_id: str, place: int, headers: Mapping[str, str]
+def stream_events(
+    request: Request, tenant: str, response_id: str, sent: int, headers: Mapping[str, str]
 ) -> Response:
-    """The events behind the first `place`, and those that are still to come."""
-    unfinished: Unfinished = request.app.state.unfinished
-    looks: Looks = request.app.state.looks
-    write = partial(unfinished.replay, tenant, response_id, place, looks.of(tenant).slots)
+    """Return a stream of the events after the first `sent`, including future ones."""
+    unfinished: UnfinishedResponses = request.app.state.unfinished
+    read_limiter: TenantReadLimiter = request.app.state.read_limiter
+    write = partial(unfinished.replay, tenant, response_id, sent, read_limiter.for_tenant(tenant).slots)
     patience_s = service_of(request.scope).settings.keep_alive
     return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
 
 
-def _failed(error: Failure) -> bytes:
-    """Of a stream whose events cannot be read: the response may be well all the same."""
-    told = orjson.loads(build_envelope(error))
-    told |= {name: told["error"][name] for name in ("code", "message", "param")}
-    data = orjson.dumps({"type": "error", "sequence_number": 0} | told)
+def _frame_failure(error: Failure) -> bytes:
+    """Return the event for a stream that could not be read; the response itself may still be
+    fine."""
+    fields = orjson.loads(build_envelope(error))
+    fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
+    data = orjson.dumps({"type": "error", "sequence_number": 0} | fields)
     return b"event: error\ndata: " + data + b"\n\n"
 
 
-_WIRE = OPENAI._replace(done=b"", failure=_failed)
+_WIRE = OPENAI._replace(done=b"", failure=_frame_failure)
 
 
-async def _found(request: Request, ask: Asking, response_id: str) -> tuple[Record, Status | None]:
-    """As `Unfinished.find`."""
-    unfinished: Unfinished = request.app.state.unfinished
-    record, status = await unfinished.find(ask.tenant, response_id)
-    await ask.intake.reserve_history(len(record.data))
+async def _find(
+    request: Request, lookup: StoredLookup, response_id: str
+) -> tuple[Record, Status | None]:
+    """Find a response as `UnfinishedResponses.find` does, and reserve memory for its bytes."""
+    unfinished: UnfinishedResponses = request.app.state.unfinished
+    record, status = await unfinished.find(lookup.tenant, response_id)
+    await lookup.intake.reserve_history(len(record.data))
     return record, status
 
 
-def _response(record: Record, status: Status | None) -> bytes:
+def _build_response(record: Record, status: Status | None) -> bytes:
     response = decode(record).response
     return orjson.dumps(response if status is None else response | {"status": status})
 
 
-def _wished(request: Request) -> tuple[bool, int]:
-    """Whether events are wanted, and behind which number. Raises InvalidRequest."""
-    wish = request.query_params.get("stream", "false")
-    if wish not in ("true", "false"):
-        raise InvalidRequest(f"stream: found {wish!r}; allowed: true and false.", param="stream")
+def _parse_stream_query(request: Request) -> tuple[bool, int]:
+    """Return True if events are requested, and the last known event number. Raise InvalidRequest if
+    a parameter is invalid."""
+    stream = request.query_params.get("stream", "false")
+    if stream not in ("true", "false"):
+        raise InvalidRequest(f"stream: found {stream!r}; allowed: true and false.", param="stream")
     number = parse_int(request, "starting_after", minimum=0, maximum=2**31)
-    if number is not None and wish == "false":
+    if number is not None and stream == "false":
         raise InvalidRequest("starting_after: goes with stream.", param="starting_after")
-    return wish == "true", -1 if number is None else number
+    return stream == "true", -1 if number is None else number
 
 
-def _json(body: bytes) -> Response:
+def _json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")

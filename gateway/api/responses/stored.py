@@ -1,8 +1,9 @@
-"""Responses as they are kept, and what a request that names one goes on from.
+"""Format of stored responses, and the history of a request that continues one.
 
-A record has what is new with its response, and the ids of those before it: to go on with a
-conversation takes the last one and then, at once, the others. Ids of items hold that of what they
-were kept with, so that a reference to one finds its record without an index.
+A record contains the items that are new with its response, and the ids of the earlier responses. So
+continuing a conversation takes two reads: the last response, then all earlier ones at once. An
+item's id contains the id of the response or conversation it was stored with, so a referenced item
+is found without an index.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.api.intake import Intake
 from gateway.api.responses import items
-from gateway.api.responses.item_messages import chat_messages
+from gateway.api.responses.item_messages import build_chat_messages
 from gateway.api.responses.toolset import Toolset
 from gateway.api.validation import find_problem, join_path
 from gateway.conversations.record import FINAL, Record
@@ -36,20 +37,20 @@ from gateway.tokenization import turn_record
 from gateway.tokenization.turn_record import StoredTurns
 
 Item = dict[str, Any]
-"""One of input or output, as JSON."""
+"""An input or output item, as JSON."""
 _ITEMS = TypeAdapter(list[items.Item])
-_SOMETHING = items.MessageItem(role="user", content="")
+_PLACEHOLDER = items.MessageItem(role="user", content="")
 
 FINISHED = FINAL
-"""The least version of what changes no more. Any before it is a time in microseconds, or 1."""
-LONGEST_CHAIN = 1024
-MOST_ITEMS = 8192
-"""That are earlier than a request."""
-_MOST_REFERENCES = 64
+"""The lowest version of an immutable record. Lower versions are a time in microseconds, or 1."""
+MAX_CHAIN_RESPONSES = 1024
+MAX_EARLIER_ITEMS = 8192
+"""Items that precede a request."""
+_MAX_REFERENCES = 64
 
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
 _ITEM = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]{1,20}")
-_PREFIXES = {
+_ID_PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
@@ -63,15 +64,16 @@ _PREFIXES = {
 _CONTINUABLE = ("completed", "incomplete")
 
 
-class Kept(NamedTuple):
-    """A response as it was kept.
+class StoredResponse(NamedTuple):
+    """A response as stored. The fields are the keys of the stored JSON.
 
     Attributes:
-        response: the object as it was answered.
-        input: its own new items.
-        chain: the ids of the responses before it, oldest first; `before` are their bytes.
-        nbytes: those and its own.
-        turned: whether token ids are kept beside it.
+        response: The response object as it was answered.
+        input: The request's own new items.
+        chain: The ids of the earlier responses, oldest first.
+        before: The total bytes of their records.
+        nbytes: `before` plus the bytes of this record.
+        turned: True if token ids are stored beside the response.
     """
 
     response: dict[str, Any]
@@ -83,15 +85,15 @@ class Kept(NamedTuple):
 
     @property
     def items(self) -> list[Item]:
-        """What a request that follows has before its own."""
+        """The items that this response adds to the history of a request that follows it."""
         output: list[Item] = self.response["output"]
         return self.input + output
 
 
-class Earlier(NamedTuple):
-    """What a request goes on from: items, oldest first, and what its own record needs of them.
+class ConversationHistory(NamedTuple):
+    """The history of a request: earlier items, oldest first, and what its own record needs of them.
 
-    `turns` are those whose token ids are known.
+    `turns` are the earlier turns whose token ids are known.
     """
 
     items: list[Item]
@@ -100,14 +102,22 @@ class Earlier(NamedTuple):
     turns: StoredTurns
 
 
-NOTHING = Earlier([], [], 0, {})
+EMPTY_HISTORY = ConversationHistory([], [], 0, {})
 
 
 def encode(
     response: bytes, items: bytes, chain: Sequence[str], before: int, *, turned: bool
 ) -> bytes:
-    """A record of the response's JSON and that of its own items; `before` are the chain's bytes."""
-    kept = {
+    """Encode the record of a response.
+
+    Args:
+        response: The response object as JSON.
+        items: The request's own items as JSON.
+        chain: The ids of the earlier responses.
+        before: The total bytes of the chain's records.
+        turned: True if token ids are stored beside the response.
+    """
+    fields = {
         "response": orjson.Fragment(response),
         "input": orjson.Fragment(items),
         "chain": chain,
@@ -115,20 +125,21 @@ def encode(
         "nbytes": before + len(response) + len(items),
         "turned": turned,
     }
-    return orjson.dumps(kept)
+    return orjson.dumps(fields)
 
 
-def decode(record: Record) -> Kept:
+def decode(record: Record) -> StoredResponse:
     found = orjson.loads(record.data)
-    return Kept(*[found[name] for name in Kept._fields])
+    return StoredResponse(*[found[name] for name in StoredResponse._fields])
 
 
-def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
-    """A request's items as JSON. Raises UnsupportedParameter for what no chat is made of."""
-    # A reference is to what was looked at when it was kept.
-    told = [_SOMETHING if isinstance(item, items.ItemReference) else item for item in given]
+def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
+    """Return a request's items as JSON. Raise UnsupportedParameter for an item that a chat cannot
+    contain."""
+    # A referenced item was validated when it was stored.
+    chat_items = [_PLACEHOLDER if isinstance(item, items.ItemReference) else item for item in given]
     try:
-        chat_messages(None, told, Toolset().flat)
+        build_chat_messages(None, chat_items, Toolset().flatten_name)
     except UnsupportedParameter as error:
         where = (error.param or "").replace("input", param, 1)
         message = error.message.replace(error.param or "", where, 1)
@@ -137,18 +148,19 @@ def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
     return found
 
 
-def written(given: Sequence[items.Item]) -> bytes:
-    """As `dumped`, in bytes, of items that a chat was made of."""
+def dump_items_json(given: Sequence[items.Item]) -> bytes:
+    """Return items as JSON bytes, given items that already formed a chat."""
     return _ITEMS.dump_json([*given], exclude_none=True)
 
 
-def read(told: Sequence[Item]) -> list[items.Item]:
-    """Return what was kept as items of a request.
+def parse_items(stored: Sequence[Item]) -> list[items.Item]:
+    """Parse stored items.
 
-    Raises InvalidRequest for what this release cannot read, which another one may have kept.
+    Raises InvalidRequest for an item that this release cannot read; another release may have stored
+    it.
     """
     try:
-        return _ITEMS.validate_python([*told])
+        return _ITEMS.validate_python([*stored])
     except ValidationError as error:
         problem = find_problem(error)
         raise InvalidRequest(
@@ -163,73 +175,80 @@ def is_response_id(text: str) -> bool:
 
 
 def turns_id(response_id: str) -> str:
-    """Of the record that has token ids of turns that were new in its prompt."""
+    """Return the id of the record that holds token ids of a response's new turns."""
     return f"{response_id}/turns"
 
 
-def turns_record(response_id: str, turns: bytes) -> Record:
-    """It goes with the response, whose group it is in."""
+def build_turns_record(response_id: str, turns: bytes) -> Record:
+    """Build the record of token ids. It belongs to the response's group and expires with it."""
     return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
-def response_of(item: str) -> str | None:
-    """The id of the response that an item came with, if it came with one."""
+def response_id_of(item: str) -> str | None:
+    """Return the id of the response that an item was stored with; None if it was not stored with
+    one."""
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
 
 
-def microseconds() -> int:
-    """The time, as versions and places within a group have it. A float holds it exactly."""
+def now_us() -> int:
+    """Return the time in microseconds, used as version and as order within a group. A float holds
+    it exactly."""
     return time.time_ns() // 1000
 
 
-def with_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """The items in their long form, each with an id that holds the digits of `owner`, a response.
+def assign_ids(given: Iterable[Item], owner: str) -> list[Item]:
+    """Return the items in long form, each with a new id that contains the digits of `owner`, a
+    response.
 
-    Whatever theirs were: one that is sent again may be in this conversation already or in another
-    one, where it is the record of its id, or may have been deleted.
+    Given ids are replaced: an item that is sent again may already be a record of this or another
+    conversation, or may have been deleted.
     """
     digits = owner.partition("_")[2]
     return [
-        item | {"id": item_id(item, digits, f"i{n}")}
-        for n, item in enumerate(map(long_form, given))
+        item | {"id": build_item_id(item, digits, f"i{n}")}
+        for n, item in enumerate(map(to_long_form, given))
     ]
 
 
-def item_id(item: Item, digits: str, place: str) -> str:
-    return f"{_PREFIXES[item['type']]}_{digits}_{place}"
+def build_item_id(item: Item, digits: str, number: str) -> str:
+    return f"{_ID_PREFIXES[item['type']]}_{digits}_{number}"
 
 
-def long_form(item: Item) -> Item:
-    """As OpenAI lists it: with a status, and a message's text in parts."""
+def to_long_form(item: Item) -> Item:
+    """Return an item as OpenAI lists it: with a status, and with a message's text in parts."""
     item = item | {"status": "completed"}
     if item["type"] == "reasoning":
         return {"summary": []} | item
     if item["type"] == "message":
-        part = _said if item["role"] == "assistant" else _given
+        part = _output_part if item["role"] == "assistant" else _input_part
         content = item["content"]
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         item["content"] = [part(text) for text in texts]
     return item
 
 
-def _given(part: Item) -> Item:
+def _input_part(part: Item) -> Item:
     return {"type": "input_text", "text": part["text"]}
 
 
-def _said(part: Item) -> Item:
+def _output_part(part: Item) -> Item:
     if part["type"] == "refusal":
         return {"type": "refusal", "refusal": part["text"]}
     return {"type": "output_text", "text": part["text"], "annotations": []}
 
 
-async def earlier(kept: Conversations, tenant: str, response_id: str, intake: Intake) -> Earlier:
-    """What follows `response_id`, off the event loop and in the tenant's turn where it is large.
+async def load_history(
+    conversations: Conversations, tenant: str, response_id: str, intake: Intake
+) -> ConversationHistory:
+    """Load the history that ends with `response_id`. Large records are decoded in a thread, with
+    fair scheduling by tenant.
 
-    Raises PreviousResponseNotFound where it, or one before it, is not there any more, and
-    InvalidRequest where it cannot be continued.
+    Raises:
+        PreviousResponseNotFound: The response, or one before it, does not exist any more.
+        InvalidRequest: The response cannot be continued.
     """
-    [last] = await kept.get(tenant, [response_id])
+    [last] = await conversations.get(tenant, [response_id])
     if last is None or not is_response_id(response_id):
         raise PreviousResponseNotFound(response_id)
     await intake.reserve_history(len(last.data))
@@ -237,31 +256,34 @@ async def earlier(kept: Conversations, tenant: str, response_id: str, intake: In
     _check_continuable(found, response_id)
     await intake.reserve_history(found.nbytes)
     records = []
-    for link, record in zip(found.chain, await kept.get(tenant, found.chain), strict=True):
+    for link, record in zip(found.chain, await conversations.get(tenant, found.chain), strict=True):
         if record is None:
             raise PreviousResponseNotFound(link)
         records.append(record)
 
-    def whole() -> tuple[list[Item], list[str]]:
+    def decode_all() -> tuple[list[Item], list[str]]:
         every = [*map(decode, records), found]
         turned = [link for link, one in zip(chain, every, strict=True) if one.turned]
         return [item for one in every for item in one.items], turned
 
     chain = [*found.chain, response_id]
-    items, turned = await intake.work(whole)
-    turns = await known_turns(kept, tenant, turned, found.nbytes, intake)
-    return Earlier(items, chain, found.nbytes, turns)
+    items, turned = await intake.work(decode_all)
+    turns = await load_turns(conversations, tenant, turned, found.nbytes, intake)
+    return ConversationHistory(items, chain, found.nbytes, turns)
 
 
-async def known_turns(
-    kept: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
+async def load_turns(
+    conversations: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
 ) -> StoredTurns:
-    """Those of the prompts of these, beside `nbytes` of what else is here for the request.
+    """Load the known turns of these responses' prompts. `nbytes` are already in memory for the
+    request.
 
-    To go without them costs time and nothing else.
+    If this fails, the prompt is tokenized again, which only costs time.
     """
     try:
-        records = await kept.get(tenant, [turns_id(one) for one in responses], patient=False)
+        records = await conversations.get(
+            tenant, [turns_id(one) for one in responses], patient=False
+        )
         packed = [record.data for record in records if record is not None]
         await intake.reserve_history(nbytes + sum(map(len, packed)))
         return await intake.work(lambda: turn_record.unpack(b"".join(packed)))
@@ -269,7 +291,7 @@ async def known_turns(
         return {}
 
 
-def _check_continuable(found: Kept, response_id: str) -> None:
+def _check_continuable(found: StoredResponse, response_id: str) -> None:
     status = found.response["status"]
     if status not in _CONTINUABLE:
         raise InvalidRequest(
@@ -277,47 +299,52 @@ def _check_continuable(found: Kept, response_id: str) -> None:
             f"{' or '.join(_CONTINUABLE)}.",
             param="previous_response_id",
         )
-    if len(found.chain) >= LONGEST_CHAIN - 1:
+    if len(found.chain) >= MAX_CHAIN_RESPONSES - 1:
         raise InvalidRequest(
             f"previous_response_id: {response_id} follows {len(found.chain)} others; allowed: "
-            f"{LONGEST_CHAIN - 2}. Begin anew with what matters of them as input.",
+            f"{MAX_CHAIN_RESPONSES - 2}. Begin anew with what matters of them as input.",
             param="previous_response_id",
         )
 
 
-async def resolved(
-    kept: Conversations,
+async def resolve_references(
+    conversations: Conversations,
     tenant: str,
     given: list[Item],
     intake: Intake,
     param: str = "input",
     nbytes: int = 0,
 ) -> list[Item]:
-    """The items with what their references name in the place of those.
+    """Replace references by the items they name.
 
-    What is named counts as often as it is named, beside `nbytes` of what else comes before the
-    request: each time it is a part of the prompt, and of what is kept. Raises NotFound for what
-    this tenant has no item of, and ConversationTooLarge.
+    An item counts once for each reference, in addition to the `nbytes` of earlier items: each
+    occurrence is part of the prompt and of the stored record.
+
+    Raises:
+        NotFound: The tenant has no item of that id.
+        InvalidRequest: The request has too many references.
+        ConversationTooLarge: The records are too large to be read at once.
     """
     wanted = [item["id"] for item in given if item["type"] == "item_reference"]
     if not wanted:
         return given
-    if len(wanted) > _MOST_REFERENCES:
+    if len(wanted) > _MAX_REFERENCES:
         raise InvalidRequest(
             f"{param}: found {len(wanted)} items of type item_reference; allowed: "
-            f"{_MOST_REFERENCES}.",
+            f"{_MAX_REFERENCES}.",
             param=param,
         )
-    # An item of a response is in that one's record; one of a conversation is a record itself.
+    # An item of a response is inside the response's record; an item of a conversation is a record
+    # itself.
     ids = dict.fromkeys(
         name
         for one in wanted
-        if (response := response_of(one)) is not None
+        if (response := response_id_of(one)) is not None
         for name in (response, one)
     )
 
-    def replaced(records: Sequence[Record]) -> tuple[list[Item], int] | str:
-        """And the bytes of what was named; or the id of one that there is not."""
+    def replace_references(records: Sequence[Record]) -> tuple[list[Item], int] | str:
+        """Return the items and the total bytes of the named ones, or the id of a missing item."""
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -332,14 +359,14 @@ async def resolved(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # Of each two names there is one: only where there is neither is there something to wait for.
+    # Only one of the two ids of an item exists, so wait for a restore only if both are missing.
     for patient in (False, True):
-        records = await kept.get(tenant, [*ids], patient=patient)
-        there = [record for record in records if record is not None]
-        await intake.reserve_history(sum([len(record.data) for record in there]))
-        answer = await intake.work(partial(replaced, there))
-        if not isinstance(answer, str):
-            items, named = answer
+        records = await conversations.get(tenant, [*ids], patient=patient)
+        available = [record for record in records if record is not None]
+        await intake.reserve_history(sum([len(record.data) for record in available]))
+        result = await intake.work(partial(replace_references, available))
+        if not isinstance(result, str):
+            items, named = result
             await intake.reserve_history(nbytes + named)
             return items
-    raise NotFound(f"Item with id '{answer}' not found.", param=param)
+    raise NotFound(f"Item with id '{result}' not found.", param=param)

@@ -1,4 +1,4 @@
-"""The names of tools: to the model, and in the items that calls are."""
+"""Names of tools: for the model, and in the items that represent calls."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
-# Names that are longer are refused by some templates and clients.
+# Some templates and clients refuse longer names.
 _MAX_FLAT_CHARS = 64
 
 
-class CalledTool(NamedTuple):
-    """The item that a call of a tool is, and the names in it."""
+class ToolCallNames(NamedTuple):
+    """The item type of a tool's calls, and the names in the item."""
 
     kind: CallKind
     name: str
@@ -19,7 +19,8 @@ class CalledTool(NamedTuple):
 
 
 def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
-    """Return the model's name for a namespace's tool; a short one has a digest at its end."""
+    """Return the model's name for a tool in a namespace. With `short`, the name ends with a
+    digest."""
     between = "" if namespace.endswith("__") else "__"
     flat = f"{namespace}{between}{name}"
     if len(flat) <= _MAX_FLAT_CHARS and not short:

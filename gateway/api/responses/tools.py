@@ -110,7 +110,7 @@ Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class NamedTool(Lenient):
-    """A tool by its name, or a whole namespace where several tools are meant."""
+    """A tool by its name, or a namespace as such if several tools are meant."""
 
     type: Literal["function", "custom", "namespace"]
     name: str

@@ -1,7 +1,7 @@
-"""All tools of a request under the names by which the model calls them.
+"""Tools of a request, under the names by which the model calls them.
 
-A chat template knows a flat list of functions. So a namespace's tool gets the namespace's name as
-its prefix, and a call is given back with both names.
+A chat template knows only a flat list of functions. So a tool of a namespace gets the namespace as
+its prefix, and calls are returned to the client with both names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.api import custom_tools
 from gateway.api.hosted_tools import HostedTool, find_meant_type, name_hosted, refuse_hosted
 from gateway.api.responses.other_objects import OtherObject
-from gateway.api.responses.tool_names import CalledTool, CallKind, flat_name
+from gateway.api.responses.tool_names import CallKind, ToolCallNames, flat_name
 from gateway.api.responses.tools import (
     MAX_TOOLS,
     AllowedTools,
@@ -30,7 +30,7 @@ from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 ToolKey = tuple[str | None, str]
-"""A tool's namespace, None if it is in none, and its name there."""
+"""A tool's namespace (None without one) and its name in it."""
 
 _KINDS: dict[str, CallKind] = {
     "function": "function_call",
@@ -57,11 +57,11 @@ class OwnToolAt(NamedTuple):
 
 
 class Toolset:
-    """The tools of one request: its own, and those that items of its input bring.
+    """The tools of one request: its own, and those contained in items of its input.
 
     Attributes:
-        own: tools that the client runs.
-        hosted: tools that are left out of the prompt.
+        own: Tools that the client runs.
+        hosted: Tools that are omitted from the prompt.
     """
 
     def __init__(self) -> None:
@@ -74,65 +74,66 @@ class Toolset:
         self._bare: defaultdict[str, list[ToolKey]] = defaultdict(list)
 
     @classmethod
-    def of(cls, tools: Sequence[Tool], brought: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
-        """Return the tools `tools` of a request, and those that items bring, with their paths.
+    def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
+        """Return the tools `tools` of a request and those of its items, with their paths.
 
-        A tool that is brought again keeps its first definition. Raises InvalidRequest for two
-        tools that cannot be told apart, and for too many.
+        If an item repeats a tool, the first definition is used. Raises InvalidRequest for two tools
+        with the same name, and for too many tools.
         """
         toolset = cls()
         for n, tool in enumerate(tools):
             toolset._add(tool, f"tools[{n}]", again=True)
-        for path, more in brought:
+        for path, more in item_tools:
             for n, tool in enumerate(more):
                 toolset._add(tool, f"{path}.tools[{n}]", again=False)
         toolset._name_all()
         return toolset
 
-    def flat(self, namespace: str | None, name: str) -> str:
-        """Return the model's name for a tool, which need not be one of these."""
+    def flatten_name(self, namespace: str | None, name: str) -> str:
+        """Return the model's name for a tool, which need not be in this set."""
         if namespace is None:
             return name
         return self._names.get((namespace, name)) or flat_name(namespace, name)
 
-    def callable_with(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
+    def select_callable(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
         """Return the tools that may be called.
 
-        `complete` is False while items that may bring more tools are not known yet. Raises
+        `complete` is False while items that may contain more tools are not loaded yet. Raises
         InvalidRequest for a choice of an unknown tool, and UnsupportedParameter for one that
-        demands a call where only hosted tools could be called.
+        demands a call if only hosted tools are left.
         """
         found = self.own
         if isinstance(choice, AllowedTools):
-            wanted = self._allowed(choice, complete=complete)
+            wanted = self._resolve_allowed(choice, complete=complete)
             found = [each for each in found if each.key in wanted]
         demanded = choice.mode if isinstance(choice, AllowedTools) else choice
         if demanded == "required" and not found and complete:
             refuse_hosted(self.hosted)
         return found
 
-    def chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
-        """Return a choice as chats have it. Raises InvalidRequest and UnsupportedParameter."""
+    def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
+        """Return a choice in the syntax of chats. Raise InvalidRequest or UnsupportedParameter for
+        an invalid one."""
         if isinstance(choice, str):
             return choice
         if isinstance(choice, AllowedTools):
             return choice.mode
         if isinstance(choice, NamedTool):
             key = self._resolve(choice, "tool_choice", complete=complete)
-            return {"type": "function", "function": {"name": self.flat(*key)}}
+            return {"type": "function", "function": {"name": self.flatten_name(*key)}}
         raise UnsupportedParameter(
             f"tool_choice.type: {choice.type!r} is not supported by this server; allowed: "
             "function, custom and allowed_tools.",
             param="tool_choice.type",
         )
 
-    def functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
-        """Return tools as chats have them; a namespace is described with its first tool."""
+    def build_functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
+        """Return tools in the syntax of chats; a namespace is described with its first tool."""
         described: set[str] = set()
         functions = []
         for each in tools:
-            function = _function(each.tool)
-            function["name"] = self.flat(*each.key)
+            function = _build_function(each.tool)
+            function["name"] = self.flatten_name(*each.key)
             if each.namespace is not None and each.namespace not in described:
                 described.add(each.namespace)
                 texts = (each.about, function["description"])
@@ -140,27 +141,29 @@ class Toolset:
             functions.append({"type": "function", "function": function})
         return functions
 
-    def called(self, tools: Sequence[OwnToolAt]) -> Mapping[str, CalledTool]:
-        """Return what calls of `tools` are by the model's name, all but plain functions.
+    def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
+        """Return item types and names of calls by the model's name for the tool, except plain
+        functions.
 
-        Models sometimes leave out a prefix, so the bare name of a namespace's tool counts too if
-        no other tool of the request has that name.
+        Models sometimes omit a prefix, so the bare name of a namespace's tool is accepted too if no
+        other tool of the request has that name.
         """
         taken = {*self._names.values()}
-        flat = {self.flat(*each.key): each for each in tools}
+        flat = {self.flatten_name(*each.key): each for each in tools}
         names = {
             each.tool.name: each
             for each in tools
             if len(self._bare[each.tool.name]) == 1 and each.tool.name not in taken
         }
         return {
-            name: CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
+            name: ToolCallNames(_KINDS[each.tool.type], each.tool.name, each.namespace)
             for name, each in (names | flat).items()
             if each.namespace is not None or each.tool.type != "function"
         }
 
-    def hints(self) -> tuple[str, ...]:
-        """Return the names of what no call can be, or need not keep to."""
+    def list_hints(self) -> tuple[str, ...]:
+        """Return parameters without effect: tools that cannot be called, and formats that are not
+        enforced."""
         hints = name_hosted(self.hosted)
         if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
             hints.append("tools.format")
@@ -176,7 +179,8 @@ class Toolset:
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
-            # Nothing is deferred, so a search by the server would find what is there already.
+            # No tool is deferred, so a server-side search would find only tools that are already
+            # loaded.
             self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)
@@ -189,7 +193,7 @@ class Toolset:
             )
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
-        # What items bring may have been accepted before.
+        # Types in items are not checked: an earlier request may have been accepted with them.
         if again and (meant := find_meant_type(added.type)) is not None:
             raise InvalidRequest(
                 f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",
@@ -215,7 +219,8 @@ class Toolset:
         self.own.append(added)
 
     def _name_all(self) -> None:
-        """Give each tool of a namespace a name that no other tool has. Raises InvalidRequest."""
+        """Give each tool of a namespace a unique name for the model. Raise InvalidRequest if two
+        names collide."""
         claims = Counter(
             [name if space is None else flat_name(space, name) for space, name in self._names]
         )
@@ -234,7 +239,7 @@ class Toolset:
                     param=where,
                 )
 
-    def _allowed(self, choice: AllowedTools, *, complete: bool) -> set[ToolKey]:
+    def _resolve_allowed(self, choice: AllowedTools, *, complete: bool) -> set[ToolKey]:
         wanted: set[ToolKey] = set()
         members: defaultdict[str | None, list[ToolKey]] = defaultdict(list)
         for each in self.own:
@@ -242,18 +247,20 @@ class Toolset:
         for n, named in enumerate(choice.tools):
             where = f"tool_choice.tools[{n}]"
             if isinstance(named, OtherObject):
-                if named.type == "tool_search":  # the only hosted type that a client may run
+                if named.type == "tool_search":  # The only hosted type that a client may run
                     wanted.add((None, named.type))
             elif named.type == "namespace":
                 if named.name not in self._namespaces and complete:
-                    raise _unknown(f"{where}.name", named.name, "namespace", self._namespaces)
+                    raise _build_unknown_error(
+                        f"{where}.name", named.name, "namespace", self._namespaces
+                    )
                 wanted.update(members.pop(named.name, ()))
             else:
                 wanted.add(self._resolve(named, where, complete=complete))
         return wanted
 
     def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
-        """Return the tool that a choice names; without a namespace, its name may be enough."""
+        """Return the tool that a choice names. The name alone is enough if it is unique."""
         key: ToolKey = (named.namespace, named.name)
         if key in self._names:
             return key
@@ -270,9 +277,11 @@ class Toolset:
         if complete:
             space = named.namespace
             if space is not None and space not in self._namespaces:
-                raise _unknown(f"{where}.namespace", space, "namespace", self._namespaces)
+                raise _build_unknown_error(
+                    f"{where}.namespace", space, "namespace", self._namespaces
+                )
             known = [name for space, name in self._names if space == named.namespace]
-            raise _unknown(f"{where}.name", named.name, "tool", known)
+            raise _build_unknown_error(f"{where}.name", named.name, "tool", known)
         return key
 
 
@@ -283,14 +292,16 @@ def _is_server_search(tool: Tool) -> bool:
     return isinstance(tool, SearchTool) and tool.execution != "client"
 
 
-def _unknown(param: str, found: str, kind: str, known: Collection[str]) -> InvalidRequest:
+def _build_unknown_error(
+    param: str, found: str, kind: str, known: Collection[str]
+) -> InvalidRequest:
     allowed = f"; allowed: {list_names(known)}" if known else ""
     return InvalidRequest(
         f"{param}: found {show_value(found)}, not the name of a {kind}{allowed}.", param=param
     )
 
 
-def _function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
+def _build_function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
         syntax = tool.format.syntax if isinstance(tool.format, GrammarFormat) else None
         return {

@@ -1,4 +1,4 @@
-"""Responses that are being made, by whichever worker: found, ended and followed at any."""
+"""Unfinished background responses of any worker: found, cancelled and followed from this one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from gateway.api.responses.background import Run
+from gateway.api.responses.background import BackgroundRun
 from gateway.api.responses.progress import (
-    DOUBT_S,
-    LOOK_S,
+    DOUBT_PERIOD_S,
+    POLL_INTERVAL_S,
     Status,
-    after,
     beat_id,
-    cancelled,
+    build_cancelled_records,
+    build_lost_records,
     delete_events,
+    events_after,
     is_fresh,
-    lost,
     read_beat,
 )
 from gateway.api.responses.stored import FINISHED, is_response_id, turns_id
@@ -26,126 +26,131 @@ from gateway.conversations.record import Record
 from gateway.errors import InvalidRequest, NotFound, Overloaded
 from gateway.service import Service
 
-# Of one tenant in one process: more than 8 streams take turns in asking, so that none keeps Redis
-# busy. A poll takes some 0.3 ms of Redis.
-_MOST_FOLLOWERS = 64
+# Streams of one tenant in one process. More than 8 streams poll less often, so that one tenant
+# cannot saturate Redis: a poll takes some 0.3 ms of Redis.
+_MAX_FOLLOWERS = 64
 _MAX_POLLS_PER_S = 32
 _CHUNKS_AT_ONCE = 4
 
 
-class Unfinished:
-    """As seen from one process. `runs` are the responses that are made in it."""
+class UnfinishedResponses:
+    """Access to unfinished responses from one process. `runs` are the responses generated in this
+    process."""
 
-    def __init__(self, service: Service, runs: Mapping[str, Run]) -> None:
+    def __init__(self, service: Service, runs: Mapping[str, BackgroundRun]) -> None:
         self._service = service
-        self._kept = service.conversations
+        self._conversations = service.conversations
         self._runs = runs
         self._followers: Counter[str] = Counter()
 
     async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
-        """A response's record and, while it is not finished, how it stands.
+        """Return a response's record, and its status if it is not finished.
 
-        One whose maker has died has failed from then on. Raises NotFound.
+        A response whose worker died is marked as failed. Raises NotFound.
         """
         doubted: Record | None = None
         while True:
-            [record] = await self._kept.get(tenant, [response_id])
+            [record] = await self._conversations.get(tenant, [response_id])
             if record is None or not is_response_id(response_id):
                 raise NotFound(f"Response with id '{response_id}' not found.")
             if record.version >= FINISHED:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            # Of what was never in the background there is none, and to miss one may take time.
-            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            # Only background responses have a heartbeat, and looking for a missing one can be slow.
+            [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             if beat is not None and beat.version >= FINISHED:
-                if beat != doubted:  # it has ended between
+                if beat != doubted:  # It ended between the two reads
                     doubted = beat
                     continue
             elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
                 return record, read_beat(beat).status
             doubtful = beat or record
             if doubtful == doubted:
-                events = await self._events(tenant, response_id)
-                await self._end(tenant, record, partial(lost, events=events))
+                events = await self._count_events(tenant, response_id)
+                await self._end(tenant, record, partial(build_lost_records, events=events))
             else:
                 doubted = doubtful
-                await asyncio.sleep(DOUBT_S)
+                await asyncio.sleep(DOUBT_PERIOD_S)
 
     async def cancel(self, tenant: str, record: Record) -> None:
-        """Ends an unfinished response: what is told of it at once, what is done for it soon."""
-        await self._end(tenant, record, cancelled)
+        """Cancel an unfinished response. Its record changes at once; the worker that generates it
+        stops soon after."""
+        await self._end(tenant, record, build_cancelled_records)
         self._stop(tenant, record.id)
 
     async def _end(
-        self, tenant: str, record: Record, how: Callable[[Record], Sequence[Record]]
+        self, tenant: str, record: Record, build_records: Callable[[Record], Sequence[Record]]
     ) -> None:
         turns = self._service.prompts.threads
-        await self._kept.put(
-            tenant, await turns.run(tenant, len(record.data), partial(how, record))
+        await self._conversations.put(
+            tenant, await turns.run(tenant, len(record.data), partial(build_records, record))
         )
 
     async def delete(self, tenant: str, record: Record) -> None:
-        """With its events; one that is still made is not made any further."""
+        """Delete a response and its events, and stop its generation."""
         self._stop(tenant, record.id)
-        await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
-        await delete_events(self._kept, tenant, record.id)
+        await self._conversations.delete(
+            tenant, [record.id, beat_id(record.id), turns_id(record.id)]
+        )
+        await delete_events(self._conversations, tenant, record.id)
 
     def _stop(self, tenant: str, response_id: str) -> None:
         run = self._runs.get(response_id)
         if run is not None and run.tenant == tenant:
             run.cancel()
 
-    async def _events(self, tenant: str, response_id: str) -> int:
-        """How many are kept."""
-        place = 0
-        while chunks := await self._kept.members(
-            tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+    async def _count_events(self, tenant: str, response_id: str) -> int:
+        """Return the number of stored events."""
+        count = 0
+        while chunks := await self._conversations.members(
+            tenant, response_id, after=count, limit=_CHUNKS_AT_ONCE
         ):
-            place = chunks[-1].order
-        return place
+            count = chunks[-1].order
+        return count
 
     async def replay(
         self,
         tenant: str,
         response_id: str,
-        place: int,
+        sent: int,
         slots: asyncio.Semaphore,
         body: EventBody,
     ) -> None:
-        """Writes the events behind the first `place`, those that are still to come as they come.
+        """Write the events after the first `sent`, then future ones as they arrive.
 
-        `slots` are the tenant's for lookups: each read of stored state takes one.
-
-        Raises NotFound, InvalidRequest where none are kept, and Overloaded.
+        Raises:
+            NotFound: The response does not exist.
+            InvalidRequest: The response has no stored events.
+            Overloaded: The tenant already follows too many streams at this worker.
         """
-        if self._followers[tenant] >= _MOST_FOLLOWERS:
+        if self._followers[tenant] >= _MAX_FOLLOWERS:
             raise Overloaded(
-                f"{_MOST_FOLLOWERS} streams of this key follow responses in the background at this "
-                f"worker; allowed: {_MOST_FOLLOWERS}. Close one, or poll the response."
+                f"{_MAX_FOLLOWERS} streams of this key follow responses in the background at this "
+                f"worker; allowed: {_MAX_FOLLOWERS}. Close one, or poll the response."
             )
         self._followers[tenant] += 1
         try:
-            await self._follow(tenant, response_id, place, slots, body)
+            await self._follow(tenant, response_id, sent, slots, body)
         finally:
             self._followers[tenant] -= 1
             if not self._followers[tenant]:
                 del self._followers[tenant]
 
     def _poll_interval_s(self, tenant: str) -> float:
-        """Return how long a stream that follows a response of another worker waits."""
-        return max(LOOK_S, self._followers[tenant] / _MAX_POLLS_PER_S)
+        """Return the polling interval of a stream whose response another worker generates."""
+        return max(POLL_INTERVAL_S, self._followers[tenant] / _MAX_POLLS_PER_S)
 
     async def _follow(
         self,
         tenant: str,
         response_id: str,
-        place: int,
+        sent: int,
         slots: asyncio.Semaphore,
         body: EventBody,
     ) -> None:
         async with slots:
-            if not await self._kept.members(tenant, response_id, after=0, limit=1):
+            if not await self._conversations.members(tenant, response_id, after=0, limit=1):
                 raise InvalidRequest(
                     "stream: the events of a response are kept where it was made with "
                     "`background` and `stream`.",
@@ -157,29 +162,30 @@ class Unfinished:
         finished = False
         while True:
             async with slots:
-                chunks = await self._kept.members(
-                    tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+                chunks = await self._conversations.members(
+                    tenant, response_id, after=sent, limit=_CHUNKS_AT_ONCE
                 )
             for chunk in chunks:
-                body.write(after(chunk, place))
+                body.write(events_after(chunk, sent))
                 await body.drain()
-                place = chunk.order
+                sent = chunk.order
             if chunks:
                 written = loop.time()
                 continue
             if finished:
                 return
-            # The body is patient from its first events on, which may be long before the next ones.
+            # Send a keep-alive: the body sends them only until the first events, and the next may
+            # take long.
             if loop.time() - written >= patience_s:
                 body.write(OPENAI.keep_alive)
                 await body.drain()
                 written = loop.time()
             if (run := self._runs.get(response_id)) is not None:
-                await run.events.news()
+                await run.events.wait_for_more()
                 continue
-            # Once it is, its last events are there too, and are read once more. The response itself
-            # may be megabytes.
-            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            # Read the events once more after the end: the last ones are stored by then. Poll the
+            # heartbeat, not the response, which may be megabytes.
+            [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             finished = beat is not None and beat.version >= FINISHED
             if not finished:
                 if beat is None or not is_fresh(beat):

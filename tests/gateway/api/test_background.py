@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from gateway.api.responses.progress import LOOK_S, Events, beat_id
+from gateway.api.responses.progress import POLL_INTERVAL_S, StoredEvents, beat_id
 from gateway.conversations.record import MAX_MEMBERS, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge
@@ -114,13 +114,13 @@ async def test_the_events_of_many_hours_have_room() -> None:
     async def keep(records: Sequence[Record]) -> None:
         kept.extend(records)
 
-    events = Events("resp_x", keep, 2**40, clock=lambda: now)
-    looks = range(int(4 * 3600 / LOOK_S))
+    events = StoredEvents("resp_x", keep, 2**40, clock=lambda: now)
+    looks = range(int(4 * 3600 / POLL_INTERVAL_S))
     for _ in looks:
-        now += LOOK_S
+        now += POLL_INTERVAL_S
         events.write(b"data: x\n\n")
         before = len(kept)
-        await events.flush_in_time()
+        await events.flush_if_due()
         assert now > 60 or len(kept) == before + 1  # nobody waits for those of the first minute
     await events.flush()
     assert kept[-1].order == len(looks)

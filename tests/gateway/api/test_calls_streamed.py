@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.api.answers import OpenAIAnswer
 from gateway.api.anthropic.answers import MessageAnswer
 from gateway.api.responses.answers import ResponseAnswer
-from gateway.api.responses.chats import Chat, parse
+from gateway.api.responses.chats import ResponsesChat, parse
 from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import TextDelta
 from gateway.parsers.message import MessageForm, MessageReader
@@ -104,7 +104,7 @@ def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str
     """The response, which is that of its stream."""
     tools = [{"type": "custom", "name": name} for name in custom]
     body = orjson.dumps({"model": "m", "input": "?", "tools": tools})
-    chat = cast(Chat, parse(ResponseRequest, body).request)
+    chat = cast(ResponsesChat, parse(ResponseRequest, body).request)
     assert chat.plain_text_tools == {*custom}
     answer = ResponseAnswer(cast(Any, None), chat, batch())
     written = Written()

@@ -187,7 +187,7 @@ def test_a_file_that_is_broken_is_left_as_it_was(tmp_path: Path) -> None:
     copies = OverrideCopies(tmp_path, None)
     copies.put("a:1", Override(drain=True))
     (tmp_path / "overrides.json").write_text("{")
-    copies.look()
+    copies.refresh()
     assert copies.current == {"a:1": Override(drain=True)}
     copies.put("b:1", Override(weight=2.0))
     assert OverrideCopies(tmp_path, None).current == {

@@ -114,14 +114,14 @@ async def test_large_items_are_read_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[threading.Thread] = []
-    read = keeping.read
+    read = keeping.parse_items
 
     def watched(told: Any) -> Any:
         if told:
             readers.append(threading.current_thread())
         return read(told)
 
-    monkeypatch.setattr(keeping, "read", watched)
+    monkeypatch.setattr(keeping, "parse_items", watched)
     async with _gateway(tmp_path) as (client, _, _):
         _, [large] = await _conversation(client, LARGE)
         body = {"model": "m", "input": _named([large] * 16)}

@@ -19,7 +19,7 @@ from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer
 
 from gateway.api.responses.chats import parse
-from gateway.api.responses.items import decoded, encoded
+from gateway.api.responses.items import decode_thoughts, encode_thoughts
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.system_messages import render_prompt
 from gateway.deltas import EngineStats, TextDelta
@@ -100,7 +100,7 @@ def test_instructions_and_what_leads_are_one_system_message() -> None:
     ("item", "thoughts"),
     [
         (FULL, "hm"),
-        (THOUGHT | {"encrypted_content": encoded("hm 🦉")}, "hm 🦉"),
+        (THOUGHT | {"encrypted_content": encode_thoughts("hm 🦉")}, "hm 🦉"),
         (THOUGHT | {"encrypted_content": "gAAAAABanothers"}, "in short"),
         (THOUGHT | {"encrypted_content": "thoughts:=="}, "in short"),
         (THOUGHT, "in short"),
@@ -113,7 +113,7 @@ def test_thoughts_come_back_in_whatever_they_were_told(item: Any, thoughts: str)
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_what_is_encoded_can_be_read(text: str) -> None:
-    assert decoded(encoded(text)) == text
+    assert decode_thoughts(encode_thoughts(text)) == text
 
 
 def test_a_custom_tool_is_a_function_of_one_string() -> None:
@@ -367,7 +367,7 @@ def test_a_stream_is_the_whole_answer(
     assert usage["output_tokens"] == len(events)
     for item in found["output"]:
         if item["type"] == "reasoning":
-            assert decoded(item["encrypted_content"]) == item["content"][0]["text"]
+            assert decode_thoughts(item["encrypted_content"]) == item["content"][0]["text"]
             assert [part["text"] for part in item["summary"]] == (
                 [item["content"][0]["text"]] if summarized else []
             )

@@ -17,7 +17,7 @@ from gateway.api.responses import looks as looks_module
 from gateway.api.responses import retrieval
 from gateway.api.responses import unfinished as unfinished_module
 from gateway.api.responses.progress import beat_record
-from gateway.api.responses.unfinished import Unfinished
+from gateway.api.responses.unfinished import UnfinishedResponses
 from gateway.conversations.record import Record
 from gateway.errors import Overloaded
 from tests.support.gateway_process import tenant, write_config
@@ -140,14 +140,16 @@ async def test_streams_of_a_tenant_share_its_slots(monkeypatch: pytest.MonkeyPat
         given.append(slots)
 
     monkeypatch.setattr(retrieval, "EventStream", lambda write, *_: write)
-    state = SimpleNamespace(unfinished=SimpleNamespace(replay=replay), looks=looks_module.Looks())
+    state = SimpleNamespace(
+        unfinished=SimpleNamespace(replay=replay), read_limiter=looks_module.TenantReadLimiter()
+    )
     service = SimpleNamespace(settings=SimpleNamespace(keep_alive=15.0))
     monkeypatch.setattr(retrieval, "service_of", lambda _: service)
     request: Any = SimpleNamespace(app=SimpleNamespace(state=state), scope={})
-    for write in [retrieval.followed(request, "t", "resp_1", 0, {}) for _ in range(2)]:
+    for write in [retrieval.stream_events(request, "t", "resp_1", 0, {}) for _ in range(2)]:
         await cast("Any", write)(_Body())
     first, second = given
-    assert first is second is state.looks.of("t").slots
+    assert first is second is state.read_limiter.for_tenant("t").slots
 
 
 class _Store:
@@ -183,7 +185,7 @@ async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_r
     monkeypatch.setattr(unfinished_module, "asyncio", clock)
     settings = SimpleNamespace(keep_alive=15.0)
     service: Any = SimpleNamespace(conversations=_Store(), settings=settings)
-    unfinished = Unfinished(service, {})
+    unfinished = UnfinishedResponses(service, {})
     slots, body = looks_module.TenantLookups().slots, cast("Any", _Body())
     tasks = [
         asyncio.create_task(unfinished.replay("t", "resp_1", 0, slots, body))

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.responses.chats import Chat, chat_of, parse
-from gateway.api.responses.prompts import _cuts
+from gateway.api.responses.chats import ResponsesChat, build_chat, parse
+from gateway.api.responses.prompts import _find_cuts
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.responses.stored import read
+from gateway.api.responses.stored import parse_items
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -40,7 +40,7 @@ HOSTED = [
 FLAT = re.compile(r"[a-zA-Z0-9_.:/-]{1,64}")
 
 
-def names(wanted: Chat) -> list[str]:
+def names(wanted: ResponsesChat) -> list[str]:
     return [tool.function.name for tool in wanted.tools or []]
 
 
@@ -310,10 +310,10 @@ def test_the_same_name_is_no_function_and_a_custom_tool() -> None:
 
 
 def test_a_tool_of_an_earlier_item_is_at_fault_with_its_conversation() -> None:
-    earlier = read([SEARCH_CALL, FOUND | {"tools": [PATCH | {"name": "f"}]}])
-    asked = chat(tools=[FUNCTION]).asked
+    earlier = parse_items([SEARCH_CALL, FOUND | {"tools": [PATCH | {"name": "f"}]}])
+    asked = chat(tools=[FUNCTION]).original
     with pytest.raises(InvalidRequest, match="type function") as refused:
-        chat_of(asked, [*earlier, *asked.items])
+        build_chat(asked, [*earlier, *asked.items])
     assert refused.value.param == "conversation.tools[0].name"
 
 
@@ -411,7 +411,7 @@ def test_tools_alone_continue_a_conversation(given: dict[str, str]) -> None:
     items = [more] if given else [QUESTION, more]
     wanted = chat(input=items, **given)
     assert names(wanted) == ["f", "apply_patch"]
-    assert wanted.tool_places[0] == f"input[{len(items) - 1}].tools[0]"
+    assert wanted.tool_paths[0] == f"input[{len(items) - 1}].tools[0]"
 
 
 def test_hosted_tools_that_are_brought_again_count_once() -> None:
@@ -433,7 +433,7 @@ def test_searches_of_the_server_end_with_their_outputs() -> None:
     found = FOUND | {"call_id": None, "execution": "server"}
     call = SEARCH_CALL | {"call_id": None, "execution": "server"}
     items = chat(input=[QUESTION, call, found, QUESTION, call, call, found, found, QUESTION])
-    assert _cuts(items.asked.items, 0) == [1, 3, 4, 8]
+    assert _find_cuts(items.original.items, 0) == [1, 3, 4, 8]
 
 
 @pytest.mark.parametrize("missing", ["syntax", "definition"])

@@ -14,8 +14,8 @@ import pytest
 
 from gateway.api.body import LARGE_BODY_BYTES
 from gateway.api.responses import endpoints, prompts
-from gateway.api.responses.chats import Chat, chat_of
-from gateway.api.responses.stored import read
+from gateway.api.responses.chats import ResponsesChat, build_chat
+from gateway.api.responses.stored import parse_items
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.errors import InvalidRequest
 from tests.support.fake_triton import FakeTriton, serving
@@ -108,13 +108,13 @@ async def test_strict_parameters_refuse_what_an_earlier_turn_brings(tmp_path: Pa
 async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
     tmp_path: Path, on_loop: list[bool], monkeypatch: pytest.MonkeyPatch, tools: list[Any]
 ) -> None:
-    cut: list[Chat] = []
+    cut: list[ResponsesChat] = []
 
-    def count(*given: Any) -> Chat:
-        cut.append(chat_of(*given))
+    def count(*given: Any) -> ResponsesChat:
+        cut.append(build_chat(*given))
         return cut[-1]
 
-    monkeypatch.setattr(prompts, "chat_of", count)
+    monkeypatch.setattr(prompts, "build_chat", count)
     fields = {"truncation": "auto", "max_output_tokens": 2990, "tools": tools}
     body = {"model": "m", "input": [*TALK[: 2 * len(tools)], QUESTION]} | fields
     assert len(orjson.dumps(body)) < LARGE_BODY_BYTES
@@ -128,26 +128,26 @@ async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
 async def test_tools_keep_their_paths_where_items_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Chat] = []
-    truncated = prompts.truncated
+    found: list[ResponsesChat] = []
+    truncated = prompts.truncate
 
-    async def record(*given: Any, **named: Any) -> Chat:
+    async def record(*given: Any, **named: Any) -> ResponsesChat:
         found.append(await truncated(*given, **named))
         return found[-1]
 
     more = {"type": "additional_tools", "tools": [{"type": "function", "name": "f"}]}
     long = {"role": "user", "content": "long " * 200}
     body = {"model": "m", "truncation": "auto", "input": [long, more, long, QUESTION]}
-    monkeypatch.setattr(endpoints, "truncated", record)
+    monkeypatch.setattr(endpoints, "truncate", record)
     async with asked(tmp_path, max_seq_len=512) as client:
         told = await client.post("/v1/responses", json=body)
     assert told.status_code == 200, told.text
     [chat] = found
     assert len(chat.messages) == 1
-    assert chat.tool_places == ("input[1].tools[0]",)
+    assert chat.tool_paths == ("input[1].tools[0]",)
 
 
 def test_a_stored_item_of_another_release_is_refused_in_words() -> None:
     found = {"type": "message", "role": "user", "content": [{"type": "input_text"}]}
     with pytest.raises(InvalidRequest, match=r"cannot read a stored item: \[0\].*text: Field"):
-        read([found])
+        parse_items([found])

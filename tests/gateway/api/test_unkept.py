@@ -33,7 +33,7 @@ async def test_who_asks_much_at_once_is_told_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reference is all that a request sends; most of what it stands for is in no prompt."""
-    monkeypatch.setattr(keeping, "_MOST_UNKEPT", ROOM * LARGE_BODY_BYTES)
+    monkeypatch.setattr(keeping, "_MAX_PENDING_BYTES", ROOM * LARGE_BODY_BYTES)
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     tokens = ids_of(tmp_path, "words")

@@ -20,7 +20,7 @@ def _metrics(tenants: int) -> Metrics:
     metrics = Metrics()
     metrics.requests.labels("/v1/completions", "200").inc(3)
     metrics.in_flight.inc()
-    metrics.of("demo").duration.observe(0.2)
+    metrics.for_model("demo").duration.observe(0.2)
     for number in range(tenants):
         for kind in ("prompt", "cached", "completion"):
             metrics.tenant_tokens.labels(f"{STRANGE}{number}", "demo", "", kind).inc(5)

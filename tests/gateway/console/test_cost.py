@@ -12,7 +12,7 @@ import orjson
 from adapters.adapter import ModuleRows
 from adapters.record import Record, Version
 from adapters.registry import Snapshot
-from gateway.console.patch import applied, difference
+from gateway.console.patch import apply_patch, difference
 from gateway.generation import Batch, Caller
 from gateway.observability.request_context import RequestContext
 from tests.support.fake_triton import FakeTriton, serving
@@ -111,13 +111,13 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
         assert len(made[-1]["adapters"]) == ADAPTERS
         assert sum(len(a["replicas"]) for a in made[-1]["adapters"].values()) == ADAPTERS * REPLICAS
         assert len(made[-1]["requests"]) == REQUESTS
-        assert applied(made[-2], change) == made[-1]
+        assert apply_patch(made[-2], change) == made[-1]
         assert set(change) <= {"time", "requests", "replicas"}
         assert part < whole / 10
         assert min(spent) < STATE_S
         assert changing < CHANGE_S
         for watched in list(requests):
-            requests.leave(watched)
+            requests.remove(watched)
 
 
 def _twenty(endpoint: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.console.merge import merged
+from gateway.console.merge import merge_parts
 from gateway.console.part import Part
-from gateway.monitor.demand import LATELY_S
+from gateway.monitor.demand import RECENT_S
 
 LIMIT: dict[str, Any] = {"time": 1000.0, "why": "requests_per_minute"}
 
@@ -31,14 +31,14 @@ def _part(refusal: dict[str, Any]) -> Part:
 
 def test_a_mistake_at_one_worker_does_not_hide_a_limit_at_another() -> None:
     for parts in ((LIMIT, _mistake(10)), (_mistake(10), LIMIT)):
-        tenant = merged([_part(refusal) for refusal in parts], 1020.0)["tenants"]["acme"]
+        tenant = merge_parts([_part(refusal) for refusal in parts], 1020.0)["tenants"]["acme"]
         assert tenant["last_refusal"] == LIMIT
         assert tenant["refused"] == {"requests_per_minute": 1, "model_not_found": 1}
 
 
 def test_one_long_after_it_is_told() -> None:
-    late = _mistake(LATELY_S + 1)
-    state = merged([_part(LIMIT), _part(late)], late["time"])
+    late = _mistake(RECENT_S + 1)
+    state = merge_parts([_part(LIMIT), _part(late)], late["time"])
     assert state["tenants"]["acme"]["last_refusal"] == late
 
 
@@ -52,7 +52,7 @@ def test_a_trouble_of_several_workers_is_one_and_none_is_lost() -> None:
     third["troubles"] = {
         "models": {"level": "warning", "text": "unknown", "since": 7.0, "times": 3, "last": "y"},
     }
-    assert merged([first, second, third], 30.0)["troubles"] == {
+    assert merge_parts([first, second, third], 30.0)["troubles"] == {
         "redis": {"level": "error", "text": "away", "since": 10.0},
         "models": {"level": "warning", "text": "unknown", "since": 5.0, "times": 5, "last": "x"},
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.console.patch import applied, difference
+from gateway.console.patch import apply_patch, difference
 from tests.support.merge_patches import OF_OBJECTS
 
 _leaves = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
@@ -24,7 +24,7 @@ _objects = st.dictionaries(st.sampled_from("abcd"), _values, max_size=4)
 @pytest.mark.parametrize(("target", "patch", "result"), OF_OBJECTS)
 def test_a_patch_is_applied_as_the_rfc_says(target: Any, patch: Any, result: Any) -> None:
     before = json.dumps(target)
-    assert applied(target, patch) == result
+    assert apply_patch(target, patch) == result
     assert json.dumps(target) == before
 
 
@@ -32,15 +32,15 @@ def test_a_patch_is_applied_as_the_rfc_says(target: Any, patch: Any, result: Any
 def test_a_difference_makes_the_new_of_the_old(old: Any, new: Any) -> None:
     patch = json.loads(json.dumps(difference(old, new)))
     # As JSON: True and 1 are equal in Python, and no change that a reader could see is one.
-    assert applied(old, patch) == new
+    assert apply_patch(old, patch) == new
     assert difference(new, new) == {}
 
 
 @given(_objects, _objects, _objects)
 def test_changes_may_be_left_out_between_two_states(one: Any, two: Any, three: Any) -> None:
     """A slow reader is sent the difference to what it has, whatever came between."""
-    assert applied(one, difference(one, three)) == three
-    assert applied(applied(one, difference(one, two)), difference(two, three)) == three
+    assert apply_patch(one, difference(one, three)) == three
+    assert apply_patch(apply_patch(one, difference(one, two)), difference(two, three)) == three
 
 
 def test_what_did_not_change_is_not_told() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.conversations.disk import FILE, ConversationDisk
-from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD, Record
+from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD_BYTES, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
     ConversationsOff,
@@ -114,8 +114,8 @@ def test_what_was_written_since_is_brought_again_whatever_it_replaced(
     disk.put("t", [Record("a", b"x"), Record("b", b"x")], 7)
     after = disk.last_key()
     disk.put("t", [Record("b", b"", DELETED)], 7)
-    disk.unshare(after)
-    assert [kept.record.id for kept in disk.unshared(7, None, 9, 9)] == ["b"]
+    disk.mark_unshared(after)
+    assert [kept.record.id for kept in disk.list_unshared(7, None, 9, 9)] == ["b"]
     disk.close()
 
 
@@ -188,17 +188,17 @@ async def test_a_tenant_that_fills_the_disk_loses_its_own_oldest_alone(
 
 async def test_no_bound_is_passed_by_many_small_ones(tmp_path: Path, clock: Clock) -> None:
     disk = _disk(tmp_path, clock)
-    for n in range(_BYTES // OVERHEAD // 8):
+    for n in range(_BYTES // OVERHEAD_BYTES // 8):
         disk.put("a", [Record(f"resp_{n}_{m}", b"") for m in range(8)])
     calls, evicted = 0, 0
     done = False
     while not done:
-        done, removed = disk.put("a", [Record("large", bytes(_BYTES - 2 * OVERHEAD))])
+        done, removed = disk.put("a", [Record("large", bytes(_BYTES - 2 * OVERHEAD_BYTES))])
         calls, evicted = calls + 1, evicted + removed
         assert disk.usage()[0] <= _BYTES
         assert removed <= 256
     assert calls > 1
-    assert evicted >= _BYTES // OVERHEAD - 1
+    assert evicted >= _BYTES // OVERHEAD_BYTES - 1
     disk.close()
 
 
@@ -340,7 +340,7 @@ def test_two_processes_put_into_one_file(tmp_path: Path) -> None:
         process.communicate(timeout=120)
         assert process.returncode == 0
     disk = ConversationDisk(tmp_path, ttl_ms=10**9, tenant_bytes=2**24, renew_ms=10**8)
-    assert disk.usage() == (800 * (3000 + OVERHEAD), 800)
+    assert disk.usage() == (800 * (3000 + OVERHEAD_BYTES), 800)
     disk.close()
 
 
@@ -358,5 +358,5 @@ def test_what_was_put_before_a_kill_is_there_whole(tmp_path: Path) -> None:
     assert {kept.record.id for kept in disk.get("t", names)} == set(names)
     size, records = disk.usage()
     assert records % 2 == 0
-    assert size == records * (3000 + OVERHEAD)
+    assert size == records * (3000 + OVERHEAD_BYTES)
     disk.close()

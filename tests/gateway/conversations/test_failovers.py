@@ -26,7 +26,7 @@ async def test_what_a_slower_worker_gives_the_old_primary_reaches_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another gateway finds the write, and no gateway finds the deleted record."""
-    monkeypatch.setattr(store_module, "_BROUGHT_S", 60)
+    monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)
     with one_address(Process.binary) as redis:
         old, new = redis.servers
         of_slower = Forwarder(old.port)
@@ -73,7 +73,7 @@ def test_no_put_is_acknowledged_by_a_primary_that_sentinels_have_replaced(
         bounds = {"ttl_ms": 10**6, "tenant_bytes": TENANT_BYTES, "renew_ms": 10**5}
         one, two = [SharedConversations(fleet.url, timeout_s=30, **bounds) for _ in range(2)]
         for shared in (one, two):
-            assert shared.put("t", [Record("resp_1", b"data", FINAL)]).taken
+            assert shared.put("t", [Record("resp_1", b"data", FINAL)]).accepted
         old = fleet.master()
         assert old is not None
         fleet.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
@@ -90,5 +90,5 @@ def test_no_put_is_acknowledged_by_a_primary_that_sentinels_have_replaced(
         ):
             with pytest.raises(RedisUnavailable, match="replica"):
                 shared.put("t", [late])
-            assert shared.put("t", [late]).taken  # by the new one
+            assert shared.put("t", [late]).accepted  # by the new one
             shared.close()

@@ -36,7 +36,7 @@ _LONG_AGO = 1_700_000_000_000
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is brought back is waited for, however long a busy machine takes for that."""
-    monkeypatch.setattr(store_module, "_BROUGHT_S", 60)
+    monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)
 
 
 def _settle(at_redis: redis.Redis) -> None:
@@ -259,11 +259,11 @@ async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
         assert await one.get("t", ["resp_1"]) == [None]
         await one.put("t", [Record("resp_2", b"x")])
         at_redis.hset(GATEWAYS, "another", f"0 {2**52}")
-        monkeypatch.setattr(store_module, "_BROUGHT_S", 0.3)
+        monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 0.3)
         with pytest.raises(ConversationsUnavailable, match="brought back"):
             await one.get("t", ["resp_1"])
         assert await one.get("t", ["resp_2"]) == [Record("resp_2", b"x")]
-        monkeypatch.setattr(store_module, "_BROUGHT_S", 60)
+        monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)
         waiting = asyncio.create_task(one.get("t", ["resp_1"]))
         await asyncio.sleep(0.3)
         assert not waiting.done()
@@ -321,7 +321,7 @@ async def test_nothing_older_is_read_while_a_gateway_that_may_know_more_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _settle(at_redis)
-    monkeypatch.setattr(store_module, "_BROUGHT_S", 0)
+    monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 0)
     url, items = redis_server.url, [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(4)]
 
     async def refused(store: Conversations) -> None:
@@ -415,7 +415,7 @@ async def test_redis_is_looked_at_no_more_often_while_much_is_tidied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next look would be in an hour, so it is no matter how long a busy machine takes."""
-    monkeypatch.setattr(upkeep_module, "LOOK_S", 3600.0)
+    monkeypatch.setattr(upkeep_module, "POLL_INTERVAL_S", 3600.0)
     _settle(at_redis)
     disk = ConversationDisk(tmp_path, ttl_ms=10**9, tenant_bytes=10**9, renew_ms=10**6)
     disk.put("t", [Record(f"m{n}", bytes(10**6), FINAL, "conv_1", n) for n in range(100)])
@@ -552,7 +552,7 @@ async def test_a_growing_write_that_was_refused_is_no_trouble_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No disk has it, so nobody writes it again."""
-    monkeypatch.setattr(redis_threads_module, "_QUIET_S", 0.5)
+    monkeypatch.setattr(redis_threads_module, "_RECOVERY_S", 0.5)
     async with following(tmp_path / "1", redis_server.url) as one:
         at_redis.config_set("maxmemory", "1")
         with pytest.raises(ConversationsUnavailable):

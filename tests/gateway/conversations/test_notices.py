@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from gateway.conversations import notices as notices_module
-from gateway.conversations.notices import Gone, max_notices
+from gateway.conversations.notices import Deletion, max_notices
 from gateway.conversations.record import DELETED, Record
-from gateway.conversations.shared import Known, SharedConversations
+from gateway.conversations.shared import RedisState, SharedConversations
 from tests.support.redis_server import RedisServer
 
 _BYTES = 2**20
@@ -37,9 +37,9 @@ def _delete(shared: SharedConversations, tenant: str, *ids: str) -> None:
         pass
 
 
-def _read(shared: SharedConversations) -> list[Gone]:
-    found: list[Gone] = []
-    while some := shared.deleted():
+def _read(shared: SharedConversations) -> list[Deletion]:
+    found: list[Deletion] = []
+    while some := shared.read_deletions():
         found += some
     return found
 
@@ -53,8 +53,8 @@ def test_a_flood_of_one_tenant_evicts_no_notice_of_another(
     for start in range(0, 101_000, 500):
         _delete(one, "hostile", *[f"resp_{n}" for n in range(start, start + 500)])
     found = _read(away)
-    assert Gone("quiet", "resp_secret", False) in found
-    assert Gone("hostile", "resp_100999", False) in found
+    assert Deletion("quiet", "resp_secret", False) in found
+    assert Deletion("hostile", "resp_100999", False) in found
     kept = at_shared_redis.xlen("conversations:{.hostile}:gone")
     assert max_notices(_BYTES) <= kept <= max_notices(_BYTES) + 100
     assert len(found) == kept + 1
@@ -69,11 +69,11 @@ def test_tenants_take_turns(shared: Callable[[], SharedConversations]) -> None:
     _delete(one, "busy", *[f"resp_{n}" for n in range(900)])
     for name in ("a", "b"):
         _delete(one, name, "resp_1")
-    first = [gone.tenant for _ in range(3) for gone in reader.deleted()]
+    first = [gone.tenant for _ in range(3) for gone in reader.read_deletions()]
     assert {"a", "b"} <= set(first)
     assert len(_read(reader)) + len(first) == 902
     _delete(one, "a", "resp_2")
-    assert _read(reader) == [Gone("a", "resp_2", False)]
+    assert _read(reader) == [Deletion("a", "resp_2", False)]
     assert _read(reader) == []
 
 
@@ -113,14 +113,14 @@ def test_all_notices_are_read_again_where_redis_may_have_lost_some(
     """A primary that took over may have other notices under the times that were read."""
     one, reader = shared(), shared()
     _delete(one, "t", "resp_1")
-    known = reader.look(Known()).known
+    known = reader.poll(RedisState()).state
     assert [gone.id for gone in _read(reader)] == ["resp_1"]
     at_shared_redis.delete("conversations:{.t}:gone", "conversations:{all}:gone")
     at_shared_redis.xadd("conversations:{.t}:gone", {"i": "resp_2"}, id="1-1")
     at_shared_redis.zadd("conversations:{all}:gone", {"t": 1})
     assert _read(reader) == []
     at_shared_redis.set("conversations:{all}:run", "another")
-    reader.look(known)
+    reader.poll(known)
     assert [gone.id for gone in _read(reader)] == ["resp_2"]
 
 
@@ -132,6 +132,6 @@ def test_what_a_gateway_of_the_release_before_deletes_is_read(
     at_shared_redis.xadd(old, {"t": "a", "i": "resp_1"})
     at_shared_redis.xadd(old, {"t": "b", "u": "conv_1"})
     at_shared_redis.xadd(old, {"t": "b", "i": "not/ an id"})
-    assert _read(reader) == [Gone("a", "resp_1", False), Gone("b", "conv_1", True)]
+    assert _read(reader) == [Deletion("a", "resp_1", False), Deletion("b", "conv_1", True)]
     at_shared_redis.xadd(old, {"t": "a", "i": "resp_2"})
-    assert _read(reader) == [Gone("a", "resp_2", False)]
+    assert _read(reader) == [Deletion("a", "resp_2", False)]

@@ -12,11 +12,11 @@ from gateway.conversations.record import (
     DELETED,
     FINAL,
     MAX_MEMBERS,
-    MAX_READ,
-    OVERHEAD,
+    MAX_READ_BYTES,
+    OVERHEAD_BYTES,
     Record,
 )
-from gateway.conversations.shared import Known, SharedConversations
+from gateway.conversations.shared import RedisState, SharedConversations
 from gateway.errors import ConversationTooLarge
 from tests.support.redis_cost import MAX_CALL_US, longest_call_us
 from tests.support.redis_server import RedisServer, running_redis
@@ -115,8 +115,8 @@ def test_many_groups_are_renewed_at_once(
 
 def test_the_largest_records(shared: SharedConversations, at_shared_redis: redis.Redis) -> None:
     """One as large as any may be, and as many as one put and one reading take."""
-    large = [Record("resp_1", b"x" * MAX_READ, FINAL)]
-    many = [Record(f"resp_{n}", b"x" * (MAX_READ // _CHAIN), FINAL) for n in range(_CHAIN)]
+    large = [Record("resp_1", b"x" * MAX_READ_BYTES, FINAL)]
+    many = [Record(f"resp_{n}", b"x" * (MAX_READ_BYTES // _CHAIN), FINAL) for n in range(_CHAIN)]
     for name, records in {"large": large, "many": many}.items():
         ids = [record.id for record in records]
         gone = [Record(id_, b"", DELETED) for id_ in ids]
@@ -139,13 +139,14 @@ def test_the_largest_records(shared: SharedConversations, at_shared_redis: redis
 
 
 @pytest.mark.parametrize(
-    ("data", "count"), [(b"", _BYTES // OVERHEAD // 16), (b"x" * 2**20, _BYTES // 2**20 - 1)]
+    ("data", "count"),
+    [(b"", _BYTES // OVERHEAD_BYTES // 16), (b"x" * 2**20, _BYTES // 2**20 - 1)],
 )
 def test_room_is_made(
     shared: SharedConversations, at_shared_redis: redis.Redis, data: bytes, count: int
 ) -> None:
     """For a large record, of many small ones or of few large ones, in one conversation."""
-    filler = _BYTES - count * (len(data) + OVERHEAD) - 10 * OVERHEAD
+    filler = _BYTES - count * (len(data) + OVERHEAD_BYTES) - 10 * OVERHEAD_BYTES
 
     def prepare(run: int) -> None:
         at_shared_redis.flushall()
@@ -153,11 +154,15 @@ def test_room_is_made(
         _put(shared, "t", [Record("conv_1", b"head")], 0.5)
         for start in range(0, len(records), 20):
             _put(shared, "t", records[start : start + 20], 0.5)
-        for n in range(0, max(0, filler), MAX_READ):
-            _put(shared, "t", [Record(f"f{n}", b"x" * min(MAX_READ, filler - n), FINAL)])
+        for n in range(0, max(0, filler), MAX_READ_BYTES):
+            _put(shared, "t", [Record(f"f{n}", b"x" * min(MAX_READ_BYTES, filler - n), FINAL)])
 
     def work(run: int) -> None:
-        _put(shared, "t", [Record("resp_new", b"x" * (MAX_READ - OVERHEAD), FINAL)])
+        _put(
+            shared,
+            "t",
+            [Record("resp_new", b"x" * (MAX_READ_BYTES - OVERHEAD_BYTES), FINAL)],
+        )
 
     assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
 
@@ -178,9 +183,9 @@ def test_notices_and_looks(shared: SharedConversations, at_shared_redis: redis.R
         shared.put("t", [Record(f"resp_x{run}", b"", DELETED)])
 
     def work(run: int) -> None:
-        known = shared.look(Known(), "me").known
-        shared.look(known, "me", "whole", (known.epoch, 0))
+        known = shared.poll(RedisState(), "me").state
+        shared.poll(known, "me", "whole", (known.epoch, 0))
         for _ in range(20):
-            assert shared.deleted()
+            assert shared.read_deletions()
 
     assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US

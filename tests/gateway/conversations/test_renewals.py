@@ -11,14 +11,14 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.conversations.record import DELETED, FINAL, OVERHEAD, Record
+from gateway.conversations.record import DELETED, FINAL, OVERHEAD_BYTES, Record
 from gateway.conversations.shared import SharedConversations
 from tests.support.redis_server import RedisServer
 
 _TTL_MS = 10**9
 _RENEW_MS = _TTL_MS // 10
 _ITEMS = 600  # three pieces
-_BYTES = 2 * (_ITEMS + 10) * (OVERHEAD + 100)
+_BYTES = 2 * (_ITEMS + 10) * (OVERHEAD_BYTES + 100)
 _PREFIX = "conversations:{.t}:"
 _UNIT = "conv_1"
 
@@ -76,7 +76,7 @@ class _Conversation:
             self._version += 1
             self._shared.put("t", [Record(_UNIT, b"other", self._version)])
         elif event == "evict":
-            large = Record(f"resp_{number}", bytes(_BYTES - 3 * OVERHEAD), FINAL)
+            large = Record(f"resp_{number}", bytes(_BYTES - 3 * OVERHEAD_BYTES), FINAL)
             while not self._shared.put("t", [large]).done:
                 pass
             self._spent |= self.items

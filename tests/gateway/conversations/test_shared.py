@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway.conversations.record import DELETED, FINAL, MAX_MEMBERS, OVERHEAD, Record
-from gateway.conversations.shared import GONE_MS, Known, Look, SharedConversations
+from gateway.conversations.record import DELETED, FINAL, MAX_MEMBERS, OVERHEAD_BYTES, Record
+from gateway.conversations.shared import (
+    GATEWAY_TIMEOUT_MS,
+    PollResult,
+    RedisState,
+    SharedConversations,
+)
 from gateway.conversations.tenant_records import Copy, Members
 from gateway.errors import ConversationTooLarge
 from tests.support.redis_server import RedisServer
@@ -58,8 +63,8 @@ def test_the_highest_version_stays(shared: Callable[..., SharedConversations]) -
     two.put("a", [Record("conv_1", b"", DELETED)])
     one.put("a", [Record("conv_1", b"back", 2**62 + 2)])
     assert one.get("a", ["conv_1"])["conv_1"].record == Record("conv_1", b"", DELETED)
-    assert one.deleted() == [("a", "conv_1", False)]
-    assert one.deleted() == []
+    assert one.read_deletions() == [("a", "conv_1", False)]
+    assert one.read_deletions() == []
 
 
 def test_tenants_are_apart(shared: Callable[..., SharedConversations]) -> None:
@@ -134,7 +139,7 @@ def test_room_for_many_is_made_at_the_cost_of_what_goes(
     def cpu_s() -> float:
         return float(at_shared_redis.info("cpu")["used_cpu_user"])
 
-    one = shared(2 * 1000 * (OVERHEAD + 1))
+    one = shared(2 * 1000 * (OVERHEAD_BYTES + 1))
     for name in "abc":
         before = cpu_s()
         records = [Record(f"{name}{n}", b"x", FINAL) for n in range(1000)]
@@ -154,7 +159,7 @@ def test_many_deletions_are_told_at_once(
     before = reads()
     one.put("t", records)
     assert reads() - before < 100
-    assert {each.id for each in one.deleted(1000)} >= {record.id for record in records}
+    assert {each.id for each in one.read_deletions(1000)} >= {record.id for record in records}
 
 
 def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
@@ -172,18 +177,18 @@ def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
     one.put("hostile", [Record("older", bytes(100_000))], used_ms=now - 5000)
     assert len(one.get("hostile", ["older", *found])) == 10
     sizes = at_shared_redis.hgetall("conversations:{.hostile}:sizes")
-    assert int(sizes.pop(b"@")) == sum(map(int, sizes.values())) == 10 * (100_000 + OVERHEAD)
+    assert int(sizes.pop(b"@")) == sum(map(int, sizes.values())) == 10 * (100_000 + OVERHEAD_BYTES)
 
 
 def test_no_bound_is_passed_by_many_small_ones(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    for n in range(_BYTES // OVERHEAD // 8):
+    for n in range(_BYTES // OVERHEAD_BYTES // 8):
         one.put("", [Record(f"resp_{n}_{m}", b"") for m in range(8)])
     calls, done = 0, False
     while not done:
-        done, evicted, _, _ = one.put("", [Record("large", bytes(_BYTES - 2 * OVERHEAD))])
+        done, evicted, _, _ = one.put("", [Record("large", bytes(_BYTES - 2 * OVERHEAD_BYTES))])
         calls += 1
         assert evicted <= 256
         assert int(at_shared_redis.hget("conversations:{.}:sizes", "@") or 0) <= _BYTES
@@ -203,7 +208,7 @@ def test_a_conversation_is_evicted_whole(shared: Callable[..., SharedConversatio
         assert one.get("", ["conv_1"]) == {}, "items are missing, and nobody is told"
         assert one.members("", "conv_1", -1, 1000).epoch == -1
     assert one.members("", "conv_1", -1, 1000) == Members([], {}, -1, 0)
-    assert set(one.deleted()) == {("", "conv_1", True)}
+    assert set(one.read_deletions()) == {("", "conv_1", True)}
 
 
 def test_what_is_too_large_is_refused(shared: Callable[..., SharedConversations]) -> None:
@@ -247,104 +252,104 @@ def test_what_somebody_else_put_there_is_left_alone(
     assert one.get("t", list(wrong)) == {}
     assert one.members("t", "conv_1", -1, 100)[1] == {}
     for name in set(wrong) - {"empty", "version"}:
-        assert not one.put("t", [Record(name, b"x", 5)]).taken
+        assert not one.put("t", [Record(name, b"x", 5)]).accepted
         assert at_shared_redis.get(f"{prefix}r:{name}") == wrong[name]
     at_shared_redis.set(f"{prefix}used", "not a set")
-    assert not one.put("t", [Record("resp_1", b"x")]).taken
-    assert one.put("u", [Record("resp_1", b"x")]).taken
+    assert not one.put("t", [Record("resp_1", b"x")]).accepted
+    assert one.put("u", [Record("resp_1", b"x")]).accepted
     assert refused
 
 
-def _settle(at_redis: redis.Redis, look: Look) -> None:
+def _settle(at_redis: redis.Redis, look: PollResult) -> None:
     """As if nothing had happened for long."""
-    at_redis.mset({_SINCE: look.known.epoch - 10_000, f"{_ALL}kept": look.known.seen + 10**6})
+    at_redis.mset({_SINCE: look.state.epoch - 10_000, f"{_ALL}kept": look.state.seen + 10**6})
 
 
 def test_the_epoch_changes_when_all_is_lost(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    first = one.look(Known())
+    first = one.poll(RedisState())
     assert not first.settled, "others may have something to bring"
-    assert one.look(first.known).known.epoch == first.known.epoch
+    assert one.poll(first.state).state.epoch == first.state.epoch
     _settle(at_shared_redis, first)
-    assert one.look(first.known).settled
+    assert one.poll(first.state).settled
     for lost in (b"", b"garbage", b"0", b"9" * 50):
         at_shared_redis.set(_EPOCH, lost)
-        assert one.look(Known()).known.epoch >= first.known.epoch
+        assert one.poll(RedisState()).state.epoch >= first.state.epoch
         at_shared_redis.set(_SINCE, lost)
-        assert not one.look(Known()).settled
+        assert not one.poll(RedisState()).settled
     at_shared_redis.flushall()
-    assert not one.look(Known()).settled
+    assert not one.poll(RedisState()).settled
 
 
 def test_another_server_that_is_behind_is_told_by_any_who_has_seen_more(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    first = one.look(Known())
+    first = one.poll(RedisState())
     for behind, epochs in ((500, 1), (60_000, 2)):
         _settle(at_shared_redis, first)
-        known = one.look(first.known).known
-        assert one.look(known).settled
+        known = one.poll(first.state).state
+        assert one.poll(known).settled
         at_shared_redis.mset({f"{_ALL}seen": known.seen - behind, f"{_ALL}run": "another"})
         # Whoever has seen nothing of it comes first.
-        assert not one.look(Known()).settled
-        now = one.look(known)
+        assert not one.poll(RedisState()).settled
+        now = one.poll(known)
         assert not now.settled
-        assert len({known.epoch, now.known.epoch}) == epochs
-        assert now.known.since > known.since
+        assert len({known.epoch, now.state.epoch}) == epochs
+        assert now.state.since > known.since
 
 
 def test_all_gateways_that_anybody_knows_have_to_bring_what_they_have(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    known = Known()
+    known = RedisState()
     for name in ("a", "b"):
-        look = one.look(known, name)
-        assert not look.whole
-        look = one.look(look.known, name, "whole", (look.known.epoch, look.dirty))
-        assert look.whole
-        known = look.known
+        look = one.poll(known, name)
+        assert not look.is_complete
+        look = one.poll(look.state, name, "whole", (look.state.epoch, look.dirty))
+        assert look.is_complete
+        known = look.state
     assert known.gateways == ("a", "b")
     _settle(at_shared_redis, look)
-    assert one.look(known).settled
-    assert not one.look(known, "a", "open").settled
+    assert one.poll(known).settled
+    assert not one.poll(known, "a", "open").settled
     # What was refused meanwhile is not taken for brought, nor what was brought in another epoch.
-    before = one.look(known, "a")
-    said = one.look(known, "a", "dirty")
-    assert not one.look(known, "a", "whole", (known.epoch, before.dirty)).settled
-    assert not one.look(known, "a", "whole", (known.epoch - 1, said.dirty)).settled
-    assert one.look(known, "a", "whole", (known.epoch, said.dirty)).settled
+    before = one.poll(known, "a")
+    said = one.poll(known, "a", "dirty")
+    assert not one.poll(known, "a", "whole", (known.epoch, before.dirty)).settled
+    assert not one.poll(known, "a", "whole", (known.epoch - 1, said.dirty)).settled
+    assert one.poll(known, "a", "whole", (known.epoch, said.dirty)).settled
     at_shared_redis.flushall()
-    assert not one.look(known).settled
-    empty = one.look(known)
+    assert not one.poll(known).settled
+    empty = one.poll(known)
     _settle(at_shared_redis, empty)
     for name, is_settled in (("a", False), ("b", True)):
-        told = (empty.known.epoch, 0)
-        assert one.look(empty.known, name, "whole", told).settled == is_settled
+        told = (empty.state.epoch, 0)
+        assert one.poll(empty.state, name, "whole", told).settled == is_settled
     # One that has not been heard of for long is given up, and not remembered for ever.
-    gone = b"1 %d" % (_now() - GONE_MS - 1000)
+    gone = b"1 %d" % (_now() - GATEWAY_TIMEOUT_MS - 1000)
     at_shared_redis.hset("conversations:{all}:gateways", mapping={"c": gone, "d": b"garbage"})
-    assert one.look(empty.known).settled
-    assert one.look(empty.known).known.gateways == ("a", "b")
+    assert one.poll(empty.state).settled
+    assert one.poll(empty.state).state.gateways == ("a", "b")
 
 
 def test_a_full_redis_is_not_settled_until_all_have_looked_again(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    first = one.look(Known())
+    first = one.poll(RedisState())
     _settle(at_shared_redis, first)
     at_shared_redis.config_set("maxmemory", 1)
     try:
         with pytest.raises(redis.ResponseError, match="OOM"):
             one.put("t", [Record("resp_1", b"x")])
-        full = one.look(first.known)
-        assert (full.known.epoch, full.settled) == (first.known.epoch, False)
+        full = one.poll(first.state)
+        assert (full.state.epoch, full.settled) == (first.state.epoch, False)
     finally:
         at_shared_redis.config_set("maxmemory", 0)
-    assert not one.look(first.known).settled
+    assert not one.poll(first.state).settled
     _settle(at_shared_redis, first)
-    assert one.look(first.known).settled
+    assert one.poll(first.state).settled

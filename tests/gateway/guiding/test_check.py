@@ -92,28 +92,28 @@ async def _given(compiler: psutil.Process) -> None:
 
 async def refused(guides: GuideCheck, options: Options) -> str:
     with pytest.raises(InvalidRequest) as raised:
-        await guides.checked(options, "xgrammar")
+        await guides.check(options, "xgrammar")
     assert raised.value.param == "structured_outputs"
     return raised.value.message
 
 
 async def test_without_a_guide_there_is_no_process(guides: GuideCheck) -> None:
-    await guides.checked(Options(seed=0), "xgrammar")
-    await guides.checked(regex("(", guides="unchecked"), "xgrammar")
+    await guides.check(Options(seed=0), "xgrammar")
+    await guides.check(regex("(", guides="unchecked"), "xgrammar")
     with pytest.raises(UnsupportedParameter, match="this key may not use guided decoding"):
-        await guides.checked(regex("a", guides="none"), "xgrammar")
+        await guides.check(regex("a", guides="none"), "xgrammar")
     assert _compilers() == []
 
 
 async def test_each_guide_is_compiled_once(guides: GuideCheck) -> None:
-    await guides.checked(regex("a+"), "xgrammar")
+    await guides.check(regex("a+"), "xgrammar")
     said = await refused(guides, regex("("))
     assert said.startswith("structured_outputs: cannot be enforced: ")
     # Stopped, it could answer nothing that is not known.
     await _stopped()
-    await guides.checked(regex("a+", tenant="b"), "xgrammar")
+    await guides.check(regex("a+", tenant="b"), "xgrammar")
     assert await refused(guides, regex("(", tenant="b")) == said
-    new = asyncio.create_task(guides.checked(regex("b+"), "xgrammar"))
+    new = asyncio.create_task(guides.check(regex("b+"), "xgrammar"))
     done, _ = await asyncio.wait([new], timeout=0.2)
     assert not done
     (await _compiler()).resume()
@@ -131,15 +131,15 @@ async def test_the_engine_is_given_what_it_enforces_of_a_schema(
     bounds = [{"type": "integer"}, {"minimum": 3}]
     written = Guide("json_schema", '{"type":"integer","minimum":3}')
     for _ in range(2):  # compiled, and known
-        found = await guides.checked(schema({"allOf": bounds}), "xgrammar")
+        found = await guides.check(schema({"allOf": bounds}), "xgrammar")
         assert found.params.guide == written
     given = schema({"allOf": bounds}, guides="unchecked")
-    assert await guides.checked(given, "xgrammar") is given
+    assert await guides.check(given, "xgrammar") is given
     # Of texts no more is kept than so much: the first one has to be compiled again.
-    monkeypatch.setattr("gateway.guiding.check._KEPT_CHARS", len(written.text))
-    await guides.checked(schema({"type": "integer", "title": "y"}), "xgrammar")
+    monkeypatch.setattr("gateway.guiding.check._MAX_VERDICT_CHARS", len(written.text))
+    await guides.check(schema({"type": "integer", "title": "y"}), "xgrammar")
     await _stopped()
-    again = asyncio.create_task(guides.checked(schema({"allOf": bounds}), "xgrammar"))
+    again = asyncio.create_task(guides.check(schema({"allOf": bounds}), "xgrammar"))
     done, _ = await asyncio.wait([again], timeout=0.2)
     assert not done
     (await _compiler()).resume()
@@ -150,7 +150,7 @@ async def test_the_engine_is_given_what_it_enforces_of_a_schema(
 async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
     guides: GuideCheck, died: signal.Signals
 ) -> None:
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     compiler = await _stopped()
     asked = asyncio.create_task(refused(guides, regex("bad")))
     behind = asyncio.create_task(refused(guides, regex("bad", tenant="b")))
@@ -160,7 +160,7 @@ async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
     said = await asked
     assert await behind == said  # though its own compiler would have lived
     assert "too much time or memory" in said
-    await guides.checked(regex("good"), "xgrammar")  # by another process
+    await guides.check(regex("good"), "xgrammar")  # by another process
     assert await refused(guides, regex("bad")) == said
 
 
@@ -168,16 +168,16 @@ async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
 async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
     guides: GuideCheck, died: signal.Signals
 ) -> None:
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     compiler = await _stopped()
-    asked = asyncio.create_task(guides.checked(regex("good"), "xgrammar"))
+    asked = asyncio.create_task(guides.check(regex("good"), "xgrammar"))
     await _given(compiler)
     compiler.send_signal(died)
     with suppress(psutil.NoSuchProcess):  # nothing stops SIGKILL
         compiler.resume()
     with pytest.raises(Overloaded, match="try again"):
         await asked
-    await guides.checked(regex("good"), "xgrammar")
+    await guides.check(regex("good"), "xgrammar")
 
 
 async def test_a_compiler_is_told_no_secrets_of_the_gateway(
@@ -185,29 +185,29 @@ async def test_a_compiler_is_told_no_secrets_of_the_gateway(
 ) -> None:
     """It works on what strangers wrote."""
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "a secret")
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     assert set((await _compiler()).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
 
 
 async def test_a_compiler_that_has_grown_large_ends(
     guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     kept = await _compiler()
-    await guides.checked(regex("b"), "xgrammar")
+    await guides.check(regex("b"), "xgrammar")
     assert await _compiler() == kept
     monkeypatch.setattr("gateway.guiding.process._MAX_BYTES", 1)
-    await guides.checked(regex("c"), "xgrammar")
+    await guides.check(regex("c"), "xgrammar")
     assert _compilers() == []
 
 
 async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideCheck) -> None:
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     await _stopped()
     ended: list[str] = []
 
     async def ask(text: str, tenant: str) -> None:
-        await guides.checked(regex(text, tenant), "xgrammar")
+        await guides.check(regex(text, tenant), "xgrammar")
         ended.append(text)
 
     many = [asyncio.create_task(ask(f"flood{n}", "flood")) for n in range(20)]
@@ -230,13 +230,13 @@ async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideC
 
 
 async def test_no_more_than_so_much_waits(guides: GuideCheck) -> None:
-    await guides.checked(regex("a"), "xgrammar")
+    await guides.check(regex("a"), "xgrammar")
     await _stopped()
     large = [
-        asyncio.create_task(guides.checked(regex(f"{n}" * 100_000), "xgrammar")) for n in range(9)
+        asyncio.create_task(guides.check(regex(f"{n}" * 100_000), "xgrammar")) for n in range(9)
     ]
     more = [
-        asyncio.create_task(guides.checked(regex(f"[{n}]" + "x" * 120_000), "xgrammar"))
+        asyncio.create_task(guides.check(regex(f"[{n}]" + "x" * 120_000), "xgrammar"))
         for n in range(40)
     ]
     failed = await asyncio.wait_for(_first_failure(more), WITHIN_S)
@@ -261,7 +261,7 @@ async def test_a_guide_of_several_names_the_part_that_is_wrong(guides: GuideChec
         guide_parts=lambda: [(good, "tools[0]"), (bad, "tools[1]")],
     )
     with pytest.raises(InvalidRequest, match="type: found 'foo'") as raised:
-        await guides.checked(options, "xgrammar")
+        await guides.check(options, "xgrammar")
     assert raised.value.param == "tools[1]"
 
 
@@ -273,13 +273,13 @@ async def test_a_looser_guide_does_where_the_first_cannot_be_enforced(guides: Gu
         guide_param="response_format",
         looser_guide=good,
     )
-    found = await guides.checked(options, "xgrammar")
+    found = await guides.check(options, "xgrammar")
     assert found.params.guide == good
     with pytest.raises(InvalidRequest, match="type: found 'foo'"):
-        await guides.checked(replace(options, looser_guide=bad), "xgrammar")
+        await guides.check(replace(options, looser_guide=bad), "xgrammar")
     # One that can be enforced is.
     options = replace(options, params=GenerationParams(guide=good), looser_guide=bad)
-    assert (await guides.checked(options, "xgrammar")).params.guide == good
+    assert (await guides.check(options, "xgrammar")).params.guide == good
 
 
 @pytest.fixture
@@ -294,14 +294,14 @@ def odd() -> Options:
 
 async def test_what_is_left_out_is_bounded(guides: GuideCheck, odd: Options) -> None:
     for _ in range(2):  # compiled, then kept
-        found = (await guides.checked(odd, "xgrammar")).unenforced
+        found = (await guides.check(odd, "xgrammar")).unenforced
         assert (len(found.names), found.more) == (16, 24)
         assert all(name.startswith("response_format.schema.properties[") for name in found.names)
         assert sum(map(len, found.names)) < 4096
 
 
 async def test_a_verdict_is_of_one_degree_of_effort(guides: GuideCheck, odd: Options) -> None:
-    await guides.checked(odd, "xgrammar")
+    await guides.check(odd, "xgrammar")
     guide = odd.params.guide
     assert guide is not None
     strict = replace(odd, params=GenerationParams(guide=replace(guide, best_effort=())))
@@ -317,9 +317,9 @@ async def test_what_is_not_checked_is_the_looser_guide(guides: GuideCheck) -> No
     trusted = Caller(guides="unchecked")
     params = GenerationParams(guide=bad)
     options = Options(seed=0, params=params, guide_param="response_format", caller=trusted)
-    assert (await guides.checked(options, "xgrammar")).params.guide == bad
+    assert (await guides.check(options, "xgrammar")).params.guide == bad
     options = replace(options, looser_guide=good)
-    assert (await guides.checked(options, "xgrammar")).params.guide == good
+    assert (await guides.check(options, "xgrammar")).params.guide == good
 
 
 async def test_tools_beside_a_format_are_at_fault_where_each_part_is_fine(
@@ -334,7 +334,7 @@ async def test_tools_beside_a_format_are_at_fault_where_each_part_is_fine(
     )
     for parts, param in ((options.guide_parts, "tools"), (tuple, "response_format")):
         with pytest.raises(InvalidRequest) as raised:
-            await guides.checked(replace(options, guide_parts=parts), "xgrammar")
+            await guides.check(replace(options, guide_parts=parts), "xgrammar")
         assert raised.value.param == param
 
 
@@ -358,14 +358,14 @@ async def test_one_request_has_no_more_than_a_few_guides_compiled(
 ) -> None:
     options, _ = _of_tools('{"anyOf": [{}, {"type": "foo"}]}', many)
     with pytest.raises(InvalidRequest, match="type: found 'foo'") as raised:
-        await guides.checked(options, "xgrammar")
+        await guides.check(options, "xgrammar")
     assert raised.value.param == named
 
 
 async def test_where_all_parts_are_too_long_together_none_is_looked_at(guides: GuideCheck) -> None:
     options, asked = _of_tools('{"const": "' + "x" * MAX_CHARS + '"}', 2)
     with pytest.raises(InvalidRequest, match=f"allowed: {MAX_CHARS}") as raised:
-        await guides.checked(options, "xgrammar")
+        await guides.check(options, "xgrammar")
     assert raised.value.param == "tool_choice"
     assert not asked
     assert _compilers() == []

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.config.file import ConfigurationFile
-from gateway.conversations.stats import Stats
+from gateway.conversations.stats import ConversationStats
 from gateway.metrics.scraped import BudgetCollector, ConversationsCollector
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.tenancy.limits.budgets import BudgetReport, Standings
@@ -27,7 +27,7 @@ def test_conversations() -> None:
     registry = CollectorRegistry()
     registry.register(
         ConversationsCollector(
-            Stats(
+            ConversationStats(
                 bytes=10, records=2, evicted=3, disk_failures=4, redis_failures=5, refused_values=6
             )
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import redis
 
-from gateway.overrides.copies import KEY, MOST, OverrideCopies
+from gateway.overrides.copies import KEY, MAX_OVERRIDES, OverrideCopies
 from gateway.scheduling.override import Override
 from gateway.tenancy.keys.record import KeyRecord, draw_key
 from gateway.tenancy.keys.shared import SharedKeys
@@ -57,12 +57,14 @@ def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_
 
     def prepare(run: int) -> None:
         at_shared_redis.delete(KEY)
-        copies.current = {f"triton-{n}.example:8001": Override(weight=2.0) for n in range(MOST)}
+        copies.current = {
+            f"triton-{n}.example:8001": Override(weight=2.0) for n in range(MAX_OVERRIDES)
+        }
 
     def work(run: int) -> None:
         for _ in range(2):
             copies.look()
-        assert len(copies.current) == MOST
+        assert len(copies.current) == MAX_OVERRIDES
 
     assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
     copies.close()
