@@ -53,6 +53,7 @@ _CHARACTER = re.compile(
 # Number of characters of a token that are followed.
 _STEPS = 4
 _STEPS_UNMERGED = 8
+_LOOP_STEPS = 8
 _MAX_POSITIONS = 20_000
 _MAX_EDGES = 300_000
 _MAX_MOVES = 400_000
@@ -88,10 +89,14 @@ class _Node:
     alternatives: list[list[_Node]] | None = None
     least: int = 1
     most: int | None = 1
+    is_counted: bool = False
 
 
 class _Automaton:
-    """Positions by number. `characters` is 0 for a position of a rule, which `names` has."""
+    """Positions by number. `characters` is 0 for a position of a rule, which `names` has.
+
+    `loops` are the positions that end a repetition such as ``.{3,}``.
+    """
 
     def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
         self.characters: list[int] = []
@@ -99,6 +104,7 @@ class _Automaton:
         self.follow: list[list[int]] = []
         self.fragments: dict[str, _Fragment] = {}
         self.ends: set[int] = set()
+        self.loops: set[int] = set()
         self._edges = 0
         self._max_repeats = costs.max_repeats
         trees = _parse(parts, is_ebnf=is_ebnf)
@@ -145,6 +151,8 @@ class _Automaton:
                 found.first = found.first + each.first
             if number == count and node.most is None:
                 self._connect(each.last, each.first)
+                if node.is_counted:
+                    self.loops.update(each.last)
             before = each.last + before if each.is_nullable else each.last
             begins &= each.is_nullable
             if number >= least:
@@ -200,6 +208,7 @@ class _Walk:
 
     def _of_position(self, position: int, bits: int) -> float:
         found = 0.0
+        loops = self._costs.loop * self._loops_beside(position, bits)
         ends = 8 if position in self._automaton.ends else 0
         for kind, cost in _KINDS:
             shared = bits & kind
@@ -207,6 +216,7 @@ class _Walk:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
                 # Except for the first position, each one is an item of each rule that it is in.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
+                moves *= 1 + loops
                 if bits.bit_count() > 1:
                     moves += 5 + ends
                 found += cost * share * moves * 0.9
@@ -230,6 +240,18 @@ class _Walk:
                 character = bits & -bits
                 items = [item for item in reached if characters[item[0]] & character]
         return moves / _STEPS
+
+    def _loops_beside(self, position: int, bits: int) -> int:
+        """Return how many loops a token of these characters can be in, beside the first one."""
+        loops = self._automaton.loops
+        if not loops or not self._costs.loop:
+            return 0
+        items, found = [(position, 0)], loops & {position}
+        for _ in range(_LOOP_STEPS):
+            reached = dict.fromkeys([item for each in items for item in self._after(*each)])
+            items = [item for item in reached if self._automaton.characters[item[0]] & bits]
+            found = found | (loops & {position for position, _ in items})
+        return max(len(found) - 1, 0)
 
     def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
         """Yield the items that may follow the item (`position`, `within`)."""
@@ -303,6 +325,7 @@ def _repeat(sequence: list[_Node], sign: str) -> None:
     if (last.least, last.most) != (1, 1):
         last = sequence[-1] = _Node(alternatives=[[last]])
     last.least, last.most = bounds
+    last.is_counted = sign.startswith("{")
 
 
 def _class(text: str, *, is_ebnf: bool) -> int:

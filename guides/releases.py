@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
+from guides.schema.lengths import Form
+
 MAX_COST_US = 250_000
 """Half of the CPU time that compiling an accepted guide may take, because machines differ."""
 
@@ -22,11 +24,17 @@ class Costs:
     one definition. `open_character` is a character of the names of properties whose object allows
     others: a prefix shared by names counts once.
 
-    `length` and `max_length` are a string of a limited length: for each character, and at most.
-    `item` and `max_items` are the same for an array. `digits` multiplies the cost of a range of
-    numbers. `classes` multiplies the cost of a class of characters. A repeated class is compiled at
-    most `max_repeats` times. `merges` is False for a compiler that follows each way to parse a text
-    separately.
+    `length` and `max_length` are a string of a limited length that is sent as keywords: for each
+    character, and at most. `length_form` is how the gateway sends a maximum length.
+    `item` and `max_items` are the same of an array. `digits` multiplies what a range of numbers
+    costs.
+
+    `loop` is what each further loop such as ``.{3,}`` adds to a position from which a token gets to
+    several, as a multiple of what the position costs otherwise.
+
+    `classes` multiplies what a class of characters costs. A class that is repeated is compiled at
+    most `max_repeats` times. `merges` is False for a compiler that follows each way to read a text
+    by itself.
     """
 
     character: float = 6
@@ -36,18 +44,28 @@ class Costs:
     open_character: float = 5_500
     length: float = 7_000
     max_length: float = 1_300_000
+    length_form: Form = "blocks"
     item: float = 170
     max_items: float = 22_000
     digits: float = 1
+    loop: float = 4
     classes: float = 1
     max_repeats: int = 200
     merges: bool = True
 
 
 NEWEST = Costs()
-"""Costs of the newest releases: none since 0.1.25 takes longer."""
+"""No release from 0.1.25 to 0.1.33 takes longer; 0.2 does for limited lengths of strings only."""
 _UNROLLED = replace(
-    NEWEST, character=10, optional=7, max_length=inf, item=250, max_items=inf, max_repeats=10_000
+    NEWEST,
+    character=10,
+    optional=7,
+    max_length=inf,
+    length_form="keywords",
+    item=250,
+    max_items=inf,
+    loop=0,
+    max_repeats=10_000,
 )
 _BY_RELEASE = (
     # Compiles each character of a text for the entire vocabulary.
@@ -59,17 +77,27 @@ _BY_RELEASE = (
     # These releases compile limited lengths and repeated classes as one state.
     (
         (0, 1, 27),
-        replace(NEWEST, open_character=60, length=7_000, max_length=28_000, max_repeats=4),
+        replace(
+            NEWEST,
+            open_character=60,
+            length=7_000,
+            max_length=28_000,
+            length_form="keywords",
+            loop=0,
+            max_repeats=4,
+        ),
     ),
+    ((0, 2, 0), NEWEST),
 )
+_SINCE_0_2 = replace(NEWEST, length_form="class")
 
 
 def find_costs(release: str) -> Costs:
-    """Return the costs of a release such as ``0.1.25``; for an empty text, of all since 0.1.25.
+    """Return the costs of a release such as ``0.1.25``; of 0.1.25 to 0.1.33 for an empty text.
 
     Raises ValueError for a text that is no release.
     """
     if not release:
         return NEWEST
     numbers = tuple([int(number) for number in release.split(".")[:3]])
-    return next((costs for end, costs in _BY_RELEASE if numbers < end), NEWEST)
+    return next((costs for end, costs in _BY_RELEASE if numbers < end), _SINCE_0_2)

@@ -28,6 +28,7 @@ from guides.reasons import NOTHING_FITS, reason
 from guides.releases import find_costs
 from guides.schema.enforcement import Enforcement
 from guides.schema.keywords import pointer, step, subschemas
+from guides.schema.lengths import write_lengths
 from guides.schema.reading import Reader
 from guides.schema.rewrite import rewrite, write
 from guides.schema.sharing import share
@@ -102,6 +103,8 @@ class Checker:
         if refusal is not None:
             place, refusal = self._place(schema, backend, refusal)
             refusal = f"{place}: {refusal}"
+        elif backend == "xgrammar" and "maxLength" in text:
+            text = _dumped(write_lengths(json.loads(text), self._costs.length_form))
         return Verdict(refusal, text, enforcement.left_out, enforcement.left_out_more)
 
     def _written(

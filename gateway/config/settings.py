@@ -276,7 +276,7 @@ class Settings(BaseSettings):
         "",
         pattern=r"^(\d+\.\d+\.\d+)?$",
         description="The release of xgrammar in the engines, such as 0.1.25. Schemas and grammars "
-        "that the release compiles too slowly get 400. Empty: any release since 0.1.25 "
+        "that the release compiles too slowly get 400. Empty: any from 0.1.25 to 0.1.33 "
         "(docs/structured-output.md).",
     )
     unknown_parameters: Literal["tell", "refuse"] = Field(

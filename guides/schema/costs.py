@@ -11,6 +11,7 @@ from typing import Any
 from guides import automaton
 from guides.expressions import parts_of
 from guides.releases import Costs
+from guides.schema import lengths
 
 NAMES = "names and values"
 SCHEMAS = "schemas"
@@ -116,6 +117,8 @@ def _digits_cost(digits: int) -> float:
 def length_cost(schema: dict[str, Any], costs: Costs) -> float:
     """Return the microseconds for the bounds of a string's length."""
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if most is not None and costs.length_form != "keywords":
+        return lengths.pattern_cost(least, int(most), costs.length_form)
     characters = 0.6 * least if most is None else least + (most - least)
     return float(min(characters * costs.length, costs.max_length))
 

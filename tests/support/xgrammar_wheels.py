@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,17 @@ def compile_guides(
 
     `vocabulary` are the arguments that `tests.support.xgrammar_worker` takes for one.
     """
+    return [(why, seconds) for why, seconds, _ in _run_worker(folder, guides, vocabulary)]
+
+
+def match_answers(folder: Path, guides: Sequence[tuple[str, str, list[str]]]) -> list[list[bool]]:
+    """Return whether each guide accepts each of its answers."""
+    return [accepted for _, _, accepted in _run_worker(folder, guides)]
+
+
+def _run_worker(
+    folder: Path, guides: Sequence[Sequence[Any]], vocabulary: Sequence[str] = ()
+) -> list[tuple[str | None, float, list[bool]]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.xgrammar_worker", str(folder), *vocabulary],
         input="".join(f"{json.dumps(guide)}\n" for guide in guides),

@@ -1,9 +1,11 @@
 """Compile guides with one release of xgrammar, as TensorRT-LLM does.
 
 ``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads ``[kind, text]`` a line,
-as JSON, and answers each with why that release throws on the guide, or null, and the seconds of CPU
-that it took. A matcher is made too, since the first state of a grammar is computed there. FOLDER
-has the wheel's files. Only the compiled part is imported: the package itself needs torch.
+as JSON, and answers each with why that release throws on the guide, or null, the seconds of CPU
+that it took, and a list. For ``[kind, text, answers]``, the list says which of the answers the
+guide accepts; the tokens must be single bytes then. A matcher is made too, since the first state of
+a grammar is computed there. FOLDER has the wheel's files. Only the compiled part is imported: the
+package itself needs torch.
 
 VOCABULARY is Tekken's file, as the wheel of mistral-common has it: a byte-level BPE of 131,072
 tokens in the order of their merges. The first SIZE are taken, but the last of these are replaced
@@ -52,16 +54,20 @@ def main() -> None:
     )
     compiler = _call(core.GrammarCompiler, (vocabulary, 1, False), (vocabulary, 1, False, -1))
     for line in sys.stdin:
-        kind, text = json.loads(line)
-        why = None
+        kind, text, *more = json.loads(line)
+        why, accepted = None, []
         started = time.process_time()
         try:
             # No token stops a text early, and none is taken back.
             given = (_compile(core, compiler, kind, text), None, False, 0)
-            _call(core.GrammarMatcher, given, (*given, None))
+            matcher = _call(core.GrammarMatcher, given, (*given, None))
+            for answer in more[0] if more else ():
+                ids = [*answer.encode(), end]
+                accepted.append(all(matcher.accept_token(each, False) for each in ids))
+                matcher.reset()
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-        print(json.dumps([why, time.process_time() - started]), flush=True)
+        print(json.dumps([why, time.process_time() - started, accepted]), flush=True)
 
 
 def _compile(core: Any, compiler: Any, kind: str, text: str) -> Any:
