@@ -174,7 +174,7 @@ class _Automaton:
 
 
 class _Walk:
-    """Follows tokens from each position of an automaton.
+    """Walk of tokens from each position of an automaton.
 
     An item is a position and a number for the rules that the item is in. The number identifies the
     position where the innermost rule was entered and the number of the rules around it; 0 is no

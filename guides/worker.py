@@ -48,7 +48,7 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Compiles for a vocabulary of single bytes: validity does not depend on the vocabulary."""
+    """Compiler for a vocabulary of single bytes: validity does not depend on the vocabulary."""
 
     def __init__(self, release: str = "") -> None:
         """Create the checker.
