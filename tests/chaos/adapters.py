@@ -13,7 +13,7 @@ import httpx
 
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.chaos.gateway import PLAIN, WORKERS, Gateway
-from tests.support.generated_adapters import converted, expected_answers, write_adapter
+from tests.support.generated_adapters import convert_folder, expected_answers, write_adapter
 
 LIVE = "live"
 """The name whose content is changed while it is asked."""
@@ -44,7 +44,7 @@ def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, 
         write_adapter(folder / f"made-{seed}", DEMO_MODEL, seed, rank=_RANK, scale=_SCALE)
         for seed in range(count * 3 // 2)
     ]
-    tensors = [converted(path, engine) for path in made]
+    tensors = [convert_folder(path, engine) for path in made]
     by_answer = dict(zip(expected_answers(engine, DEMO_MODEL, tensors), made, strict=True))
     told_apart = [(text, path) for text, path in by_answer.items() if text][:count]
     assert len(told_apart) == count
@@ -52,7 +52,7 @@ def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, 
 
 
 @dataclass
-class Live:
+class LiveHistory:
     """Which digests the name LIVE may be answered by, since when; `None` says that it is gone."""
 
     _history: list[tuple[float, frozenset[str | None]]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Live:
     def may_be(self, digests: Collection[str | None]) -> None:
         self._history.append((time.monotonic(), frozenset(digests)))
 
-    def allowed(self, started: float, ended: float) -> set[str | None]:
+    def allowed_digests(self, started: float, ended: float) -> set[str | None]:
         """At any moment of a request, or shortly before it."""
         ends = [since for since, _ in self._history[1:]] + [float("inf")]
         return {
@@ -90,7 +90,7 @@ async def call(gateway: Gateway, method: str, path: str, **more: Any) -> httpx.R
         return await client.request(method, url, **more)
 
 
-async def agreed(
+async def wait_until_agreed(
     gateways: Collection[Gateway], live: Collection[str | None] | None = None
 ) -> dict[str, str]:
     """Return the short digests that all say are served, by name; fail when they never agree.
@@ -103,7 +103,7 @@ async def agreed(
     deadline = time.monotonic() + _AGREED_WITHIN_S
     while True:
         said = [
-            await _served(gateway)
+            await _read_served(gateway)
             for gateway in gateways
             for _ in range(_ASKED_PER_WORKER * WORKERS)
         ]
@@ -114,7 +114,7 @@ async def agreed(
         await asyncio.sleep(0.2)
 
 
-async def _served(gateway: Gateway) -> dict[str, str]:
+async def _read_served(gateway: Gateway) -> dict[str, str]:
     """As one of its workers says."""
     answer = await call(gateway, "GET", "")
     assert answer.status_code == 200, answer.text

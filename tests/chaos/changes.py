@@ -59,7 +59,7 @@ async def _change(
     said = {new} if answer.is_success else {old}
     if not answer.is_success and answer.json()["error"]["code"] == _UNKNOWN:
         said = {old, new}
-    agreed = (await adapters.agreed(world.gateways, said)).get(LIVE)
+    agreed = (await adapters.wait_until_agreed(world.gateways, said)).get(LIVE)
     world.live.may_be({agreed})
     if agreed not in said:
         world.found_wrong(

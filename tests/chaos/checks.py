@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.chaos import adapters
 from tests.chaos.acts import FROZEN_S
-from tests.chaos.clients import Seen
+from tests.chaos.clients import ObservedRequest
 from tests.chaos.gateway import WORKERS, Gateway
 from tests.chaos.questions import SHORT
 from tests.chaos.world import (
@@ -59,10 +59,10 @@ async def settle(world: World) -> None:
     world.tritons.wait_idle()
 
 
-async def all_is_whole(world: World) -> None:
+async def check_complete(world: World) -> None:
     """All places of all tenants are free, and every gateway has every adapter, intact."""
     deadline = time.monotonic() + _SETTLED_WITHIN_S
-    while left_out := await _refused(world):
+    while left_out := await _count_refused(world):
         if time.monotonic() > deadline:
             world.found_wrong(f"{left_out} requests find no place at an idle gateway")
             break
@@ -74,7 +74,7 @@ async def all_is_whole(world: World) -> None:
                 world.found_wrong(f"{name} at {gateway.name}: {answer.text}")
 
 
-async def _refused(world: World) -> int:
+async def _count_refused(world: World) -> int:
     """As many requests at once as each tenant may have; what dead workers held is forgotten."""
     statuses: list[int] = []
     body = SHORT.body("demo", stream=False)
@@ -96,7 +96,7 @@ class Bills:
     wrong: list[str] = field(default_factory=list)
 
 
-def check_bills(gateway: Gateway, seen: Sequence[Seen]) -> Bills:
+def check_bills(gateway: Gateway, seen: Sequence[ObservedRequest]) -> Bills:
     found: dict[str, dict[str, Any]] = {}
     bills = Bills()
     mine = {each.request_id: each for each in seen if each.gateway is gateway}
@@ -129,7 +129,7 @@ def _lines(gateway: Gateway, bills: Bills) -> Iterator[dict[str, Any]]:
                 bills.doubled += 1
 
 
-def _differences(seen: Seen, record: dict[str, Any]) -> Iterator[str]:
+def _differences(seen: ObservedRequest, record: dict[str, Any]) -> Iterator[str]:
     took_s = record["ended"] - record["started"]
     if record["tenant"] != seen.tenant:
         yield f"the line is of {record['tenant']}, not of {seen.tenant}"
@@ -145,7 +145,7 @@ def _differences(seen: Seen, record: dict[str, Any]) -> Iterator[str]:
         yield f"{record['status']} in the log, {seen.outcome} here"
 
 
-def most_in_a_minute(world: World, seen: Sequence[Seen]) -> tuple[int, int]:
+def peak_per_minute(world: World, seen: Sequence[ObservedRequest]) -> tuple[int, int]:
     """Requests and tokens of the tight tenant, within any 60 s that its Redis has lived through.
 
     Of those that were begun and answered in it: so at least these were let in within that time.

@@ -27,7 +27,7 @@ _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 @dataclass
-class Seen:
+class ObservedRequest:
     """What a client knows of one request.
 
     `outcome` is `right`, `wrong`, `hung`, `left` when the client went away, `cut` when the
@@ -61,7 +61,7 @@ class Load:
         self._number = clients
         self._stop = asyncio.Event()
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedRequest] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
@@ -101,7 +101,9 @@ class Load:
     ) -> None:  # fmt: skip
         """One request, from which `seen` has a line."""
         request_id = f"{self._name}-{len(self.seen)}"
-        seen = Seen(request_id, gateway, tenant, model, question, time.monotonic(), deadline_s)
+        seen = ObservedRequest(
+            request_id, gateway, tenant, model, question, time.monotonic(), deadline_s
+        )
         self.seen.append(seen)
         headers = {
             "authorization": f"Bearer {TENANTS.get(tenant, TIGHT_KEY)}",
@@ -112,7 +114,7 @@ class Load:
         client = self._clients[gateway.name]
         request = client.build_request("POST", question.path, json=body, headers=headers)
         try:
-            await self._answered(client, request, seen, leaves_s)
+            await self._send(client, request, seen, leaves_s)
         except Wrong as wrong:
             seen.outcome = "wrong"
             self._world.found_wrong(f"{request_id}: {model}, {question.name}: {wrong}")
@@ -128,8 +130,12 @@ class Load:
         if seen.took_s > HANGS_AFTER_S:
             seen.outcome = "hung"
 
-    async def _answered(
-        self, client: httpx.AsyncClient, request: httpx.Request, seen: Seen, leaves_s: float | None
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        request: httpx.Request,
+        seen: ObservedRequest,
+        leaves_s: float | None,
     ) -> None:
         async def begin_to_leave(event: str, _: object) -> None:
             if leaves_s is not None and event == "http11.send_request_headers.started":
@@ -150,7 +156,7 @@ class Load:
         elif seen.outcome == "404 model_not_found":
             self._check_version(None, seen)
 
-    def _check(self, version: str | None, text: str, seen: Seen) -> None:
+    def _check(self, version: str | None, text: str, seen: ObservedRequest) -> None:
         world, model = self._world, seen.model
         name, _, digest = (version or "demo").partition("@")
         content = "demo" if version is None else world.digests.get(digest)
@@ -160,24 +166,24 @@ class Load:
         if text != world.answers[content, seen.question]:
             raise Wrong(f"{version} does not say {text!r}")
 
-    def _check_version(self, digest: str | None, seen: Seen) -> None:
+    def _check_version(self, digest: str | None, seen: ObservedRequest) -> None:
         """`digest` None: it was told that there is no such adapter."""
         if seen.model == LIVE:
-            allowed = self._world.live.allowed(seen.started, time.monotonic())
+            allowed = self._world.live.allowed_digests(seen.started, time.monotonic())
             if digest not in allowed:
                 raise Wrong(f"{digest} was not in force, but {allowed}")
         elif digest is None:
             raise Wrong("it is there all the time")
 
 
-async def _text(answer: httpx.Response, seen: Seen) -> str | None:
+async def _text(answer: httpx.Response, seen: ObservedRequest) -> str | None:
     """The answer's; None after a clear error, whose name is noted."""
     frames = [json.loads(await answer.aread())] if not _streams(answer) else await _frames(answer)
     *rest, last = frames
     if any("error" in frame for frame in rest):
         raise Wrong("something came after an error")
     if "error" in last:
-        seen.outcome = _named(answer.status_code, last["error"])
+        seen.outcome = _error_name(answer.status_code, last["error"])
         return None
     seen.usage = last["usage"]
     return text_of(frames)
@@ -195,7 +201,7 @@ async def _frames(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
-def _named(status: int, error: dict[str, Any]) -> str:
+def _error_name(status: int, error: dict[str, Any]) -> str:
     """An error as the table has it. Raises Wrong for one that nobody should have to see."""
     if set(error) != {"message", "type", "param", "code"}:
         raise Wrong(f"an error of no known form: {error}")

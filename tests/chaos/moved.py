@@ -148,17 +148,17 @@ async def _case(
     contents = {content.name: content for content in adapters.demo_contents()}
     async with Users(gateways, endpoint, contents) as users:
         assert await users.upload(0)
-        assert (await adapters.agreed(gateways))[LIVE]
+        assert (await adapters.wait_until_agreed(gateways))[LIVE]
         case.let_in["before"] = await users.let_in("sk-before-key", 3 * _REQUESTS)
-        acting = [asyncio.create_task(user.go_on()) for user in users.users]
+        acting = [asyncio.create_task(user.run()) for user in users.users]
         asking = [asyncio.create_task(users.ask(number)) for number in range(_CLIENTS)]
         while not all(user.acts for user in users.users):
             await asyncio.sleep(0.1)
         across = await users.let_in("sk-across-key", _BEFORE)
         old = await asyncio.to_thread(redis.move)
         began = time.monotonic()
-        await _noticed(case, old, began)
-        await _recovered(case, users, began)
+        await _wait_until_noticed(case, old, began)
+        await _wait_until_recovered(case, users, began)
         case.let_in["across"] = across + await users.let_in("sk-across-key", 3 * _REQUESTS)
         case.let_in["after"] = await users.let_in("sk-after-key", 3 * _REQUESTS)
         for user in users.users:
@@ -178,7 +178,7 @@ async def _case(
         case.lost = await users.lost()
 
 
-async def _noticed(case: Case, old: Process, began: float) -> None:
+async def _wait_until_noticed(case: Case, old: Process, began: float) -> None:
     """Until no gateway has a connection to the server that was demoted."""
     stay: list[dict[str, str]] = []
     while found := await asyncio.to_thread(clients_at, old):
@@ -189,7 +189,7 @@ async def _noticed(case: Case, old: Process, began: float) -> None:
     case.last = [f"{each['cmd']}, idle for {each['idle']} s" for each in stay]
 
 
-async def _recovered(case: Case, users: Users, began: float) -> None:
+async def _wait_until_recovered(case: Case, users: Users, began: float) -> None:
     """Until each user has acted well twice since, and with nothing failing in between."""
     since = time.monotonic()
     while not all(

@@ -39,7 +39,7 @@ class User:
     acts: list[Act] = field(default_factory=list)
     is_ending: bool = False
 
-    async def go_on(self) -> None:
+    async def run(self) -> None:
         """Act until `is_ending`: what is cut off would be known to one side alone."""
         while not self.is_ending:
             started = time.monotonic()
@@ -200,7 +200,7 @@ class Users:
 
     async def lost(self) -> dict[str, int]:
         """What was acknowledged and some gateway does not have."""
-        served = await adapters.agreed(self._gateways)
+        served = await adapters.wait_until_agreed(self._gateways)
         known = [await self._with_key(client, key) for key in self.keys for client in self.clients]
         conversations = [
             await self._has_items(client, conversation)

@@ -40,6 +40,6 @@ async def run(
         async with chaos.running():
             await break_things(world, chaos, seconds, acts)
         await checks.settle(world)
-        await checks.all_is_whole(world)
+        await checks.check_complete(world)
         await checks.settle(world)
         return report(world, calm.seen, chaos.seen, before, footprints(world))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.chaos import adapters, clock
-from tests.chaos.adapters import ADMIN_KEY, LIVE, Content, Live
+from tests.chaos.adapters import ADMIN_KEY, LIVE, Content, LiveHistory
 from tests.chaos.gateway import Gateway, running_gateways
 from tests.chaos.questions import CAPITALS, GENERATED, QUESTIONS, SHORT, Question, text_of
 from tests.support.cluster import Tritons, tritons
@@ -46,7 +46,7 @@ class World:
     digests: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
     """Contents of the names that are never changed; the base model's is `demo`."""
-    live: Live = field(default_factory=Live)
+    live: LiveHistory = field(default_factory=LiveHistory)
     redis_lost: list[tuple[float, float]] = field(default_factory=list)
     """When Redis had died, until it was there again, with nothing in it."""
     aborts: int = 0
@@ -156,7 +156,7 @@ async def learn(world: World) -> None:
         added = await adapters.add(first, LIVE, world.contents[name])
         assert added.status_code == 201, added.text
         world.digests[added.json()["served"]] = name
-    for name, digest in (await adapters.agreed(world.gateways)).items():
+    for name, digest in (await adapters.wait_until_agreed(world.gateways)).items():
         if name == LIVE:
             world.live.may_be([digest])
         else:

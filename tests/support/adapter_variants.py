@@ -51,7 +51,7 @@ class Variant:
     byte_order_mark: bool = False
     gain: float = 0.03
 
-    def places(self, model: Float64Llama) -> list[tuple[int, str]]:
+    def list_modules(self, model: Float64Llama) -> list[tuple[int, str]]:
         layers = range(model.layers) if self.layers is None else self.layers
         return [(layer, inside) for layer in layers for inside in self.modules]
 
@@ -59,7 +59,7 @@ class Variant:
         """Write the adapter. Return what it adds to the weights, by the linear layers' paths."""
         tensors: dict[str, Array] = {}
         deltas: dict[str, Floats] = {}
-        for layer, inside in self.places(model):
+        for layer, inside in self.list_modules(model):
             module = f"model.layers.{layer}.{inside}"
             inputs, outputs = model.size(module)
             rank, alpha = int(self.rank(layer, inside)), self.alpha(layer, inside)
@@ -68,7 +68,7 @@ class Variant:
             # All variants change answers as much, whatever their scale.
             size = math.sqrt(self.gain / (abs(scale) * math.sqrt(rank)))
             pair = [random.normal(size=shape) * size for shape in ((rank, inputs), (outputs, rank))]
-            stored = [self._stored(values) for values in pair]
+            stored = [self._quantize(values) for values in pair]
             for side, (written, _) in zip("AB", stored, strict=True):
                 tensors[self.key(layer, inside, side)] = written
             deltas[module] = scale * (stored[1][1] @ stored[0][1])
@@ -81,7 +81,7 @@ class Variant:
             path.write_bytes(_BYTE_ORDER_MARK + path.read_bytes())
         return deltas
 
-    def _stored(self, values: Floats) -> tuple[Array, Floats]:
+    def _quantize(self, values: Floats) -> tuple[Array, Floats]:
         """Return the values as they are written, and what these are worth."""
         if self.dtype == "BF16":
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)

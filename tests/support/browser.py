@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-class Watched:
+class WatchedPage:
     """What a page has logged as errors, and asked other machines for."""
 
     def __init__(self, page: Page, url: str) -> None:
@@ -70,7 +70,7 @@ def looking_at(
     )
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    watched = Watched(page, url)
+    watched = WatchedPage(page, url)
     try:
         page.goto(url)
         yield page

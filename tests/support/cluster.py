@@ -105,7 +105,7 @@ class TritonReplica:
         finally:
             os.killpg(self._child.pid, signal.SIGCONT)
 
-    def answered(self) -> float:
+    def count_answered(self) -> float:
         """Requests that it has answered since it was started last."""
         return self.server.metric("nv_inference_request_success", model="tensorrt_llm")
 

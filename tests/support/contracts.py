@@ -14,11 +14,11 @@ def missing(names: Mapping[type, tuple[str, ...]]) -> list[str]:
         f"{kind.__module__}.{kind.__qualname__} has no {name!r} in this release"
         for kind, wanted in names.items()
         for name in wanted
-        if not hasattr(kind, name) and name not in set(_assigned(kind))
+        if not hasattr(kind, name) and name not in set(_list_assigned(kind))
     ]
 
 
-def _assigned(kind: type) -> Iterator[str]:
+def _list_assigned(kind: type) -> Iterator[str]:
     """What methods of a class, or of those it inherits from, assign to attributes."""
     for base in kind.__mro__:
         for member in vars(base).values():

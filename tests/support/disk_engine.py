@@ -15,7 +15,7 @@ from adapters.convert import convert
 from adapters.peft import read
 from adapters.peft_files import PeftFiles, peft_files
 from gateway.triton import bytes_tensor
-from tests.support.fake_llmapi import FakeLlmapi, answer_to, inputs_of, told
+from tests.support.fake_llmapi import FakeLlmapi, answer_to, build_outputs, inputs_of
 from tests.support.in_process import save_tokenizer
 from tests.support.lora_files import BASE
 
@@ -42,14 +42,14 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def written(source: Path) -> PeftFiles:
+def write_back(source: Path) -> PeftFiles:
     """The adapter of this PEFT folder, converted and written back."""
     return peft_files(convert(read(source), BASE), BASE)
 
 
 def answer_of(source: Path) -> str:
     """What an engine answers that has read what was written back of it."""
-    return _answer(b"".join(written(source).weights()))
+    return _answer(b"".join(write_back(source).weights()))
 
 
 def _answer(weights: bytes) -> str:
@@ -88,10 +88,10 @@ class DiskEngine(FakeLlmapi):
                 continue
             [prompt] = bytes_tensor.unpack(inputs["text_input"][2])
             if prompt == FOR_EVER:
-                yield answer_to(request, told(text), final=False)
+                yield answer_to(request, build_outputs(text), final=False)
                 await asyncio.Event().wait()
             await asyncio.sleep(0)
-            yield answer_to(request, told(text, "stop"), final=True)
+            yield answer_to(request, build_outputs(text, "stop"), final=True)
 
     def _read(self, folder: Path) -> tuple[str | None, str]:
         if not folder.is_dir() or folder.parent != self.disk:

@@ -30,7 +30,7 @@ Step = dict[str, str] | str | None
 """What comes: outputs by name; an error's text; nothing more, but the request goes on for ever."""
 
 
-def told(text: str, finish: str = "None", **others: str) -> dict[str, str]:
+def build_outputs(text: str, finish: str = "None", **others: str) -> dict[str, str]:
     """Outputs as the model gives them: all of them texts."""
     return {"text_output": text, "finish_reason": finish, "stop_reason": "None"} | others
 

@@ -42,7 +42,7 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int = 2, scale: fl
     return write_peft(folder, tensors, r=rank, lora_alpha=rank, base_model_name_or_path="demo")
 
 
-def converted(folder: Path, engine: Path) -> Converted:
+def convert_folder(folder: Path, engine: Path) -> Converted:
     return convert.convert(peft.read(folder), base_model(engine))
 
 

@@ -151,7 +151,7 @@ def _unknown(draw: random.Random, size: int) -> Fields:
     return {f"u{n}": _value(draw, 8) for n in range(size // 12)}
 
 
-def _structured(draw: random.Random, size: int) -> Fields:
+def _structured_outputs(draw: random.Random, size: int) -> Fields:
     text = orjson.dumps(_schema(draw, size)).decode()
     choices = ["a"] * min(size // 4, 1024)
     return draw.choice(
@@ -170,7 +170,7 @@ _GENERATION: Mapping[str, Fill] = {
     "stop_token_ids": _one_of([1] * 16),
     "n": _one_of(1, 4, 128),
     "response_format": _format,
-    "structured_outputs": _structured,
+    "structured_outputs": _structured_outputs,
     "stream": _one_of(True),
     "stream_options": _unknown,
     "truncate_prompt_tokens": _one_of(1, 1000),

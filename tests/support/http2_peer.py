@@ -201,7 +201,7 @@ async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[Http2Transport]:
+async def connect(server: Server) -> AsyncIterator[Http2Transport]:
     """A transport to `server`, which listens meanwhile."""
     async with listening(server):
         transport = Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
@@ -223,7 +223,7 @@ async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
     return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
 
 
-async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
+async def begin_calls(transport: Any, server: Server, count: int = MANY) -> list[Any]:
     """That many calls whose answers have begun and are not read: `unread` tells what has come."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
@@ -232,7 +232,7 @@ async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
     return calls
 
 
-async def turns_until(condition: Callable[[], Any]) -> int:
+async def count_turns_until(condition: Callable[[], Any]) -> int:
     """How many turns the event loop takes."""
     turns = 0
     while not condition():

@@ -57,7 +57,7 @@ class Touch(NamedTuple):
     name: str
 
 
-def room_of(module: str) -> str:
+def unit_of(module: str) -> str:
     package, *inner = module.split(".")
     return f"{package}.{inner[0] if inner else '__init__'}" if package in DIVIDED else package
 
@@ -81,7 +81,7 @@ class Sources:
         with _no_collector():
             for module, file in self.files.items():
                 tree = ast.parse((root / file).read_text(encoding="utf-8"))
-                if room_of(module) == "tests":
+                if unit_of(module) == "tests":
                     self.imports += self._imports(module, _statements(tree))
                 else:
                     nodes = list(ast.walk(tree))

@@ -86,7 +86,7 @@ class LeaseAt:
                 return self.lease.refusal(request, grant)
         return decision
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report what is used, and return what is not needed."""
         self.lease.tick()
         call = self.lease.call()

@@ -42,7 +42,7 @@ def build_synthetic(
     return folder
 
 
-def asked(text: Any, **more: Any) -> Arrays:
+def build_inputs(text: Any, **more: Any) -> Arrays:
     """Each input a tensor of one element; arrays go as they are."""
     return {name: _tensor(name, value) for name, value in {"text_input": text, **more}.items()}
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
-def locked(name: str) -> dict[str, list[tuple[Requirement, int]]]:
+def read_lock(name: str) -> dict[str, list[tuple[Requirement, int]]]:
     """Package -> its pins (one for each set of environments) with the count of their hashes."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     pins: dict[str, list[tuple[Requirement, int]]] = {}

@@ -23,7 +23,7 @@ from tests.support.redis_fleet import (
     COMMON,
     PASSWORD,
     Process,
-    Watched,
+    WatchedFleet,
     answers,
     redis_processes,
     running_sentinels,
@@ -138,7 +138,7 @@ class MovedRedis:
 class WatchedRedis:
     """The same behind sentinels."""
 
-    fleet: Watched
+    fleet: WatchedFleet
 
     @property
     def url(self) -> str:

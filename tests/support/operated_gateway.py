@@ -29,7 +29,7 @@ _WITHIN_S = 60.0
 
 
 @dataclass
-class Operated:
+class OperatedGateway:
     gateway: GatewayProcess
     tritons: Tritons
 
@@ -113,7 +113,7 @@ def adapter_files(demo: str) -> list[Path]:
 
 
 @contextmanager
-def operated(folder: Path, **settings: Any) -> Iterator[Operated]:
+def run_operated_gateway(folder: Path, **settings: Any) -> Iterator[OperatedGateway]:
     config = write_config(
         folder / "c.yaml",
         tenant("acme", ACME, concurrent_requests=50, tokens_per_day=50_000_000),
@@ -133,7 +133,7 @@ def operated(folder: Path, **settings: Any) -> Iterator[Operated]:
             "replica_drain_grace": 0.2,
         }
         gateway = started.enter_context(GatewayProcess(folder / "gateway", pair, **own | settings))
-        made = Operated(gateway, pair)
+        made = OperatedGateway(gateway, pair)
         made.until(lambda state: all(it["state"] == "ready" for it in state["replicas"].values()))
         for name in ("zh", "ja"):
             made.upload(name, name)

@@ -51,7 +51,7 @@ def running_agent(
         tier.close()
 
 
-class Told:
+class AgentNotices:
     """What agents have told through Redis, and what a gateway tells them."""
 
     def __init__(self, redis: RedisSettings) -> None:

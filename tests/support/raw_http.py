@@ -19,9 +19,7 @@ class Answer:
 
 
 @contextmanager
-def connected(
-    url: str, *, timeout_s: float = 60, receive_buffer: int = 0
-) -> Iterator[socket.socket]:
+def connect(url: str, *, timeout_s: float = 60, receive_buffer: int = 0) -> Iterator[socket.socket]:
     """A connection to the server of `url`; `receive_buffer` in bytes, 0 for the system's own."""
     parts = urlsplit(url)
     assert parts.hostname is not None
@@ -33,7 +31,7 @@ def connected(
         yield connection
 
 
-def received(connection: socket.socket) -> bytes:
+def receive_all(connection: socket.socket) -> bytes:
     """All that comes until the server closes; a reset ends it too."""
     data = b""
     try:
@@ -69,7 +67,7 @@ def answers(data: bytes) -> list[Answer]:
         pairs = (line.partition(": ") for line in lines)
         headers = {name.lower(): value for name, _, value in pairs}
         if headers.get("transfer-encoding") == "chunked":
-            body, data = _dechunked(data)
+            body, data = _decode_chunked(data)
         else:
             length = int(headers["content-length"])
             assert len(data) >= length
@@ -78,7 +76,7 @@ def answers(data: bytes) -> list[Answer]:
     return found
 
 
-def _dechunked(data: bytes) -> tuple[bytes, bytes]:
+def _decode_chunked(data: bytes) -> tuple[bytes, bytes]:
     body = b""
     while True:
         size, _, data = data.partition(b"\r\n")

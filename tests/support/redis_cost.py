@@ -28,14 +28,14 @@ def longest_call_us(
     longest = []
     for run in range(_RUNS):
         prepare(run)
-        with measured(at_redis) as calls:
+        with measure_calls(at_redis) as calls:
             work(run)
         longest.append(max(calls))
     return min(longest)
 
 
 @contextmanager
-def measured(at_redis: redis.Redis) -> Iterator[list[int]]:
+def measure_calls(at_redis: redis.Redis) -> Iterator[list[int]]:
     """Give the CPU times of all commands of this process while the context is open."""
     calls: list[int] = []
     execute = redis.Redis.execute_command

@@ -78,7 +78,7 @@ class Fleet:
 
 
 @dataclass
-class Watched(Fleet):
+class WatchedFleet(Fleet):
     sentinels: list[Process]
 
     def master(self) -> Process | None:
@@ -143,7 +143,7 @@ COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
 
 
 @contextlib.contextmanager
-def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[Watched]:
+def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[WatchedFleet]:
     """A master with two replicas and three sentinels, which need a second to see it dead.
 
     A `stubborn` master never learns that it was replaced, as one that is cut off.
@@ -166,7 +166,9 @@ def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iter
                 f'sentinel auth-pass "gate way" "{_PASSWORD}"',
             )
         hosts = ",".join(f"{LOCALHOST}:{sentinel.port}" for sentinel in sentinels)
-        fleet = Watched(f"redis+sentinel://:{PASSWORD}@{hosts}/gate%20way/0", servers, sentinels)
+        fleet = WatchedFleet(
+            f"redis+sentinel://:{PASSWORD}@{hosts}/gate%20way/0", servers, sentinels
+        )
         until(lambda: all(_sees_all(sentinel) for sentinel in sentinels))
         yield fleet
 
@@ -213,7 +215,7 @@ def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
         for master, replica in zip(servers[:3], servers[3:], strict=False):
             identity = master.client().execute_command("CLUSTER MYID").decode()
             replica.client().execute_command("CLUSTER REPLICATE", identity)
-        until(lambda: all(_is_whole(server) for server in servers))
+        until(lambda: all(_is_complete(server) for server in servers))
         if replicas:
             until(lambda: all(_has_replica(server) for server in servers[:3]))
         hosts = ",".join(f"{LOCALHOST}:{server.port}" for server in servers[:2])
@@ -229,7 +231,7 @@ def _knows(server: Process, count: int) -> bool:
     return int(_info(server)["cluster_known_nodes"]) == count
 
 
-def _is_whole(server: Process) -> bool:
+def _is_complete(server: Process) -> bool:
     return _info(server)["cluster_state"] == "ok"
 
 

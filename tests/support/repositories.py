@@ -12,14 +12,14 @@ from ops.deployment import repository
 from ops.deployment.check import check
 from tests.support.triton_server import MODEL
 
-Found = tuple[str, str, str]
+FindingKey = tuple[str, str, str]
 """Severity, model, field."""
 
 CORE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
 
 
 @dataclass(frozen=True)
-class Place:
+class RenderedRepository:
     """One rendered repository with its engine and its tokenizer."""
 
     folder: Path
@@ -85,9 +85,9 @@ class Place:
         path.write_text(json.dumps(config))
 
 
-def rendered(folder: Path, built: Path) -> Place:
+def render_repository(folder: Path, built: Path) -> RenderedRepository:
     """In `folder`, with a copy of the engine in `built`, whose weights are shared."""
-    made = Place(folder)
+    made = RenderedRepository(folder)
     made.engine.mkdir()
     shutil.copyfile(built / "config.json", made.engine / "config.json")
     (made.engine / "model.safetensors").symlink_to(built / "model.safetensors")
@@ -107,17 +107,17 @@ def rendered(folder: Path, built: Path) -> Place:
     return made
 
 
-def found(place: Place, **where: Path) -> set[Found]:
+def list_findings(place: RenderedRepository, **where: Path) -> set[FindingKey]:
     return {(one.severity, one.model, one.field) for one in check(place.repository, **where)}
 
 
-def error(model: str, field: str) -> Found:
+def error(model: str, field: str) -> FindingKey:
     return ("error", model, field)
 
 
-def warning(model: str, field: str) -> Found:
+def warning(model: str, field: str) -> FindingKey:
     return ("warning", model, field)
 
 
-def note(model: str, field: str) -> Found:
+def note(model: str, field: str) -> FindingKey:
     return ("note", model, field)

@@ -25,7 +25,7 @@ MAKERS: dict[str, Callable[[], ToolParser]] = {
 }
 
 
-def folded(events: list[Event]) -> list[Event]:
+def fold(events: list[Event]) -> list[Event]:
     """Neighbouring pieces of one content, or of one call's arguments, joined."""
     joined: list[Event] = []
     for event in events:
@@ -39,11 +39,11 @@ def folded(events: list[Event]) -> list[Event]:
     return joined
 
 
-def parsed(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
+def parse_pieces(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
     """Return the events that a new parser makes of a text in `pieces`, which was perhaps cut."""
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
-    return folded(events + parser.finish(cut=cut))
+    return fold(events + parser.finish(cut=cut))
 
 
 def call_events(
@@ -78,7 +78,7 @@ def calls_of(events: list[Event]) -> list[tuple[str, str]]:
 piece_sizes = st.lists(st.integers(1, 12) | st.integers(1, 200), min_size=1, max_size=6)
 
 
-def cut(text: str, sizes: list[int]) -> Iterator[str]:
+def split_text(text: str, sizes: list[int]) -> Iterator[str]:
     """`text` in pieces of these sizes, over and over."""
     start = 0
     for size in itertools.cycle(sizes):

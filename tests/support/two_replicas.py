@@ -101,7 +101,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def whole(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode())) -> Any:
+def read_choice(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode())) -> Any:
     """The choice; of a stream, put together from its one beginning to its one end."""
     assert answer.status_code == 200, answer.text
     if stream:
@@ -117,6 +117,6 @@ def whole(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode
     return choice
 
 
-def streamed(stream: bool) -> dict[str, Any]:
+def stream_fields(stream: bool) -> dict[str, Any]:
     """What asks for either kind of answer, with usage."""
     return {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})

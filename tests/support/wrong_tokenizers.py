@@ -21,7 +21,7 @@ def _definition() -> dict[str, Any]:
     return found
 
 
-def _trained(size: int) -> Tokenizer:
+def _train(size: int) -> Tokenizer:
     """One of another model, which learned from other texts; filled up to its size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,7 +38,7 @@ def _trained(size: int) -> Tokenizer:
     return tokenizer
 
 
-def _changed(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
+def _with_change(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
     definition = _definition()
     change(definition)
     return Tokenizer.from_str(json.dumps(definition))
@@ -74,14 +74,14 @@ def _no_merges(definition: dict[str, Any]) -> None:
 
 
 WRONG: dict[str, Callable[[], Tokenizer]] = {
-    "smaller": lambda: _trained(1000),
-    "half as large": lambda: _trained(2048),
-    "larger": lambda: _trained(8000),
-    "same size, other texts": lambda: _trained(4096),
-    "same size, other ids": lambda: _changed(_reversed_ids),
-    "same size, other special ids": lambda: _changed(_swapped_special),
-    "same size, lower case": lambda: _changed(_lower_case),
-    "same size, other merges": lambda: _changed(_no_merges),
+    "smaller": lambda: _train(1000),
+    "half as large": lambda: _train(2048),
+    "larger": lambda: _train(8000),
+    "same size, other texts": lambda: _train(4096),
+    "same size, other ids": lambda: _with_change(_reversed_ids),
+    "same size, other special ids": lambda: _with_change(_swapped_special),
+    "same size, lower case": lambda: _with_change(_lower_case),
+    "same size, other merges": lambda: _with_change(_no_merges),
 }
 
 
@@ -101,7 +101,7 @@ def without_tool_tokens(folder: Path) -> Path:
     def change(definition: dict[str, Any]) -> None:
         definition["added_tokens"] = [t for t in definition["added_tokens"] if t["id"] < 4092]
 
-    return write(folder, _changed(change))
+    return write(folder, _with_change(change))
 
 
 def with_spare_token(folder: Path) -> Path:

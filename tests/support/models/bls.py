@@ -17,7 +17,7 @@ BETWEEN = {
     "REQUEST_OUTPUT_LEN": "request_output_len",
     "OUT_END_ID": "end_id",
 }
-ASIDE = {
+PASSED_THROUGH = {
     "top_k": "runtime_top_k",
     "stream": "streaming",
     "exclude_input_in_output": "exclude_input_in_output",
@@ -33,8 +33,8 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            [before] = ask("preprocessing", renamed(inputs, BEFORE), list(BETWEEN))
-            core = renamed(before, BETWEEN) | renamed(inputs, ASIDE)
+            [before] = ask("preprocessing", rename_arrays(inputs, BEFORE), list(BETWEEN))
+            core = rename_arrays(before, BETWEEN) | rename_arrays(inputs, PASSED_THROUGH)
             inner_id = str(uuid.uuid4()) if self._draws_ids else ""
             for tokens in ask("tensorrt_llm", core, ["output_ids", "sequence_length"], inner_id):
                 after = {
@@ -47,7 +47,7 @@ class TritonPythonModel:
             sender.send(flags=FINAL)
 
 
-def renamed(arrays, names):
+def rename_arrays(arrays, names):
     return {names[name]: array for name, array in arrays.items() if name in names}
 
 

@@ -22,12 +22,12 @@ from tests.support.http2_peer import (
     MANY,
     Peer,
     Server,
-    begun,
-    connected,
+    begin_calls,
+    connect,
+    count_turns_until,
     grpc_message,
     silence,
     start,
-    turns_until,
     until,
 )
 
@@ -45,8 +45,8 @@ async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.Monk
         received(self, data)
 
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         monkeypatch.setattr(Connection, "data_received", counting)
         for n in range(600):
             server.peers[0].send(calls[n % MANY].stream_id, grpc_message(b"%d" % n))
@@ -70,14 +70,14 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BaseConnection, "_read_on", counting)
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         pauses = []
         for n in range(100):
             call = calls[n % MANY]
             unread, before = call.unread, resumed
             server.peers[0].send(call.stream_id, grpc_message(b"token"))
-            await turns_until(lambda call=call, unread=unread: call.unread > unread)
+            await count_turns_until(lambda call=call, unread=unread: call.unread > unread)
             pauses.append(resumed - before)
         assert max(pauses) <= 2
         assert resumed > 0
@@ -89,8 +89,8 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s: float) -> None:
     """Of few streams; for an upload, which must hear of the server's windows; and the seldom."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server, count)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, count)
         peer = server.peers[0]
         if uploads:
             server.acknowledges = False
@@ -103,23 +103,25 @@ async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s
             before = call.unread
             peer.send(call.stream_id, grpc_message(b"token"))
             # 2 by count, and hundreds where it is put off.
-            assert await turns_until(lambda call=call, before=before: call.unread > before) < 10
+            assert (
+                await count_turns_until(lambda call=call, before=before: call.unread > before) < 10
+            )
 
 
 async def test_an_upload_does_not_wait_for_a_read_that_is_put_off() -> None:
     """For the window that its second half needs."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         for n in range(10):
             for call in calls[:2]:
                 before = call.unread
                 peer.send(call.stream_id, grpc_message(b"token"))
-                await turns_until(lambda call=call, before=before: call.unread > before)
+                await count_turns_until(lambda call=call, before=before: call.unread > before)
             last = await start(transport, bytes(100_000))
-            await turns_until(lambda n=n: len(peer.answered) == MANY + n)
-            took = await turns_until(lambda n=n: len(peer.answered) == MANY + n + 1)
+            await count_turns_until(lambda n=n: len(peer.answered) == MANY + n)
+            took = await count_turns_until(lambda n=n: len(peer.answered) == MANY + n + 1)
             assert took < 30
             last.cancel()
 
@@ -143,7 +145,7 @@ def test_what_has_come_over_tls_is_read_when_the_server_has_gone(tmp_path: Path)
         listener = await loop.create_server(lambda: Peer(server), LOCALHOST, 0, ssl=context)
         endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{listener.sockets[0].getsockname()[1]}")
         transport = Http2Transport(endpoint, ConnectionOptions(tls_ca=authority.file))
-        calls = await begun(transport, server)
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         for n in range(MANY):
             peer.send(calls[n].stream_id, grpc_message(b"token"))
