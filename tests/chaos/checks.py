@@ -1,4 +1,4 @@
-"""What must be so when all is over: bills, limits, places, and that everything is idle again."""
+"""Checks after the run: bills, limits, slots, and that everything is idle again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.chaos.world import (
 )
 
 _SETTLED_WITHIN_S = 120.0
-# In the gateway, on top of its deadline: a worker may be frozen when it comes, and a busy machine
-# may give it no turn after that.
+# Added to the gateway's deadline: a worker may be frozen when it expires, and get no CPU time on a
+# busy machine after that.
 _LATE_S = FROZEN_S[1] + 20
 _WINDOW_S = 60.0
 _BUSY = (
@@ -39,7 +39,7 @@ _BUSY = (
 
 
 async def settle(world: World) -> None:
-    """Until all replicas serve at all workers, and nothing is under way or owed anywhere."""
+    """Wait until all replicas serve at all workers, and no work is in progress or pending."""
     workers = WORKERS * len(world.gateways)
     whole = {
         "gateway_replica_ready": workers * len(world.tritons.replicas),
@@ -60,7 +60,9 @@ async def settle(world: World) -> None:
 
 
 async def check_complete(world: World) -> None:
-    """All places of all tenants are free, and every gateway has every adapter, intact."""
+    """Check that all slots of all tenants are free, and that every gateway has every adapter,
+    intact.
+    """
     deadline = time.monotonic() + _SETTLED_WITHIN_S
     while left_out := await _count_refused(world):
         if time.monotonic() > deadline:
@@ -75,7 +77,7 @@ async def check_complete(world: World) -> None:
 
 
 async def _count_refused(world: World) -> int:
-    """As many requests at once as each tenant may have; what dead workers held is forgotten."""
+    """Send as many concurrent requests as each tenant may have; return how many are refused."""
     statuses: list[int] = []
     body = SHORT.body("demo", stream=False)
     for number, key in enumerate(TENANTS.values()):
@@ -88,7 +90,7 @@ async def _count_refused(world: World) -> int:
 
 @dataclass
 class Bills:
-    """What a gateway's usage log has of what its clients saw; `wrong` in words."""
+    """A gateway's usage log compared with what its clients saw; `wrong` in words."""
 
     lines: int = 0
     missing: int = 0
@@ -121,7 +123,7 @@ def _lines(gateway: Gateway, bills: Bills) -> Iterator[dict[str, Any]]:
     ids: set[str] = set()
     for lines, deleted in gateway.records():
         for record in lines:
-            # What had gone to a file that was deleted may stand in the next one, too.
+            # Records of a deleted file may be in the next one, too.
             if record["id"] not in ids:
                 ids.add(record["id"])
                 yield record
@@ -139,16 +141,16 @@ def _differences(seen: ObservedRequest, record: dict[str, Any]) -> Iterator[str]
         for kind in ("prompt_tokens", "completion_tokens"):
             if record[kind] != seen.usage[kind]:
                 yield f"{kind}: {record[kind]} in the log, {seen.usage[kind]} in the answer"
-    # A client that leaves, or is cut off, may have been answered whole in the same moment.
+    # A client that disconnects, or is cut off, may get the complete answer at the same moment.
     answered = seen.outcome in ("right", "wrong")
     if answered != (record["status"] == 200) and seen.outcome not in ("left", "cut"):
         yield f"{record['status']} in the log, {seen.outcome} here"
 
 
 def peak_per_minute(world: World, seen: Sequence[ObservedRequest]) -> tuple[int, int]:
-    """Requests and tokens of the tight tenant, within any 60 s that its Redis has lived through.
+    """Return requests and tokens of the tight tenant within any 60 s during which its Redis lived.
 
-    Of those that were begun and answered in it: so at least these were let in within that time.
+    Counts requests started and answered in that window, so at least these were admitted in it.
     """
     mine = [each for each in seen if each.tenant == TIGHT and each.usage is not None]
     requests = tokens = 0

@@ -1,4 +1,4 @@
-"""What chaos has found: the promises, whether each held, and the table."""
+"""Results of chaos: the promises, whether each held, and the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.clients import ObservedRequest
 from tests.chaos.footprint import Footprint
 from tests.chaos.world import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, World
 
-# Of a worker. What others have is shown alone: engines fill their caches.
+# Growth limits of a worker. Other processes are only shown, because engines fill their caches.
 _GROWN_RSS, _GROWN_FILES = 48 << 20, 24
 _PLAIN = ("right", "wrong", "hung", "left", "cut", "no connection")
 

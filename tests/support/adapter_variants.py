@@ -1,7 +1,7 @@
-"""Adapters as training tools write them: one change each of files, names, fields or numbers.
+"""Adapters as training tools write them: each varies one aspect of files, names, fields or numbers.
 
-Each knows by itself what it means: `deltas` are B A times the scale that the variant states, in
-float64. So neither the names nor the patterns of a variant are read to know what is expected.
+Each variant defines its own meaning: `deltas` are B A times the scale that the variant states, in
+float64. So the expected result depends neither on the names nor on the patterns of a variant.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _plain(layer: int, inside: str, side: str) -> str:
 
 
 def _keys(form: str) -> Key:
-    """`form` has {layer}, {inside} and {side}."""
+    """Return a naming function; `form` has {layer}, {inside} and {side}."""
     return lambda layer, inside, side: form.format(layer=layer, inside=inside, side=side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """`rank` and `alpha` are what is expected of a layer and a module; `config` what is written."""
+    """A variant: `rank` and `alpha` are expected per layer and module; `config` is written."""
 
     modules: tuple[str, ...] = QV
     layers: tuple[int, ...] | None = None
@@ -65,7 +65,7 @@ class Variant:
             rank, alpha = int(self.rank(layer, inside)), self.alpha(layer, inside)
             random = np.random.default_rng([rank, *module.encode()])
             scale = alpha / (math.sqrt(rank) if self.rslora else rank)
-            # All variants change answers as much, whatever their scale.
+            # All variants change answers equally, whatever their scale.
             size = math.sqrt(self.gain / (abs(scale) * math.sqrt(rank)))
             pair = [random.normal(size=shape) * size for shape in ((rank, inputs), (outputs, rank))]
             stored = [self._quantize(values) for values in pair]
@@ -82,7 +82,7 @@ class Variant:
         return deltas
 
     def _quantize(self, values: Floats) -> tuple[Array, Floats]:
-        """Return the values as they are written, and what these are worth."""
+        """Return the values as they are written, and the values after rounding."""
         if self.dtype == "BF16":
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             worth = (bits.astype(np.uint32) << 16).view(np.float32)

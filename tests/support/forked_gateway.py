@@ -1,7 +1,7 @@
-"""`python -m gateway` without its imports: forked from a process that has made them once.
+"""`python -m gateway` without its imports: forked from a process that has done them once.
 
 Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. All
-else is the same: a process of its own, with its environment, signals, workers and exit code. (What
+else is the same: a separate process, with its environment, signals, workers and exit code. (What
 only a new interpreter shows is tested with one: `gateway up`, refused settings, the images.)
 """
 
@@ -22,10 +22,10 @@ _CONTEXT.set_forkserver_preload([__name__])
 
 
 class ForkedGateway:
-    """Of what `subprocess.Popen` has, the part that tests use."""
+    """The part of `subprocess.Popen`'s interface that tests use."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        """All its variables; `log` gets what it prints."""
+        """Start it with exactly these variables; `log` gets its output."""
         self._process = _CONTEXT.Process(target=_run, args=(dict(environment), log))
         self._process.start()
         assert self._process.pid is not None
@@ -33,14 +33,14 @@ class ForkedGateway:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; -N if signal N ended it."""
+        """Exit code; None while it runs, -N if signal N ended it."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self._process.join(timeout)
         if (code := self.returncode) is None:
             raise subprocess.TimeoutExpired("gateway", timeout or 0.0)
@@ -61,6 +61,6 @@ def _run(environment: dict[str, str], log: Path) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if "LD_PRELOAD" in environment:  # which is read when a program starts, and by nothing later
+    if "LD_PRELOAD" in environment:  # read only when a program starts
         os.execv(sys.executable, [sys.executable, "-m", "gateway"])
     raise SystemExit(main())

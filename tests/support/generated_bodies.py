@@ -1,4 +1,4 @@
-"""Values for the parameters of every endpoint, of about a wished size, drawn at random."""
+"""Random values for the parameters of every endpoint, of approximately a given size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 
 Fields = dict[str, Any]
 Fill = Callable[[random.Random, int], Any]
-"""Makes the value of a parameter that has about so many bytes."""
+"""Generator of a parameter's value with about that many bytes."""
 
 
 def _value(draw: random.Random, size: int) -> Any:
@@ -65,7 +65,7 @@ def _schema(draw: random.Random, size: int) -> Fields:
 
 
 def _many(make: Fill, overhead: int, most: int = 10**6) -> Fill:
-    """Return what fills a list: with many small values, or with few large ones."""
+    """Return a generator of lists: many small values, or few large ones."""
 
     def fill(draw: random.Random, size: int) -> list[Any]:
         each = draw.choice((0, 0, 16, 100, size // 4))
@@ -249,4 +249,4 @@ PARAMETERS: Mapping[str, Mapping[str, Fill]] = {
     },
     "/detokenize": {"tokens": lambda _, size: [1] * (size // 2)},
 }
-"""The makers of each parameter, by endpoint; "" stands for parameters that nobody knows."""
+"""Generators of each parameter, by endpoint; "" is for unknown parameters."""

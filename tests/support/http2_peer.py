@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server made with `h2`, which is strict about what a client may send."""
+"""A scripted HTTP/2 server with `h2`, which checks strictly what a client sends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 60.0
 MANY = 40
-"""Streams at once, beside which reads are gathered."""
+"""Number of concurrent streams, enough for reads to be batched."""
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -39,7 +39,7 @@ def grpc_message(payload: bytes, *, compressed: bool = False) -> bytes:
 
 
 class Peer(asyncio.Protocol):
-    """One connection. Whatever the client did wrong is in `violations`."""
+    """A connection. The client's protocol errors are in `violations`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -51,9 +51,9 @@ class Peer(asyncio.Protocol):
         self.events: list[Event] = []
         self.headers: dict[int, dict[str, str]] = {}
         self.requests: dict[int, bytearray] = {}
-        """What has come of each, from its headers on."""
+        """Received data of each request, from its headers on."""
         self.answered: list[int] = []
-        """Streams whose request came whole. grpc.aio may send it in several writes."""
+        """Streams whose request arrived completely. grpc.aio may send it in several writes."""
         self.resets: dict[int, int] = {}
         self.closed = asyncio.Event()
         self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
@@ -66,7 +66,7 @@ class Peer(asyncio.Protocol):
             self.greet()
 
     def greet(self) -> None:
-        """Late, where the server greeted nobody; what has come meanwhile is heard then."""
+        """Send the greeting late, if the server does not greet; then handle what arrived before."""
         self._server.greets = True
         self.h2.initiate_connection()
         self.flush()
@@ -124,7 +124,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def send_within_windows(self, stream_id: int, data: bytes, trailers: Headers | None) -> None:
-        """As much as the client allows now, the rest when it allows more."""
+        """Send as much as the client allows now, the rest when it allows more."""
         self._unsent[stream_id] = (bytearray(data), trailers)
         self._send_unsent()
 
@@ -154,13 +154,13 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def goaway(self, last: int, code: int = 0) -> None:
-        """GOAWAY as bytes: h2 would take the connection for closed."""
+        """Send GOAWAY as bytes: h2 would treat the connection as closed."""
         payload = struct.pack(">II", last, code)
         self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + payload)
 
 
 class Server:
-    """`answer` is called with each request once it has ended."""
+    """A server; `answer` is called with each request once it has ended."""
 
     def __init__(self, answer: Callable[[Peer, int], None], **settings: int) -> None:
         self.answer = answer
@@ -168,20 +168,20 @@ class Server:
         self.peers: list[Peer] = []
         self.violations: list[ProtocolError] = []
         self.greets = True
-        """Whether connections get an answer at all."""
+        """True if connections get an answer at all."""
         self.acknowledges = True
-        """Whether DATA is acknowledged with new window as it comes."""
+        """True if DATA is acknowledged with a new window on arrival."""
         self.endpoint = ""
 
 
 def echo(peer: Peer, stream_id: int) -> None:
-    """Answers with the request."""
+    """Answer with the request."""
     peer.begin(stream_id)
     peer.send_within_windows(stream_id, bytes(peer.requests[stream_id]), [("grpc-status", "0")])
 
 
 def silence(peer: Peer, stream_id: int) -> None:
-    """Sends the headers and no more."""
+    """Send only the headers."""
     peer.begin(stream_id)
 
 
@@ -202,7 +202,7 @@ async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
 
 @contextlib.asynccontextmanager
 async def connect(server: Server) -> AsyncIterator[Http2Transport]:
-    """A transport to `server`, which listens meanwhile."""
+    """Yield a transport to `server`, which listens inside the context."""
     async with listening(server):
         transport = Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
         try:
@@ -219,21 +219,21 @@ async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -
 
 
 async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
-    """A call with a request of these pieces."""
+    """Start a call with a request of these pieces."""
     return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
 
 
 async def begin_calls(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
+    """Return that many calls with started, unread answers: `unread` shows what has arrived."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
-    # The reads of their headers are not to be taken for a token's.
+    # Reads of the headers must not be counted as a token's.
     await asyncio.sleep(0.1)
     return calls
 
 
 async def count_turns_until(condition: Callable[[], Any]) -> int:
-    """How many turns the event loop takes."""
+    """Return how many iterations the event loop takes."""
     turns = 0
     while not condition():
         await asyncio.sleep(0)

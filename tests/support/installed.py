@@ -1,4 +1,4 @@
-"""What the gateway's image has installed, and what tells of it."""
+"""Packages installed in the gateway's image, and the documents that list them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EVERY_MODULE = Path(__file__).with_name("every_module.py").read_text(encoding="u
 
 
 def assert_lists_installed_packages(file: Path, python: str) -> None:
-    """A CycloneDX document: the project, and the releases that its lock file names for a Python."""
+    """Check that a CycloneDX document lists the project and the lock file's releases for a
+    Python.
+    """
     told = json.loads(file.read_text(encoding="utf-8"))
     assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", PROJECT)
     found = {

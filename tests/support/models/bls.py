@@ -1,7 +1,7 @@
-"""A BLS model that looks after its callers as little as upstream's does.
+"""A BLS model that ignores its callers' disconnects like upstream's.
 
-Up to v0.17 it asks `tensorrt_llm` without an id, since v0.19 with one that it draws; the parameter
-`inner_ids` says which. No release looks whether its own caller is still there.
+Up to v0.17 it calls `tensorrt_llm` without an id, since v0.19 with a random one; the parameter
+`inner_ids` selects the behaviour. No release checks whether its own caller is still connected.
 """
 
 import json
@@ -52,7 +52,7 @@ def rename_arrays(arrays, names):
 
 
 def ask(model, inputs, outputs, request_id=""):
-    """The outputs of each response that has any."""
+    """Yield the outputs of each response that has any."""
     request = pb_utils.InferenceRequest(
         model_name=model,
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
