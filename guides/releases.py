@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 MAX_COST_US = 250_000
-"""Half of the CPU time that compiling an accepted guide may take, because machines differ."""
+"""Half of the CPU time that compiling an accepted guide may take, as machines differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +19,20 @@ class Costs:
 
     `character` is a character of a name, value or string, `schema` a schema without its parts, and
     `optional` a pair of optional properties of one object. `reference` is a pair of references to
-    one definition. `open_character` is a character of the names of properties whose object allows
-    others: a prefix shared by names counts once.
+    one definition. `open_character` is a character of the
+    names of properties whose object allows others: a beginning that names share counts once.
 
     `length` and `max_length` are a string of a limited length: for each character, and at most.
-    `item` and `max_items` are the same for an array. `digits` multiplies the cost of a range of
-    numbers. `classes` multiplies the cost of a class of characters. A repeated class is compiled at
-    most `max_repeats` times. `merges` is False for a compiler that follows each way to parse a text
-    separately.
+    `item` and `max_items` are the same of an array. `digits` multiplies what a range of numbers
+    costs.
+
+    `classes` multiplies what a class of characters costs. A class that is repeated is compiled at
+    most `max_repeats` times. `merges` is False for a compiler that follows each way to read a text
+    by itself.
     """
 
     character: float = 6
-    schema: float = 100  # less than measured, so that 150 tools beside a format are served: 0.47 s
+    schema: float = 100  # less than it takes, so that 150 tools beside a format are served: 0.47 s
     optional: float = 5
     reference: float = 9
     open_character: float = 5_500
@@ -45,18 +47,18 @@ class Costs:
 
 
 NEWEST = Costs()
-"""Costs of the newest releases: none since 0.1.25 takes longer."""
+"""No release since 0.1.25 takes longer."""
 _UNROLLED = replace(
     NEWEST, character=10, optional=7, max_length=inf, item=250, max_items=inf, max_repeats=10_000
 )
 _BY_RELEASE = (
-    # Compiles each character of a text for the entire vocabulary.
+    # Compiles each character of a text for the whole vocabulary.
     (
         (0, 1, 20),
         replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
     ),
     ((0, 1, 25), _UNROLLED),
-    # These releases compile limited lengths and repeated classes as one state.
+    # Limited lengths and repeated classes are one state there.
     (
         (0, 1, 27),
         replace(NEWEST, open_character=60, length=7_000, max_length=28_000, max_repeats=4),
@@ -65,7 +67,7 @@ _BY_RELEASE = (
 
 
 def find_costs(release: str) -> Costs:
-    """Return the costs of a release such as ``0.1.25``; for an empty text, of all since 0.1.25.
+    """Return the costs of a release such as ``0.1.25``; of all since 0.1.25 for an empty text.
 
     Raises ValueError for a text that is no release.
     """

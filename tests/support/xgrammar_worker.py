@@ -1,14 +1,14 @@
 """Compile guides with one release of xgrammar, as TensorRT-LLM does.
 
-``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads ``[kind, text]`` per
-line, as JSON, and answers each with the reason why that release throws on the guide, or null, and
-the CPU seconds. It also creates a matcher, because the first state of a grammar is computed there.
-FOLDER has the wheel's files. Only the compiled part is imported: the package itself needs torch.
+``python -m tests.support.xgrammar_worker FOLDER [VOCABULARY SIZE]`` reads ``[kind, text]`` a line,
+as JSON, and answers each with why that release throws on the guide, or null, and the seconds of CPU
+that it took. A matcher is made too, since the first state of a grammar is computed there. FOLDER
+has the wheel's files. Only the compiled part is imported: the package itself needs torch.
 
-VOCABULARY is Tekken's file, as in the wheel of mistral-common: a byte-level BPE of 131,072 tokens
-in the order of their merges. The first SIZE are used, except that the last of these are replaced by
-the 1,100 numbers of two and three digits, which Llama 3 and GPT-4 have as tokens and Tekken lacks.
-Without VOCABULARY, the tokens are single bytes.
+VOCABULARY is Tekken's file, as the wheel of mistral-common has it: a byte-level BPE of 131,072
+tokens in the order of their merges. The first SIZE are taken, but the last of these are replaced
+by the 1,100 numbers of two and three digits, which Llama 3 and GPT-4 have as tokens and Tekken has
+not. Without VOCABULARY, the tokens are single bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 _BYTES = [bytes([code]) for code in range(256)]
-# Without an indentation, with any white space, and objects closed unless they say otherwise.
+# Without an indentation, with any white space, and objects closed where they do not say otherwise.
 _JSON = (True, None, None, True)
 
 
@@ -45,7 +45,7 @@ def main() -> None:
         importlib.import_module("xgrammar.load_binding")
     core: Any = importlib.import_module("xgrammar.base")._core
     tokens = _vocabulary(Path(sys.argv[2]), int(sys.argv[3])) if sys.argv[2:] else _BYTES
-    # The last token is the end of a text.
+    # The last one stands for the end of a text.
     end = len(tokens) - 1
     vocabulary = _call(
         core.TokenizerInfo, *[(tokens, raw, None, [end], False) for raw in (0, "RAW")]
@@ -56,7 +56,7 @@ def main() -> None:
         why = None
         started = time.process_time()
         try:
-            # No token stops a text early, and none is withdrawn.
+            # No token stops a text early, and none is taken back.
             given = (_compile(core, compiler, kind, text), None, False, 0)
             _call(core.GrammarMatcher, given, (*given, None))
         except RuntimeError as error:
