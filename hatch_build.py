@@ -24,7 +24,7 @@ _OTHERS = "--follow-imports=silent"
 
 
 class CompiledTokenPath(BuildHookInterface[Any]):
-    """Adds an extension module for each of `modules` in the hook's configuration."""
+    """Hook that adds an extension module for each of `modules` in its configuration."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the modules. Raises SystemExit with mypy's or the compiler's errors."""

@@ -128,9 +128,9 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
                 path = f"{layout.layers}.{layer}.{inside}"
                 pairs[path], projections[path] = found, projection
     if rows:
-        left = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
+        unmatched = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
-        raise UnsupportedModule(_FILE, "modules", left, allowed, _WHY)
+        raise UnsupportedModule(_FILE, "modules", unmatched, allowed, _WHY)
     # Rows of zeros were added for the C++ runtime; TensorRT-LLM's reader adds its own.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
     written = trained or pairs

@@ -1,4 +1,4 @@
-"""Measures the gateway from outside: python -m bench [--quick] [--only PART ...] [--write-readme]
+"""Measure the gateway from outside: python -m bench [--quick] [--only PART ...] [--write-readme]
 
 Prints tables, and writes results.json and results.svg into build/bench. bench/README.md says how
 to read them.

@@ -52,7 +52,7 @@ class PacedSource(Protocol):
 
 
 class Pacer:
-    """Calls sources when a token is due. Create inside the event loop.
+    """Scheduler that calls sources when a token is due. Create inside the event loop.
 
     Beats are spread evenly over the interval, whatever the order in which streams started, so that
     each token is a separate write: the worst case for the receiver. The loop's own timers have a

@@ -30,7 +30,7 @@ MAX_GAPS = 1000
 
 
 class MessageCounter:
-    """Counts messages within the window."""
+    """Counter of messages within the window."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end

@@ -93,7 +93,7 @@ def poll_all(*, force: bool = False) -> None:
 
 
 class CertificatePoller:
-    """Polls all files periodically while open. Belongs to one event loop."""
+    """Poller of all files while it is open. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()

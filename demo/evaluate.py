@@ -1,4 +1,4 @@
-"""Measures the saved model and adapters on held-out questions and prints a table.
+"""Measure the saved model and adapters on held-out questions and print a table.
 
 ``python -m demo.evaluate`` reads the float16 weights and computes in float32. An answer is right if
 at every position up to and including the end token the model's most likely token is the expected

@@ -1,4 +1,4 @@
-"""Trains the demo model and its two adapters from the generated corpus.
+"""Train the demo model and its two adapters from the generated corpus.
 
     python -m demo.train --device cuda            # minutes on one GPU
     python -m demo.train --device cpu --steps ... # README.md has the settings for a CPU

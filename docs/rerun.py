@@ -1,4 +1,4 @@
-"""Runs the commands that the guides show and writes down what they print: ``python -m docs.rerun``.
+"""Run the commands that the guides show and write down what they print: ``python -m docs.rerun``.
 
 Each guide is a separate session in an empty folder, from top to bottom. Of its Markdown only these
 blocks count:

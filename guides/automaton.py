@@ -16,7 +16,7 @@ from guides.releases import MAX_COST_US, Costs
 Parts = Iterable[tuple[str, str]]
 
 _OTHER = 1 << 128
-"""Bit of all non-ASCII characters; the lower bits are the ASCII characters."""
+"""The characters beyond ASCII; the lower bits are the ASCII characters."""
 _EVERY = (1 << 129) - 1
 
 
@@ -41,7 +41,7 @@ _KINDS = (
     (_EVERY & ~(_LOWER | _UPPER | _DIGITS | _SPACE | _OTHER), 60.0),
     (_OTHER, 100.0),
 )
-"""Classes of characters, each with the microseconds to try the tokens that begin with one."""
+"""Kinds of characters, each with the microseconds to try the tokens that begin with one."""
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
@@ -50,7 +50,7 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# Number of characters of a token that are followed.
+# As many characters of a token are followed.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -60,7 +60,7 @@ _MAX_MOVES = 400_000
 
 
 class TooLargeError(ValueError):
-    """The automaton is far larger than the limit for compilation."""
+    """The automaton is far larger than what may be compiled."""
 
 
 def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
@@ -73,7 +73,7 @@ def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
 
 @dataclass(slots=True)
 class _Fragment:
-    """The first and last positions of a part, and whether the part may be empty."""
+    """The positions that a part begins and ends with, and whether the part may be empty."""
 
     first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ class _Node:
 
 
 class _Automaton:
-    """Positions by number. `characters` is 0 for a position of a rule, which `names` has.
+    """Positions by number. `characters` is 0 for one where a rule named by `names` stands.
 
     `loops` are the positions that end a repetition such as ``.{3,}``.
     """
@@ -184,9 +184,8 @@ class _Automaton:
 class _Walk:
     """Follows tokens from each position of an automaton.
 
-    An item is a position and a number for the rules that the item is in. The number identifies the
-    position where the innermost rule was entered and the number of the rules around it; 0 is no
-    rule.
+    An item is a position and a number for the rules that the item is in. The number stands for the
+    position where the innermost rule was entered and the number of the rules around it; 0 is none.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -214,7 +213,7 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # Except for the first position, each one is an item of each rule that it is in.
+                # Beside the first position, each one is an item of each rule that it is in.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves *= 1 + loops
                 if bits.bit_count() > 1:
@@ -254,7 +253,7 @@ class _Walk:
         return max(len(found) - 1, 0)
 
     def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
-        """Yield the items that may follow the item (`position`, `within`)."""
+        """Yield the items that may come after one."""
         automaton = self._automaton
         waiting = [(each, within) for each in automaton.follow[position]]
         while within and position in automaton.ends:

@@ -101,7 +101,7 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
 
 
 class _Emptiness:
-    """Determines which elements may be empty, each rule once.
+    """Computation of which elements may be empty, each rule once.
 
     A sequence is read up to its first element that is never empty: the names before it are those
     that the rule may begin with. So a name met inside its own rule is left-recursive, and no rule

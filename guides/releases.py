@@ -12,7 +12,7 @@ from math import inf
 from guides.schema.lengths import Form
 
 MAX_COST_US = 250_000
-"""Half of the CPU time that compiling an accepted guide may take, because machines differ."""
+"""Half of the CPU time that compiling an accepted guide may take, as machines differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Costs:
 
     `character` is a character of a name, value or string, `schema` a schema without its parts, and
     `optional` a pair of optional properties of one object. `reference` is a pair of references to
-    one definition. `open_character` is a character of the names of properties whose object allows
-    others: a prefix shared by names counts once.
+    one definition. `open_character` is a character of the
+    names of properties whose object allows others: a beginning that names share counts once.
 
     `length` and `max_length` are a string of a limited length that is sent as keywords: for each
     character, and at most. `length_form` is how the gateway sends a maximum length.
@@ -38,7 +38,7 @@ class Costs:
     """
 
     character: float = 6
-    schema: float = 100  # less than measured, so that 150 tools beside a format are served: 0.47 s
+    schema: float = 100  # less than it takes, so that 150 tools beside a format are served: 0.47 s
     optional: float = 5
     reference: float = 9
     open_character: float = 5_500
@@ -68,13 +68,13 @@ _UNROLLED = replace(
     max_repeats=10_000,
 )
 _BY_RELEASE = (
-    # Compiles each character of a text for the entire vocabulary.
+    # Compiles each character of a text for the whole vocabulary.
     (
         (0, 1, 20),
         replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
     ),
     ((0, 1, 25), _UNROLLED),
-    # These releases compile limited lengths and repeated classes as one state.
+    # Limited lengths and repeated classes are one state there.
     (
         (0, 1, 27),
         replace(

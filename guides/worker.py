@@ -1,11 +1,11 @@
-"""A process that compiles untrusted guides, so that no other process has to.
+"""A process that compiles guides which strangers wrote, so that nothing else has to.
 
-`python -m guides.worker [RELEASE]` reads one request per line, which is ``[kind, text, backend,
-best_effort]`` in JSON, and answers each with a line: ``[verdict, size]``, where `verdict` has the
-fields of `Verdict`, and `size` is the current memory of the process in bytes. Under the JSON paths
-`best_effort`, keywords that cannot be enforced are left out of a schema. A guide that exceeds the
-limits of CPU time or memory ends the process by a signal, and so may one that crashes the compiler.
-This is why it is a separate process.
+`python -m guides.worker [RELEASE]` reads one request a line, which is
+``[kind, text, backend, best_effort]`` in JSON, and answers each with a line: ``[verdict, size]``,
+where `verdict` has the fields of `Verdict`, and `size` is the memory in bytes that the process has
+now. Under the JSON paths `best_effort`, what
+cannot be enforced of a schema is left out. A guide that takes more CPU time or memory than it may
+ends the process by a signal, and so may one that breaks the compiler: that is why it is one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from guides.schema.rewrite import rewrite, write
 from guides.schema.sharing import share
 
 CPU_S = 2
-"""CPU seconds per guide. A usual schema takes 3 ms, the largest within `limits` some hundred."""
+"""A usual schema takes 3 ms, and the largest that `limits` lets pass some hundred."""
 _MEMORY = 1 << 30  # address space; the process itself takes 100 MiB of it
-# Number of a schema's parts that are compiled to find the wrong one.
+# So many parts of a schema are compiled to find the one that is wrong.
 _MAX_PARTS = 100
 _MAX_BOUND_COSTS_US = (50_000, 10_000, 2_000, 500)
 
@@ -49,25 +49,21 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Compiles for a vocabulary of single bytes: validity does not depend on the vocabulary."""
+    """Compiles for a vocabulary of single bytes: whether a guide is one depends on no other."""
 
     def __init__(self, release: str = "") -> None:
-        """Create the checker.
-
-        `release` is that of the engines' xgrammar; empty if it may be any since 0.1.25.
-        """
+        """`release` is that of the engines' xgrammar; empty if it may be any since 0.1.25."""
         self._costs = find_costs(release)
         self._bytes = LLTokenizer("byte")
-        # With the parser's state an error would be long and useless to a client.
+        # With the parser's state an error would be long and mean nothing to a client.
         self._limits = LLParserLimits(verbose_errors=False)
 
     def verdict(
         self, kind: Kind, text: str, backend: Backend, best_effort: Sequence[str] = ()
     ) -> Verdict:
-        """Return the verdict on a guide; a schema is rewritten.
+        """Return what becomes of a guide; the schema of one is written anew.
 
-        Under the JSON paths `best_effort`, keywords that cannot be enforced are left out of a
-        schema.
+        Under the JSON paths `best_effort`, what cannot be enforced of a schema is left out.
         """
         try:
             check_length(text)
@@ -95,7 +91,7 @@ class Checker:
                     text, enforcement = written, lighter
                     break
         if refusal is not None and best_effort:
-            # Expressions are compiled separately if the complete schema does not compile.
+            # Expressions are compiled alone where the schema as a whole does not compile.
             enforcement = Enforcement(best_effort, self._costs, _MAX_BOUND_COSTS_US[-1])
             why_not = partial(self._refusal, "regex", backend=backend)
             text = self._written(schema, backend, enforcement, why_not)
@@ -114,7 +110,7 @@ class Checker:
         return _dumped(share(written, self._costs) if backend == "xgrammar" else written)
 
     def _place(self, schema: Any, backend: Backend, refusal: str) -> tuple[str, str]:
-        """Return the JSON path of the smallest part that the compiler refuses, and why."""
+        """The JSON path of the smallest part that alone is refused by the compiler, and why."""
         place, left = "$", _MAX_PARTS
         keys: list[str | int] = []
         parts = iter(subschemas(schema))
@@ -124,7 +120,7 @@ class Checker:
             try:
                 text = _dumped(rewrite(schema, backend, pointer([*keys, *below])))
                 alone = self._refusal("json_schema", text, backend)
-            except ValueError:  # useless without the keywords beside it
+            except ValueError:  # of no use without what stands beside it
                 continue
             if alone is not None:
                 place, refusal, keys = step(place, *below), alone, [*keys, *below]
@@ -164,7 +160,7 @@ def main() -> None:
 
 
 def _size() -> int:
-    """Return resident memory in bytes. `ru_maxrss` would start with that of the parent."""
+    """Resident memory in bytes. `ru_maxrss` would begin with that of the parent."""
     resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(resident) * resource.getpagesize()
 

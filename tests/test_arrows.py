@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.imports import DIVIDED, ROOT, Sources, room_of, sources
+from tests.support.imports import DIVIDED, ROOT, Sources, sources, unit_of
 
 # Room -> rooms that it may import. Each of these stands further down in this table.
 ALLOWED: dict[str, str] = {
@@ -239,10 +239,10 @@ def test_every_file_has_a_room() -> None:
 def test_arrows_are_in_the_table() -> None:
     _told(
         [
-            f"{found}: no arrow from {room_of(found.module)} to {room_of(found.target)}"
+            f"{found}: no arrow from {unit_of(found.module)} to {unit_of(found.target)}"
             for found in sources().ours()
             if _arrow(found.module, found.target)
-            and room_of(found.target) not in ALLOWED[room_of(found.module)].split()
+            and unit_of(found.target) not in ALLOWED[unit_of(found.module)].split()
         ],
         "New arrows between rooms. Pass the value, or move the type down; if the arrow is right and"
         " points down, add it to ALLOWED:",
@@ -251,7 +251,7 @@ def test_arrows_are_in_the_table() -> None:
 
 def test_the_table_has_no_arrow_that_nothing_needs() -> None:
     needed = {
-        (room_of(found.module), room_of(found.target))
+        (unit_of(found.module), unit_of(found.target))
         for found in sources().ours()
         if _arrow(found.module, found.target)
     }
@@ -287,7 +287,7 @@ def test_only_tests_import_tests() -> None:
         [
             str(found)
             for found in sources().ours()
-            if room_of(found.target) == "tests" != room_of(found.module)
+            if unit_of(found.target) == "tests" != unit_of(found.module)
         ],
         "Only tests import from tests/:",
     )
@@ -297,7 +297,7 @@ def test_libraries_stay_in_their_rooms() -> None:
     breaches = []
     for found in sources().libraries():
         places = LIBRARIES.get(found.target.partition(".")[0], "")
-        if room_of(found.module) != "tests" and not _within(found.module, places):
+        if unit_of(found.module) != "tests" and not _within(found.module, places):
             breaches.append(f"{found}: its places are {places or 'none'}")
     _told(breaches, "Libraries outside their places, which LIBRARIES lists:")
 
@@ -327,18 +327,18 @@ def test_private_names_of_libraries_stay_where_they_are_declared() -> None:
 
 
 def _outside(module: str, name: str | None, declared: Mapping[str, str], where: str) -> list[str]:
-    if room_of(module) == "tests" or (name is not None and _within(module, declared[name])):
+    if unit_of(module) == "tests" or (name is not None and _within(module, declared[name])):
         return []
     return [f"{where}: its place is {'none' if name is None else declared[name]}"]
 
 
 def _in_table(module: str) -> bool:
-    return room_of(module) == "tests" or room_of(module) in ALLOWED
+    return unit_of(module) == "tests" or unit_of(module) in ALLOWED
 
 
 def _arrow(module: str, target: str) -> bool:
     """Whether an import crosses rooms. What tests import is theirs to choose."""
-    return room_of(module) not in ("tests", room_of(target))
+    return unit_of(module) not in ("tests", unit_of(target))
 
 
 def _graph(read: Sources) -> dict[str, set[str]]:
@@ -361,9 +361,9 @@ def _circle(graph: Mapping[str, set[str]]) -> list[str] | None:
 def main(root: Path = ROOT) -> None:
     """Prints the figures of the checkout in `root`, by the table of this one."""
     read = Sources(root)
-    rooms = {room_of(module) for module in read.files} - {"tests"}
+    rooms = {unit_of(module) for module in read.files} - {"tests"}
     arrows = {
-        (room_of(found.module), room_of(found.target))
+        (unit_of(found.module), unit_of(found.target))
         for found in read.ours()
         if _arrow(found.module, found.target)
     }

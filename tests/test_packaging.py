@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.locks import locked, version
+from tests.support.locks import read_lock, version
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ MAY_DIFFER = {"numpy", "ml-dtypes"}
 def test_the_lock_has_what_pyproject_asks_for(name: str) -> None:
     for line in LOCKS[name]:
         asked = Requirement(line)
-        pins = locked(name).get(canonicalize_name(asked.name), [])
+        pins = read_lock(name).get(canonicalize_name(asked.name), [])
         assert pins, f"`make lock`: requirements/{name}.txt has no {asked.name}"
         for pin, _ in pins:
             assert version(pin) in asked.specifier, f"`make lock`: {pin} is not {asked}"
@@ -48,16 +48,16 @@ def test_the_lock_has_what_pyproject_asks_for(name: str) -> None:
 def test_every_pin_has_hashes_and_no_lock_names_a_registry(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert not re.findall(r"^.*://.*$|^\s*--(?!hash).*$", text, re.MULTILINE)
-    for pins in locked(name).values():
+    for pins in read_lock(name).values():
         for pin, hashes in pins:
             version(pin)
             assert hashes, f"{pin} has no hash"
 
 
 def test_the_locks_agree() -> None:
-    everything = locked("dev")
+    everything = read_lock("dev")
     for name in ("gateway", "local", "tools", "sbom"):
-        for package, pins in locked(name).items():
+        for package, pins in read_lock(name).items():
             if package in everything and package not in MAY_DIFFER:
                 assert {version(pin) for pin, _ in pins} == {
                     version(pin) for pin, _ in everything[package]
@@ -66,7 +66,7 @@ def test_the_locks_agree() -> None:
 
 def test_the_gateway_starts_without_what_its_lock_leaves_out() -> None:
     """The image installs that lock and nothing else."""
-    installed = {canonicalize_name(name) for name in locked("gateway")}
+    installed = {canonicalize_name(name) for name in read_lock("gateway")}
     top_level = packages_distributions()
     missing = sorted(
         module

@@ -1,4 +1,4 @@
-"""Fills `${name}` in a config.pbtxt from `key:value,key:value`, as tools/fill_template.py does.
+"""Fill `${name}` in a config.pbtxt from `key:value,key:value`, as tools/fill_template.py does.
 
 Format and escapes are those of tensorrtllm_backend v0.16 and later: a backslash takes the next
 character literally, and the text is split twice, at commas and then at colons. So a comma in a

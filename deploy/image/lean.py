@@ -1,4 +1,4 @@
-"""Removes unneeded files from an installed environment: ``python lean.py FOLDER``.
+"""Remove unneeded files from an installed environment: ``python lean.py FOLDER``.
 
 Wheels include their tests, sources for compiling extensions, types for type checkers, and debug
 symbols. None of the removed modules is imported by others.

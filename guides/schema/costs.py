@@ -1,4 +1,4 @@
-"""The CPU time that xgrammar takes to compile a JSON schema, by cause."""
+"""The CPU time that xgrammar takes to compile a JSON schema, by what takes it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MAX_US = 10**9
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
-"""Indexed by the number of digits."""
+"""By the number of digits."""
 
 
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
-    """Return the microseconds to compile a schema as `rewrite` writes it, by cause."""
+    """Return the microseconds to compile a schema as `rewrite` writes it, by what takes them."""
     found: Counter[str] = Counter()
     references: Counter[str] = Counter()
     waiting = [schema]
@@ -46,7 +46,7 @@ def costs_of(schema: Any, costs: Costs) -> Counter[str]:
 
 
 def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]:
-    """Add the costs of a schema without its parts. Return the parts."""
+    """Add what a schema takes without its parts. Return these."""
     if "enum" in schema or "const" in schema:
         text = json.dumps(schema.get("enum", schema.get("const")), ensure_ascii=False)
         found[NAMES] += int(len(text.encode()) * costs.character)
@@ -70,7 +70,7 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
 
 
 def open_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds to exclude an open object's own names from its other properties."""
+    """Return the microseconds for the names that an object with others must not have twice."""
     if schema.get("additionalProperties", False) is False:
         return 0
     found, before = 2, ""
@@ -94,7 +94,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
         factor = 1.0 if whole else 1.4
     else:
         factor = 3.5
-    # A range with both signs is two ranges that start at 0.
+    # A range with both signs is two ranges, from 0 on.
     is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
     digits = [_digits(bound) for bound in bounds]
     found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))

@@ -15,7 +15,7 @@ _MAX_PATH_CHARS = 160
 
 
 class Enforcement:
-    """Refuses keywords that cannot be enforced, except under the JSON paths `best_effort`.
+    """Policy that refuses keywords that cannot be enforced, except under `best_effort` paths.
 
     There the keyword is left out and reported. Everything valid for the schema must be valid
     without the keyword, too: a caller that leaves one out may only widen the schema.

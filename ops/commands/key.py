@@ -103,7 +103,7 @@ def _new(parsed: argparse.Namespace) -> int:
 
     if parsed.note or parsed.expires_in is not None:
         raise SystemExit("gateway key: a key of the file has no --note and --expires-in; see --url")
-    place = "admin_keys" if parsed.admin else f"keys of the tenant {parsed.tenant}"
+    location = "admin_keys" if parsed.admin else f"keys of the tenant {parsed.tenant}"
     if parsed.config is not None:
         configuration, document = _load(parsed.config)
         names = [tenant.name for tenant in configuration.tenants or ()]
@@ -116,11 +116,11 @@ def _new(parsed: argparse.Namespace) -> int:
             raise SystemExit(
                 f"gateway key: {parsed.config} has no tenant {parsed.tenant!r}; it has: {known}"
             )
-        place += f", {parsed.config}:{line}"
+        location += f", {parsed.config}:{line}"
     key = new_key()
     print(key)
     print(f"- {key_hash(key)}")
-    print(f"The key is not shown again. The second line goes to the {place}.", file=sys.stderr)
+    print(f"The key is not shown again. The second line goes to the {location}.", file=sys.stderr)
     return 0
 
 

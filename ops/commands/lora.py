@@ -96,9 +96,9 @@ def _list(found: Any) -> None:
         if each["error"]:
             print(f"{each['name']}: {each['source']}: {each['error']}", file=sys.stderr)
     for record in found["data"]:
-        told = [record["name"], record["base"], record["served"]]
+        columns = [record["name"], record["base"], record["served"]]
         [source] = [v["source"] for v in record["versions"] if v["version"] == record["served"]]
-        print(*told, f"{len(record['versions'])} version(s)", source, sep="\t")
+        print(*columns, f"{len(record['versions'])} version(s)", source, sep="\t")
 
 
 def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:

@@ -199,8 +199,8 @@ def _show(findings: Sequence[Finding]) -> int:
     from ops.deployment.check_findings import has_errors
 
     for finding in findings:
-        place = f"{finding.model}: {finding.field}" if finding.model else finding.field
-        print(f"{finding.severity:<8} {place}")
+        location = f"{finding.model}: {finding.field}" if finding.model else finding.field
+        print(f"{finding.severity:<8} {location}")
         print(f"         {finding.problem}")
         print(f"         fix: {finding.fix}")
     counts = [finding.severity for finding in findings]

@@ -46,8 +46,8 @@ def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> l
 
     The texts name `engine_dir`. Facts that the engine's config.json does not state are not judged.
     """
-    said = str(engine_dir / FILE)
-    return [finding for rule in _RULES for finding in rule(values, engine, said)]
+    config = str(engine_dir / FILE)
+    return [finding for rule in _RULES for finding in rule(values, engine, config)]
 
 
 def is_on(values: Values, name: str) -> bool:
@@ -66,18 +66,18 @@ def _finding(field: str, problem: str, fix: str, severity: Severity = "error") -
     return Finding(severity, CORE, field, problem, fix)
 
 
-def _check_limits(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_limits(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     for field, fact, consequence in _LIMITS:
         found, limit = values.get(field, ""), getattr(engine, fact)
         if found.isdecimal() and limit is not None and int(found) > limit:
             yield _finding(
                 field,
-                f"found {found}, but {said} says {fact} {limit}: {consequence}",
+                f"found {found}, but {config} says {fact} {limit}: {consequence}",
                 f"set {field}:{limit}, or build the engine with --{fact} {found}",
             )
 
 
-def _check_data_types(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_data_types(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     logits, lora = engine.logits_dtype or "", engine.lora_dtype or ""
     for field, dtype, fact, consequence in (
         ("logits_datatype", logits, "logits_dtype", "logits come out as other numbers or fail"),
@@ -87,26 +87,26 @@ def _check_data_types(values: Values, engine: EngineConfig, said: str) -> Iterat
         if found is not None and wanted is not None and found != wanted:
             yield _finding(
                 field,
-                f"declared {found}, but {said} says {fact} {dtype}: {consequence}",
+                f"declared {found}, but {config} says {fact} {dtype}: {consequence}",
                 f"declare {wanted} in every model of the repository that has it",
             )
 
 
-def _check_paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_paged_blocks(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     for field in ("enable_kv_cache_reuse", "enable_chunked_context"):
         if not is_on(values, field):
             continue
         if engine.paged_kv_cache is False:
             yield _finding(
                 field,
-                f"found true, but {said} says that the KV cache is not paged: "
+                f"found true, but {config} says that the KV cache is not paged: "
                 "the executor refuses to start",
                 f"set {field}:false, or build the engine with --kv_cache_type paged",
             )
         elif engine.use_paged_context_fmha is False:
             yield _finding(
                 field,
-                f"found true, but {said} says use_paged_context_fmha false: "
+                f"found true, but {config} says use_paged_context_fmha false: "
                 "the executor refuses to start or switches it off",
                 f"set {field}:false, or build the engine with --use_paged_context_fmha enable",
             )
@@ -114,13 +114,13 @@ def _check_paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iter
         if values.get(field, "0") != "0" and engine.paged_kv_cache is False:
             yield _finding(
                 field,
-                f"found {values[field]}, but {said} says that the KV cache is not paged: "
+                f"found {values[field]}, but {config} says that the KV cache is not paged: "
                 "it has no effect",
                 "leave it out, or build the engine with --kv_cache_type paged",
             )
 
 
-def _check_offload(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_offload(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     is_off = "enable_kv_cache_reuse" in values and not is_on(values, "enable_kv_cache_reuse")
     if values.get("kv_cache_host_memory_bytes", "0") != "0" and is_off:
         yield _finding(
@@ -131,7 +131,7 @@ def _check_offload(values: Values, engine: EngineConfig, said: str) -> Iterator[
         )
 
 
-def _check_static_batching(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_static_batching(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     if not is_static(values):
         return
     policy = values.get("batch_scheduler_policy")
@@ -157,13 +157,13 @@ def _check_static_batching(values: Values, engine: EngineConfig, said: str) -> I
         )
 
 
-def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_lora(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     if engine.lora_plugin is None:
         for field in LORA_PARAMETERS:
             if field in values:
                 yield _finding(
                     field,
-                    f"found {values[field]}, but {said} says that the engine has no LoRA plugin: "
+                    f"found {values[field]}, but {config} says that the engine has no LoRA plugin: "
                     "no adapter can be served",
                     f"leave {field} out, or build the engine with --lora_plugin auto and "
                     "--lora_target_modules",
@@ -172,8 +172,8 @@ def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Fin
     if later := sorted(set(engine.lora_target_modules) - MODULE_IDS.keys()):
         yield _finding(
             "engine_dir",
-            f"{said} has the LoRA modules {', '.join(later)}, which the gateway does not know: it "
-            "refuses adapters with them and takes all others",
+            f"{config} has the LoRA modules {', '.join(later)}, which the gateway does not know: "
+            "it refuses adapters with them and takes all others",
             "nothing, if no adapter has them; else build the engine without them",
             "warning",
         )
@@ -186,7 +186,7 @@ def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Fin
         max_adapter_size=_number(values, "lora_cache_max_adapter_size", DEFAULT_MAX_SIZE),
     )
     try:
-        base = engine_base_model(engine, (), said)
+        base = engine_base_model(engine, (), config)
         needed = cache_fit(base, (), settings).host_min_bytes
     except UnsupportedEngine:
         return  # the required cache size is unknown
@@ -202,7 +202,7 @@ def _check_lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Fin
         )
 
 
-def _check_guided_decoding(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_guided_decoding(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     if "guided_decoding_backend" not in values:
         return
     backend = values.get("triton_backend")
@@ -222,7 +222,7 @@ def _check_guided_decoding(values: Values, engine: EngineConfig, said: str) -> I
         )
 
 
-def _check_max_utilization(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
+def _check_max_utilization(values: Values, engine: EngineConfig, config: str) -> Iterator[Finding]:
     if (
         values.get("batch_scheduler_policy") != "max_utilization"
         or not is_on(values, "decoupled_mode")

@@ -50,29 +50,29 @@ def _check_against_release(
     model: RepositoryModel, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
     """Check a model of the C++ backend, which is that of the container."""
-    said = f"{RELEASE_OPTION} {release}"
+    source = f"{RELEASE_OPTION} {release}"
     if release is None:
         release = _engine_release(model, places)
-        said = f"the engine is of TensorRT-LLM {release}"
+        source = f"the engine is of TensorRT-LLM {release}"
     if release is None:
         return
     try:
         sets = read_sets(release)
     except ReleaseError:
-        if said.startswith(RELEASE_OPTION):
+        if source.startswith(RELEASE_OPTION):
             raise
         return
     read = frozenset().union(*(core_inputs(one) for one in sets))
     for name in (name for name in _list_declared(model) if name not in read):
         if other := next((other for other in other_names(name) if other in read), None):
-            yield _unread(model, name, f"{said}, whose backend reads {other}", other)
+            yield _unread(model, name, f"{source}, whose backend reads {other}", other)
     if len(sets) > 1:
         yield Finding(
             "note",
             model.name,
             "release",
-            f"{said}: upstream's tag v0.19.0 reads random_seed and min_length, its container 25.05 "
-            "seed and min_tokens",
+            f"{source}: upstream's tag v0.19.0 reads random_seed and min_length, its container "
+            "25.05 seed and min_tokens",
             f"say which one serves: {RELEASE_OPTION} 25.05, or render with --release 25.05 for it",
         )
 

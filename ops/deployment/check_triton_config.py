@@ -59,12 +59,12 @@ class _Rules:
     def _check_decoupled(self) -> Iterator[Finding]:
         if not self.yaml.has(TRITON_CONFIG, "decoupled"):
             return
-        found, place = self.yaml.get(TRITON_CONFIG, "decoupled"), (TRITON_CONFIG, "decoupled")
-        where = self.yaml.at(*place)
+        found, keys = self.yaml.get(TRITON_CONFIG, "decoupled"), (TRITON_CONFIG, "decoupled")
+        where = self.yaml.at(*keys)
         if not isinstance(found, bool):
             yield self.finding(
                 "error",
-                ".".join(place),
+                ".".join(keys),
                 f"{where}: found {found!r}: neither true nor false",
                 "write decoupled: true to stream",
             )
@@ -80,7 +80,7 @@ class _Rules:
         elif self.config.decoupled and not found:
             yield self.finding(
                 "error",
-                ".".join(place),
+                ".".join(keys),
                 f"{where}: false, but config.pbtxt says decoupled: upstream's model.py goes by "
                 'this, and streaming requests fail with "Streaming is only supported in decoupled '
                 'mode"; without --disable-auto-complete-config the model does not load',
@@ -97,34 +97,34 @@ class _Rules:
             )
 
     def _check_period(self) -> Iterator[Finding]:
-        place = (TRITON_CONFIG, "cancellation_check_period_ms")
-        if not self.yaml.has(*place):
+        keys = (TRITON_CONFIG, "cancellation_check_period_ms")
+        if not self.yaml.has(*keys):
             return
-        found = self.yaml.count(*place)
+        found = self.yaml.count(*keys)
         if found is None or found < 1:
             yield self.finding(
                 "error",
-                ".".join(place),
-                f"{self.yaml.at(*place)}: found {self.yaml.get(*place)!r}: not a number of "
+                ".".join(keys),
+                f"{self.yaml.at(*keys)}: found {self.yaml.get(*keys)!r}: not a number of "
                 "milliseconds above 0",
                 "write 100, or leave it out",
             )
         elif found > _MAX_PERIOD_MS:
             yield self.finding(
                 "warning",
-                ".".join(place),
-                f"{self.yaml.at(*place)}: found {found}: for so long the engine goes on with an "
+                ".".join(keys),
+                f"{self.yaml.at(*keys)}: found {found}: for so long the engine goes on with an "
                 "answer whose client has gone",
                 "write 100, or leave it out",
             )
 
     def _check_images(self) -> Iterator[Finding]:
-        place = (TRITON_CONFIG, "multimodal")
-        if self.yaml.get(*place):
+        keys = (TRITON_CONFIG, "multimodal")
+        if self.yaml.get(*keys):
             yield self.finding(
                 "warning",
-                ".".join(place),
-                f"{self.yaml.at(*place)}: true: whoever reaches Triton has it fetch any http(s) "
+                ".".join(keys),
+                f"{self.yaml.at(*keys)}: true: whoever reaches Triton has it fetch any http(s) "
                 "address that it can reach, those inside your network included",
                 "let nobody but the gateway reach Triton's ports, or write false",
             )

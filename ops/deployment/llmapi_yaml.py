@@ -30,25 +30,25 @@ class LlmapiYaml:
     path: Path
     document: MarkedYaml
 
-    def get(self, *place: str) -> Any:
+    def get(self, *keys: str) -> Any:
         """Return the value at a path of keys; None if null or absent."""
         value = self.document.data
-        for name in place:
+        for name in keys:
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
-    def has(self, *place: str) -> bool:
-        around = self.get(*place[:-1]) if len(place) > 1 else self.document.data
-        return isinstance(around, dict) and place[-1] in around
+    def has(self, *keys: str) -> bool:
+        around = self.get(*keys[:-1]) if len(keys) > 1 else self.document.data
+        return isinstance(around, dict) and keys[-1] in around
 
-    def count(self, *place: str) -> int | None:
+    def count(self, *keys: str) -> int | None:
         """Return the integer at a path of keys; None for other values."""
-        found = self.get(*place)
+        found = self.get(*keys)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
-    def at(self, *place: str) -> str:
+    def at(self, *keys: str) -> str:
         """Return FILE:LINE of the value, or of its closest existing parent."""
-        return f"{self.path.name}:{self.document.line(place)}"
+        return f"{self.path.name}:{self.document.line(keys)}"
 
     @property
     def is_ours(self) -> bool:

@@ -1,1 +1,1 @@
-"""Everything that can break is broken under load, and nothing may be wrong: see `__main__`."""
+"""Chaos tests: everything that can break is broken under load; see `__main__`."""

@@ -1,13 +1,11 @@
-"""Everything is killed, frozen, filled, corrupted and changed under load: is anything wrong?
+"""Kill, freeze, fill, corrupt and change everything under load: is anything wrong?
 
-    python -m tests.chaos [--minutes 10] [--seed N] [--out DIR] [--only ACT ...]
-        [--continuations N]
+    python -m tests.chaos [--minutes 10] [--seed N] [--out DIR] [--only ACT ...] [--continuations N]
 
 Two gateways of two workers, two real Tritons and a Redis; 64 clients of four tenants. Each request
-must end in the right answer of the adapter version in force, or in a clear error, in time; usage
-logs must tell what clients saw; limits hold while Redis has its data. DIR gets the table that is
-printed, as chaos.md and chaos.json, and the servers' logs. The exit code is 1 when a promise was
-broken.
+must end in time with the right answer of the adapter version in force, or with a clear error. Usage
+logs must match what clients saw; limits hold while Redis has its data. DIR gets the printed table,
+as chaos.md and chaos.json, and the servers' logs. The exit code is 1 when a promise was broken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done to the world. Whoever does it waits until the world can bear the next thing."""
+"""Acts of damage. Each returns when the world can handle the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FROZEN_S = (1.0, 4.0)
 
 
 async def break_things(world: World, load: Load, seconds: float, names: Iterable[str]) -> None:
-    """These acts in turn, in an order by chance, until the time is over; each once at least."""
+    """Run these acts in random order until the time is over; each at least once."""
     ends = time.monotonic() + seconds
     left = [name for name in names if name not in world.skipped]
     while time.monotonic() < ends or set(world.done) != set(left):
@@ -42,7 +42,9 @@ def _kill_triton(index: int) -> Act:
 
 
 def _freeze_triton(index: int) -> Act:
-    """As a machine that is paused, but for its wakening, which Triton may not survive (`thaw`)."""
+    """Freeze a Triton like a paused machine; `thaw` is gentler, because Triton may not
+    survive it.
+    """
 
     async def act(world: World, _: Load) -> None:
         world.tritons[index].freeze()
@@ -53,7 +55,10 @@ def _freeze_triton(index: int) -> Act:
 
 
 def _kill_worker(index: int) -> Act:
-    """The parent starts another, which may be told to read its files while it starts."""
+    """Kill a worker.
+
+    The parent starts another, which may be told to read its files while it starts.
+    """
 
     async def act(world: World, _: Load) -> None:
         gateway = world.gateways[index]
@@ -101,7 +106,7 @@ async def _freeze_redis(world: World, _: Load) -> None:
 
 
 async def _slow_redis(world: World, _: Load) -> None:
-    """Each command waits for up to 0.2 s."""
+    """Delay each command by up to 0.2 s."""
     for pause in [world.chance.uniform(0.05, 0.2) for each in range(10)]:
         world.redis.signal(signal.SIGSTOP)
         await asyncio.sleep(pause)

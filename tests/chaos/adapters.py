@@ -1,4 +1,4 @@
-"""The adapters of the world: which there are, what each answers, and the one that is changed."""
+"""The adapters of the world: their contents, their answers, and the one that changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import httpx
 
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.chaos.gateway import PLAIN, WORKERS, Gateway
-from tests.support.generated_adapters import converted, expected_answers, write_adapter
+from tests.support.generated_adapters import convert_folder, expected_answers, write_adapter
 
 LIVE = "live"
-"""The name whose content is changed while it is asked."""
+"""The adapter name whose content changes while clients use it."""
 ADMIN_KEY = "the-admin-key-of-the-gateways-in-chaos"
 _ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
-# A change reaches all workers by a notice; one that missed it looks twice a second.
+# A notice announces a change to all workers; a worker that missed it polls twice a second.
 _LATE_S = 3.0
 _AGREED_WITHIN_S = 60.0
 _ASKED_PER_WORKER = 4
@@ -28,7 +28,7 @@ _RANK, _SCALE = 16, 0.2
 
 @dataclass(frozen=True)
 class Content:
-    """Weights: a PEFT folder, and the digest that they are served under."""
+    """Weights: a PEFT folder, and the digest under which they are served."""
 
     name: str
     folder: Path
@@ -39,12 +39,12 @@ def demo_contents() -> list[Content]:
 
 
 def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, str]:
-    """So many, each with the answer to `GENERATED` that tells it from all others."""
+    """Return that many contents, each with its unique answer to `GENERATED`."""
     made = [
         write_adapter(folder / f"made-{seed}", DEMO_MODEL, seed, rank=_RANK, scale=_SCALE)
         for seed in range(count * 3 // 2)
     ]
-    tensors = [converted(path, engine) for path in made]
+    tensors = [convert_folder(path, engine) for path in made]
     by_answer = dict(zip(expected_answers(engine, DEMO_MODEL, tensors), made, strict=True))
     told_apart = [(text, path) for text, path in by_answer.items() if text][:count]
     assert len(told_apart) == count
@@ -52,8 +52,8 @@ def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, 
 
 
 @dataclass
-class Live:
-    """Which digests the name LIVE may be answered by, since when; `None` says that it is gone."""
+class LiveHistory:
+    """History of the digests that LIVE may be answered with; `None` means that it is removed."""
 
     _history: list[tuple[float, frozenset[str | None]]] = field(default_factory=list)
 
@@ -65,8 +65,8 @@ class Live:
     def may_be(self, digests: Collection[str | None]) -> None:
         self._history.append((time.monotonic(), frozenset(digests)))
 
-    def allowed(self, started: float, ended: float) -> set[str | None]:
-        """At any moment of a request, or shortly before it."""
+    def allowed_digests(self, started: float, ended: float) -> set[str | None]:
+        """Return the digests valid at any moment of a request, or shortly before it."""
         ends = [since for since, _ in self._history[1:]] + [float("inf")]
         return {
             digest
@@ -84,26 +84,26 @@ async def add(gateway: Gateway, name: str, content: Content) -> httpx.Response:
 
 
 async def call(gateway: Gateway, method: str, path: str, **more: Any) -> httpx.Response:
-    """On a connection of its own, so that any worker may take it."""
+    """Call the admin API on a separate connection, so that any worker may take it."""
     async with httpx.AsyncClient(timeout=_AGREED_WITHIN_S, headers=_ADMIN, verify=PLAIN) as client:
         url = f"http://127.0.0.1:{gateway.process.admin_port}/v1/adapters{path}"
         return await client.request(method, url, **more)
 
 
-async def agreed(
+async def wait_until_agreed(
     gateways: Collection[Gateway], live: Collection[str | None] | None = None
 ) -> dict[str, str]:
-    """Return the short digests that all say are served, by name; fail when they never agree.
+    """Return the short digests that all report as served, by name; fail if they never agree.
 
     Args:
         gateways: each is asked several times as often as it has workers.
-        live: digests of which LIVE is to be one. Until the deadline, another is waited out: a
-            change without Redis is known to one worker first, and all answers may be the others'.
+        live: allowed digests of LIVE. Until the deadline, others are waited out: after a change
+            without Redis only one worker knows it at first, and all answers may be from others.
     """
     deadline = time.monotonic() + _AGREED_WITHIN_S
     while True:
         said = [
-            await _served(gateway)
+            await _read_served(gateway)
             for gateway in gateways
             for _ in range(_ASKED_PER_WORKER * WORKERS)
         ]
@@ -114,8 +114,8 @@ async def agreed(
         await asyncio.sleep(0.2)
 
 
-async def _served(gateway: Gateway) -> dict[str, str]:
-    """As one of its workers says."""
+async def _read_served(gateway: Gateway) -> dict[str, str]:
+    """Return what one of the gateway's workers reports."""
     answer = await call(gateway, "GET", "")
     assert answer.status_code == 200, answer.text
     return {adapter["name"]: adapter["served"] for adapter in answer.json()["data"]}

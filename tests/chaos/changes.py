@@ -1,4 +1,4 @@
-"""Adapters changed, and many of them used, while clients ask for them."""
+"""Changes of adapters, and use of many adapters, while clients send requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.questions import GENERATED
 from tests.chaos.world import TENANTS, World
 from tests.support.metrics import sample
 
-# A change that nobody knows the outcome of, which the answer must say.
+# Error code of a change with an unknown outcome.
 _UNKNOWN = "adapter_change_unknown"
 
 
@@ -24,7 +24,7 @@ async def change(world: World, _: Load) -> None:
 
 
 async def change_without_redis(world: World, _: Load) -> None:
-    """At one gateway; the other must follow when Redis is back."""
+    """Change an adapter at one gateway; the other must follow when Redis is available again."""
     await _change(world, world.chance.choice(world.gateways), world.redis_dies())
 
 
@@ -34,7 +34,7 @@ async def change_on_full_disk(world: World, _: Load) -> None:
 
 
 async def use_many(world: World, load: Load) -> None:
-    """More adapters than the engines' caches hold, all at once, twice."""
+    """Use more adapters than the engines' caches hold, all at once, twice."""
     tenants = list(TENANTS)
     for _ in range(2):
         async with asyncio.TaskGroup() as group:
@@ -50,7 +50,7 @@ async def use_many(world: World, load: Load) -> None:
 async def _change(
     world: World, gateway: Gateway, trouble: AbstractAsyncContextManager[None] | None = None
 ) -> None:
-    """What was said of it must be so at both gateways, and until then the old or the new."""
+    """Change LIVE; the reported result must hold at both gateways, and until then old or new."""
     old = world.live.now
     kind, new = _next(world, old)
     world.live.may_be({old, new})
@@ -59,7 +59,7 @@ async def _change(
     said = {new} if answer.is_success else {old}
     if not answer.is_success and answer.json()["error"]["code"] == _UNKNOWN:
         said = {old, new}
-    agreed = (await adapters.agreed(world.gateways, said)).get(LIVE)
+    agreed = (await adapters.wait_until_agreed(world.gateways, said)).get(LIVE)
     world.live.may_be({agreed})
     if agreed not in said:
         world.found_wrong(
@@ -68,7 +68,7 @@ async def _change(
 
 
 def _next(world: World, old: str | None) -> tuple[str, str | None]:
-    """What to do, and the digest that is then served."""
+    """Return the change to make, and the digest that is served after it."""
     if old is None:
         return "add", world.chance.choice(list(world.digests))
     kind = world.chance.choice(["add", "add", "roll back", "remove"])

@@ -1,4 +1,4 @@
-"""What must be so when all is over: bills, limits, places, and that everything is idle again."""
+"""Checks after the run: bills, limits, slots, and that everything is idle again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.chaos import adapters
 from tests.chaos.acts import FROZEN_S
-from tests.chaos.clients import Seen
+from tests.chaos.clients import ObservedRequest
 from tests.chaos.gateway import WORKERS, Gateway
 from tests.chaos.questions import SHORT
 from tests.chaos.world import (
@@ -23,8 +23,8 @@ from tests.chaos.world import (
 )
 
 _SETTLED_WITHIN_S = 120.0
-# In the gateway, on top of its deadline: a worker may be frozen when it comes, and a busy machine
-# may give it no turn after that.
+# Added to the gateway's deadline: a worker may be frozen when it expires, and get no CPU time on a
+# busy machine after that.
 _LATE_S = FROZEN_S[1] + 20
 _WINDOW_S = 60.0
 _BUSY = (
@@ -39,7 +39,7 @@ _BUSY = (
 
 
 async def settle(world: World) -> None:
-    """Until all replicas serve at all workers, and nothing is under way or owed anywhere."""
+    """Wait until all replicas serve at all workers, and no work is in progress or pending."""
     workers = WORKERS * len(world.gateways)
     whole = {
         "gateway_replica_ready": workers * len(world.tritons.replicas),
@@ -59,10 +59,12 @@ async def settle(world: World) -> None:
     world.tritons.wait_idle()
 
 
-async def all_is_whole(world: World) -> None:
-    """All places of all tenants are free, and every gateway has every adapter, intact."""
+async def check_complete(world: World) -> None:
+    """Check that all slots of all tenants are free, and that every gateway has every adapter,
+    intact.
+    """
     deadline = time.monotonic() + _SETTLED_WITHIN_S
-    while left_out := await _refused(world):
+    while left_out := await _count_refused(world):
         if time.monotonic() > deadline:
             world.found_wrong(f"{left_out} requests find no place at an idle gateway")
             break
@@ -74,8 +76,8 @@ async def all_is_whole(world: World) -> None:
                 world.found_wrong(f"{name} at {gateway.name}: {answer.text}")
 
 
-async def _refused(world: World) -> int:
-    """As many requests at once as each tenant may have; what dead workers held is forgotten."""
+async def _count_refused(world: World) -> int:
+    """Send as many concurrent requests as each tenant may have; return how many are refused."""
     statuses: list[int] = []
     body = SHORT.body("demo", stream=False)
     for number, key in enumerate(TENANTS.values()):
@@ -88,7 +90,7 @@ async def _refused(world: World) -> int:
 
 @dataclass
 class Bills:
-    """What a gateway's usage log has of what its clients saw; `wrong` in words."""
+    """A gateway's usage log compared with what its clients saw; `wrong` in words."""
 
     lines: int = 0
     missing: int = 0
@@ -96,7 +98,7 @@ class Bills:
     wrong: list[str] = field(default_factory=list)
 
 
-def check_bills(gateway: Gateway, seen: Sequence[Seen]) -> Bills:
+def check_bills(gateway: Gateway, seen: Sequence[ObservedRequest]) -> Bills:
     found: dict[str, dict[str, Any]] = {}
     bills = Bills()
     mine = {each.request_id: each for each in seen if each.gateway is gateway}
@@ -121,7 +123,7 @@ def _lines(gateway: Gateway, bills: Bills) -> Iterator[dict[str, Any]]:
     ids: set[str] = set()
     for lines, deleted in gateway.records():
         for record in lines:
-            # What had gone to a file that was deleted may stand in the next one, too.
+            # Records of a deleted file may be in the next one, too.
             if record["id"] not in ids:
                 ids.add(record["id"])
                 yield record
@@ -129,7 +131,7 @@ def _lines(gateway: Gateway, bills: Bills) -> Iterator[dict[str, Any]]:
                 bills.doubled += 1
 
 
-def _differences(seen: Seen, record: dict[str, Any]) -> Iterator[str]:
+def _differences(seen: ObservedRequest, record: dict[str, Any]) -> Iterator[str]:
     took_s = record["ended"] - record["started"]
     if record["tenant"] != seen.tenant:
         yield f"the line is of {record['tenant']}, not of {seen.tenant}"
@@ -139,16 +141,16 @@ def _differences(seen: Seen, record: dict[str, Any]) -> Iterator[str]:
         for kind in ("prompt_tokens", "completion_tokens"):
             if record[kind] != seen.usage[kind]:
                 yield f"{kind}: {record[kind]} in the log, {seen.usage[kind]} in the answer"
-    # A client that leaves, or is cut off, may have been answered whole in the same moment.
+    # A client that disconnects, or is cut off, may get the complete answer at the same moment.
     answered = seen.outcome in ("right", "wrong")
     if answered != (record["status"] == 200) and seen.outcome not in ("left", "cut"):
         yield f"{record['status']} in the log, {seen.outcome} here"
 
 
-def most_in_a_minute(world: World, seen: Sequence[Seen]) -> tuple[int, int]:
-    """Requests and tokens of the tight tenant, within any 60 s that its Redis has lived through.
+def peak_per_minute(world: World, seen: Sequence[ObservedRequest]) -> tuple[int, int]:
+    """Return requests and tokens of the tight tenant within any 60 s during which its Redis lived.
 
-    Of those that were begun and answered in it: so at least these were let in within that time.
+    Counts requests started and answered in that window, so at least these were admitted in it.
     """
     mine = [each for each in seen if each.tenant == TIGHT and each.usage is not None]
     requests = tokens = 0

@@ -1,4 +1,4 @@
-"""What clients do, and what each knows of what it was answered."""
+"""Clients, and what each knows about its answers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.chaos.world import TENANTS, TIGHT, TIGHT_KEY, World
 
 CLIENTS = 64
 TIGHT_CLIENTS = 8
-# Whoever waits so long waits for ever. These clients share a busy machine with all that they ask.
+# Longer waits count as hanging. The clients share a busy machine with all servers.
 HANGS_AFTER_S = 60.0
 CLEAR = {429, 503, 504}
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 @dataclass
-class Seen:
-    """What a client knows of one request.
+class ObservedRequest:
+    """A client's view of one request.
 
-    `outcome` is `right`, `wrong`, `hung`, `left` when the client went away, `cut` when the
-    connection broke, `no connection` when there was none, else the status and code of an error.
-    `usage` is what the answer said, `begun` that its headers said 200.
+    `outcome` is `right`, `wrong`, `hung`, `left` when the client disconnected, `cut` when the
+    connection broke, `no connection` when none was made, else the status and code of an error.
+    `usage` is that of the answer, `begun` is True if its headers had status 200.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class Seen:
 
 
 class Load:
-    """Clients at work. `seen` is of all their requests, in the order in which they were begun."""
+    """Running clients. `seen` has all their requests, in the order in which they were sent."""
 
     def __init__(self, world: World, name: str, clients: int) -> None:
         self._world = world
@@ -61,11 +61,11 @@ class Load:
         self._number = clients
         self._stop = asyncio.Event()
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self.seen: list[Seen] = []
+        self.seen: list[ObservedRequest] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
-        """A client that fails by itself ends the body too."""
+        """Run the clients; a client that fails by itself ends the body too."""
         limits = httpx.Limits(max_connections=None)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for gateway in self._world.gateways:
@@ -99,9 +99,11 @@ class Load:
         self, gateway: Gateway, model: str, question: Question, tenant: str, deadline_s: float,
         leaves_s: float | None = None, *, stream: bool = False,
     ) -> None:  # fmt: skip
-        """One request, from which `seen` has a line."""
+        """Send one request, and record it in `seen`."""
         request_id = f"{self._name}-{len(self.seen)}"
-        seen = Seen(request_id, gateway, tenant, model, question, time.monotonic(), deadline_s)
+        seen = ObservedRequest(
+            request_id, gateway, tenant, model, question, time.monotonic(), deadline_s
+        )
         self.seen.append(seen)
         headers = {
             "authorization": f"Bearer {TENANTS.get(tenant, TIGHT_KEY)}",
@@ -112,7 +114,7 @@ class Load:
         client = self._clients[gateway.name]
         request = client.build_request("POST", question.path, json=body, headers=headers)
         try:
-            await self._answered(client, request, seen, leaves_s)
+            await self._send(client, request, seen, leaves_s)
         except Wrong as wrong:
             seen.outcome = "wrong"
             self._world.found_wrong(f"{request_id}: {model}, {question.name}: {wrong}")
@@ -128,14 +130,19 @@ class Load:
         if seen.took_s > HANGS_AFTER_S:
             seen.outcome = "hung"
 
-    async def _answered(
-        self, client: httpx.AsyncClient, request: httpx.Request, seen: Seen, leaves_s: float | None
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        request: httpx.Request,
+        seen: ObservedRequest,
+        leaves_s: float | None,
     ) -> None:
         async def begin_to_leave(event: str, _: object) -> None:
             if leaves_s is not None and event == "http11.send_request_headers.started":
                 leaving.reschedule(asyncio.get_running_loop().time() + leaves_s)
 
-        # httpx loses the socket of a connection whose making is cancelled: nobody leaves before.
+        # httpx leaks the socket of a connection that is cancelled while connecting, so clients
+        # disconnect only after that.
         request.extensions["trace"] = begin_to_leave
         async with asyncio.timeout(None) as leaving:
             answer = await client.send(request, stream=True)
@@ -150,7 +157,7 @@ class Load:
         elif seen.outcome == "404 model_not_found":
             self._check_version(None, seen)
 
-    def _check(self, version: str | None, text: str, seen: Seen) -> None:
+    def _check(self, version: str | None, text: str, seen: ObservedRequest) -> None:
         world, model = self._world, seen.model
         name, _, digest = (version or "demo").partition("@")
         content = "demo" if version is None else world.digests.get(digest)
@@ -160,24 +167,24 @@ class Load:
         if text != world.answers[content, seen.question]:
             raise Wrong(f"{version} does not say {text!r}")
 
-    def _check_version(self, digest: str | None, seen: Seen) -> None:
-        """`digest` None: it was told that there is no such adapter."""
+    def _check_version(self, digest: str | None, seen: ObservedRequest) -> None:
+        """Check the version; `digest` None means the answer was that the adapter does not exist."""
         if seen.model == LIVE:
-            allowed = self._world.live.allowed(seen.started, time.monotonic())
+            allowed = self._world.live.allowed_digests(seen.started, time.monotonic())
             if digest not in allowed:
                 raise Wrong(f"{digest} was not in force, but {allowed}")
         elif digest is None:
             raise Wrong("it is there all the time")
 
 
-async def _text(answer: httpx.Response, seen: Seen) -> str | None:
-    """The answer's; None after a clear error, whose name is noted."""
+async def _text(answer: httpx.Response, seen: ObservedRequest) -> str | None:
+    """Return the answer's text; None after a clear error, whose name is recorded."""
     frames = [json.loads(await answer.aread())] if not _streams(answer) else await _frames(answer)
     *rest, last = frames
     if any("error" in frame for frame in rest):
         raise Wrong("something came after an error")
     if "error" in last:
-        seen.outcome = _named(answer.status_code, last["error"])
+        seen.outcome = _error_name(answer.status_code, last["error"])
         return None
     seen.usage = last["usage"]
     return text_of(frames)
@@ -195,8 +202,8 @@ async def _frames(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
-def _named(status: int, error: dict[str, Any]) -> str:
-    """An error as the table has it. Raises Wrong for one that nobody should have to see."""
+def _error_name(status: int, error: dict[str, Any]) -> str:
+    """Return an error's name in the table. Raises Wrong for an error that clients must not see."""
     if set(error) != {"message", "type", "param", "code"}:
         raise Wrong(f"an error of no known form: {error}")
     code = error["code"]

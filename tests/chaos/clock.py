@@ -1,4 +1,4 @@
-"""The wall clock of a process and its children, which a test may move."""
+"""The wall clock of a process and its children, which a test can shift."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BYTES = 8
 
 @cache
 def why_not() -> str | None:
-    """Why no clock can be moved here; None where it can."""
+    """Return why no clock can be shifted here; None if it can."""
     return None if shutil.which("gcc") else "there is no gcc to compile tests/chaos/clock.c with"
 
 
 class WallClock:
-    """`environment` is for the processes that it is for; where `why_not`, they have their own."""
+    """`environment` is for the processes to affect; if `why_not`, they use the real clock."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class WallClock:
             self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 
     def move(self, seconds: int) -> None:
-        """So far from the right time; 0 is right again."""
+        """Shift the clock by that many seconds from the real time; 0 restores it."""
         written = seconds.to_bytes(_BYTES, "little", signed=True)
         if not self._file.exists():
             self._file.write_bytes(written)

@@ -1,4 +1,4 @@
-"""Damage to what is kept: weights on disks and in Redis, disks, usage logs, clocks."""
+"""Damage to stored data: weights on disks and in Redis, disks, usage logs, clocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ABOUT_S = 30.0
 
 
 async def fill_redis(world: World, _: Load) -> None:
-    """It answers, and takes nothing."""
+    """Fill Redis, so that it answers but accepts no writes."""
     with world.redis.client() as client:
         client.config_set("maxmemory", "1")
         await asyncio.sleep(world.chance.uniform(*_FULL_S))
@@ -31,7 +31,7 @@ async def fill_redis(world: World, _: Load) -> None:
 
 
 async def delete_weights_in_redis(world: World, _: Load) -> None:
-    """As a Redis does that needs room: each key by itself, and not all."""
+    """Delete weights as a full Redis evicts them: single keys, and not all."""
     with world.redis.client() as client:
         for key in client.keys(_WEIGHTS):
             if world.chance.random() < 0.7:
@@ -39,7 +39,7 @@ async def delete_weights_in_redis(world: World, _: Load) -> None:
 
 
 async def change_weights_in_redis(world: World, load: Load) -> None:
-    """And one gateway has them no more: it must take them from the other."""
+    """Change weights in Redis and delete one gateway's copies: it must get them from the other."""
     gateway, name = _one_of(world)
     digest, path = await _on_disk(gateway, name)
     with world.redis.client() as client:
@@ -63,7 +63,7 @@ async def cut_weights_on_disk(world: World, load: Load) -> None:
 
 
 async def fill_disk(world: World, _: Load) -> None:
-    """Of all that it writes, nothing grows beyond what its usage log has, or a part of a line."""
+    """Fill a disk: no file grows beyond the size of the usage log, or that plus a partial line."""
     gateway = world.chance.choice(world.gateways)
     async with gateway.full_disk(world.chance.choice([0, world.chance.randrange(400)])):
         await asyncio.sleep(world.chance.uniform(*_FULL_S))
@@ -81,11 +81,11 @@ async def delete_usage_log(world: World, _: Load) -> None:
 
 
 async def move_clock(world: World, _: Load) -> None:
-    """That of all processes of one gateway, and of nobody else."""
+    """Shift the clock of all processes of one gateway, and of no others."""
     gateway = world.chance.choice(world.gateways)
     seconds = world.chance.choice(_MOVED_S)
     gateway.clock.move(seconds)
-    # This metric is the time of its reading, of each worker.
+    # This metric is the time of its reading, summed over the workers.
     read = await asyncio.to_thread(gateway.metrics)
     moved = read["lora_requests_info"] / WORKERS - time.time()
     assert abs(moved - seconds) < _ABOUT_S, f"the clock was moved by {moved:.0f}, not {seconds} s"
@@ -94,27 +94,27 @@ async def move_clock(world: World, _: Load) -> None:
 
 
 def _one_of(world: World) -> tuple[Gateway, str]:
-    """A gateway, and an adapter that is asked for."""
+    """Return a gateway, and an adapter that clients use."""
     names = [name for name in world.fixed if name != "demo"]
     return world.chance.choice(world.gateways), world.chance.choice(names)
 
 
 async def _on_disk(gateway: Gateway, name: str) -> tuple[str, Path]:
-    """The whole digest of what a name stands for, and the file that one gateway has of it."""
+    """Return the full digest that a name serves, and the file of one gateway's copy."""
     record = (await adapters.call(gateway, "GET", f"/{name}")).json()
     [digest] = [v["digest"] for v in record["versions"] if v["version"] == record["served"]]
     return digest, gateway.store / "versions" / digest[:2] / f"{digest}.lora"
 
 
 def _overwrite_in(client: redis.Redis, key: str) -> None:
-    """The last bytes of a value, where there is one."""
+    """Corrupt the last bytes of a value, if it exists."""
     value = client.get(key)
     if isinstance(value, bytes):
         client.set(key, value[:-64] + bytes(byte ^ 0x55 for byte in value[-64:]))
 
 
 async def _must_mend(world: World, load: Load, gateway: Gateway, name: str) -> None:
-    """Engines forget the adapter, so that it is read again; then an admin has it looked at."""
+    """Make engines evict the adapter, so that it is read again; then verify it as an admin."""
     await use_many(world, load)
     answer = await adapters.call(gateway, "POST", f"/{name}/verify")
     if not answer.is_success:

@@ -1,4 +1,4 @@
-"""How large the processes of the world are, by kind."""
+"""Sizes of the processes of the world, by kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.world import World
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of the process that has most: resident bytes, and open files."""
+    """Maxima over the processes of a kind: resident bytes, and open files."""
 
     rss: int
     files: int

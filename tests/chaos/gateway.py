@@ -1,4 +1,4 @@
-"""One gateway of the world: what can be done to its processes, its disk, its log and its clock."""
+"""A gateway of the world, and actions on its processes, its disk, its log and its clock."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from tests.support.gateway_process import GatewayProcess
 WORKERS = 2
 _ENDS_WITHIN_S, _SERVES_WITHIN_S = 60.0, 120.0
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For clients of httpx, each of which would read the certificates of all authorities: 60 ms."""
+"""TLS context for httpx clients; each would otherwise read all CA certificates, 60 ms."""
 
 
 @dataclass
 class Outage:
-    """When connections may have been cut: from a kill to the successor's first answers."""
+    """Period in which connections may have been cut: from a kill to the successor's first
+    answers.
+    """
 
     started: float
     ended: float = float("inf")
@@ -39,7 +41,7 @@ class Outage:
 
 @dataclass
 class Gateway:
-    """`outages` are in the time of `time.monotonic`."""
+    """A gateway; `outages` are in the time of `time.monotonic`."""
 
     name: str
     folder: Path
@@ -48,9 +50,9 @@ class Gateway:
     log: Path
     outages: list[Outage] = field(default_factory=list)
     lost_lines: int = 0
-    """Usage lines that it has counted as lost, as read before and after its disk was full."""
+    """Usage lines that it reported as lost while its disk was full."""
     _deleted: list[str] = field(default_factory=list)
-    """What was in its usage logs at the moment when they were deleted."""
+    """Contents of its usage logs at the moment when they were deleted."""
 
     @property
     def url(self) -> str:
@@ -58,14 +60,16 @@ class Gateway:
 
     @property
     def store(self) -> Path:
-        """Where its adapters are, those of the base model `demo`."""
+        """Folder of its adapters for the base model `demo`."""
         return self.folder / "adapters" / "demo"
 
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.process.pid).children()
 
     def metrics(self) -> defaultdict[str, float]:
-        """By name, with all labels, over the workers that answer; 0 where none does."""
+        """Return metrics by name, summed over all labels and the workers that answer; 0 by
+        default.
+        """
         found: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(self.metrics_page()):
             for sample in family.samples:
@@ -73,7 +77,7 @@ class Gateway:
         return found
 
     def metrics_page(self) -> str:
-        """Empty where no worker answers."""
+        """Return the metrics page; "" if no worker answers."""
         url = f"http://127.0.0.1:{self.process.admin_port}/metrics"
         try:
             return httpx.get(url, timeout=20, verify=PLAIN).text
@@ -81,7 +85,7 @@ class Gateway:
             return ""
 
     async def serves_again(self) -> dict[str, float]:
-        """Returns when all workers see their engine, with the metrics of all."""
+        """Wait until all workers see their engine; return the metrics of all."""
         deadline = time.monotonic() + _SERVES_WITHIN_S
         while (found := await asyncio.to_thread(self.metrics))["gateway_engine_ready"] < WORKERS:
             assert time.monotonic() < deadline, self.process.text[-5000:]
@@ -90,20 +94,20 @@ class Gateway:
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """Inside, its connections may break, and new ones be refused."""
+        """Mark the body as an outage: connections may break, and new ones be refused."""
         outage = Outage(time.monotonic())
         self.outages.append(outage)
         yield
         outage.ended = time.monotonic()
 
     def was_out(self, started: float, ended: float) -> bool:
-        """Whether a request of that time met an outage, by a second more or less."""
+        """Return True if a request of that time met an outage, within a second."""
         return any(o.started - 1 <= ended and started <= o.ended + 1 for o in self.outages)
 
-    # What is done to it
+    # Actions
 
     async def kill(self) -> None:
-        """The parent alone, and at once: its workers must end by themselves."""
+        """Kill only the parent, immediately: its workers must end by themselves."""
         workers = self.workers()
         self.process.process.kill()
         self.process.process.wait()
@@ -111,7 +115,7 @@ class Gateway:
         assert not left, f"workers outlive their parent: {left}"
 
     async def start(self) -> None:
-        """Again, on the ports and folders that it had."""
+        """Start it again, on its previous ports and folders."""
         await asyncio.to_thread(self.process.__enter__)
 
     def hang_up(self) -> None:
@@ -119,9 +123,9 @@ class Gateway:
 
     @asynccontextmanager
     async def full_disk(self, room: int) -> AsyncIterator[None]:
-        """Inside, no file of its workers grows beyond its usage log's size and `room` bytes.
+        """Limit all files of its workers to its usage log's size and `room` bytes.
 
-        The lines that it says it lost meanwhile go to `lost_lines`.
+        The lines that it reports as lost in that time are added to `lost_lines`.
         """
         workers, before = self.workers(), await self._lost()
         limits = {worker: worker.rlimit(psutil.RLIMIT_FSIZE) for worker in workers}
@@ -142,9 +146,10 @@ class Gateway:
         self.log.rename(self.log.with_suffix(f".{time.monotonic_ns()}"))
 
     async def delete_log(self) -> None:
-        """Returns when no worker writes to it any more: one killed before would take lines along.
+        """Delete the usage log; return when no worker writes to it any more.
 
-        What the workers still write to it must be in the next one.
+        A worker killed earlier would lose its lines. Everything that the workers write to the
+        deleted file must be in the next one, too.
         """
         with self.log.open(encoding="utf-8") as file:
             self.log.unlink()
@@ -159,7 +164,9 @@ class Gateway:
         return str(self.log) in {file.path for file in worker.open_files()}
 
     def records(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """The lines of each file that was its usage log, and whether it was deleted; those last."""
+        """Yield the lines of each of its usage log files, and True for deleted ones, which come
+        last.
+        """
         for path in sorted(self.log.parent.glob(f"{self.log.stem}.*")):
             yield _records(path.read_text(encoding="utf-8")), False
         for text in self._deleted:
@@ -167,7 +174,7 @@ class Gateway:
 
 
 def _records(text: str) -> list[dict[str, Any]]:
-    """What was cut is an empty line."""
+    """Parse the lines; a truncated line was replaced by an empty one."""
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
@@ -175,7 +182,7 @@ def _records(text: str) -> list[dict[str, Any]]:
 def running_gateways(
     names: Iterable[str], folder: Path, tritons: Tritons, **settings: object
 ) -> Iterator[list[Gateway]]:
-    """Each with a folder and a usage log of its own; they end however often they were started."""
+    """Run gateways, each with its own folder and usage log; end them at the exit of the context."""
     made = [_gateway(name, folder / name, tritons, settings) for name in names]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda gateway: stack.enter_context(gateway.process), made):

@@ -1,10 +1,10 @@
-"""The address of Redis moves under load: when is it noticed, and is anything lost?
+"""Move the address of Redis under load: when is it noticed, and is anything lost?
 
     python -m tests.chaos.moved [--kind "redis 7" ...] [--failover "one address" ...] [--out DIR]
 
-Two gateways of two workers, a real Triton, and for each case servers of their own, of which another
-becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from when
-clients are led to another server: by the address, or by most sentinels.
+Two gateways of two workers, a real Triton, and for each case separate Redis servers, of which
+another becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from
+the moment when clients are directed to another server: by the address, or by most sentinels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTICED_WITHIN_S = 5.0
 _RECOVERED_WITHIN_S = 30.0
 _CLIENTS = 6
 _REQUESTS = 20
-"""Of a tight tenant, in a minute."""
+"""Limit of a tight tenant, per minute."""
 _BEFORE = 12
 _CHANGES = 3
 _APART_S = 5.0
@@ -51,20 +51,20 @@ _TIGHT = ("before", "across", "after")
 
 @dataclass
 class Case:
-    """One kind of server and failover; `broken` has the promises that did not hold."""
+    """A kind of server and failover; `broken` yields the promises that did not hold."""
 
     kind: str
     failover: str
     noticed_s: float = 0.0
     last: list[str] = field(default_factory=list)
-    """The last commands of the clients that were the last to leave the old server."""
+    """The last commands of the clients that were the last on the old server."""
     failures: dict[str, int] = field(default_factory=dict)
     recovered_s: dict[str, float] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     let_in: dict[str, int] = field(default_factory=dict)
     answers: int = 0
     refused: int = 0
-    """Chats with a version that Redis alone had yet, while it could not be used."""
+    """Chats refused because their version was only in Redis, while that was unusable."""
     errors: list[str] = field(default_factory=list)
     unshared: int = 0
     """Adapters that were answered with 201 and `"shared": false`."""
@@ -72,7 +72,7 @@ class Case:
     certain: int = 0
 
     def count(self, users: Users, since: float) -> None:
-        """Count the answers to chats, of which those after `since` are of a version or another."""
+        """Count the answers to chats; after `since` the served version is known."""
         self.old, self.certain = users.old_answers(since)
         self.answers = len(users.answers)
         self.refused = sum(answer.is_refused for answer in users.answers)
@@ -83,7 +83,7 @@ class Case:
         ]
 
     def broken(self) -> Iterator[str]:
-        """Yield each promise that did not hold: those of times, and what Redis away refuses."""
+        """Yield each broken promise: about times, and about refusals without Redis."""
         name = f"{self.kind}, {self.failover}"
         if self.noticed_s > NOTICED_WITHIN_S:
             yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
@@ -92,7 +92,7 @@ class Case:
         yield from self.wrong()
 
     def wrong(self) -> Iterator[str]:
-        """Yield each promise that did not hold, and that a busy machine cannot break."""
+        """Yield each broken promise that a busy machine cannot cause."""
         name = f"{self.kind}, {self.failover}"
         if self.old or not self.certain:
             yield f"{name}: {self.old} of {self.certain} answers were of an old version"
@@ -105,7 +105,7 @@ class Case:
 
 
 def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Case]:
-    """`folder` gets the logs."""
+    """Run the cases; `folder` gets the logs."""
     cases = []
     with tritons(folder, demo_engine(folder / "engine"), 1) as triton:
         for kind in kinds:
@@ -131,7 +131,7 @@ def _gateways(
         tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
         for name in _TIGHT
     ]
-    # Else a worker would count alone where Redis is late, which a busy machine makes it.
+    # Otherwise a worker would count alone when Redis is slow, which a busy machine causes.
     limits = {"when_redis_is_away": {"requests_per_minute": "refuse"}}
     settings = {
         "config": write_config(folder / "config.yaml", tenant("acme", KEY), *tight, limits=limits),
@@ -148,17 +148,17 @@ async def _case(
     contents = {content.name: content for content in adapters.demo_contents()}
     async with Users(gateways, endpoint, contents) as users:
         assert await users.upload(0)
-        assert (await adapters.agreed(gateways))[LIVE]
+        assert (await adapters.wait_until_agreed(gateways))[LIVE]
         case.let_in["before"] = await users.let_in("sk-before-key", 3 * _REQUESTS)
-        acting = [asyncio.create_task(user.go_on()) for user in users.users]
+        acting = [asyncio.create_task(user.run()) for user in users.users]
         asking = [asyncio.create_task(users.ask(number)) for number in range(_CLIENTS)]
         while not all(user.acts for user in users.users):
             await asyncio.sleep(0.1)
         across = await users.let_in("sk-across-key", _BEFORE)
         old = await asyncio.to_thread(redis.move)
         began = time.monotonic()
-        await _noticed(case, old, began)
-        await _recovered(case, users, began)
+        await _wait_until_noticed(case, old, began)
+        await _wait_until_recovered(case, users, began)
         case.let_in["across"] = across + await users.let_in("sk-across-key", 3 * _REQUESTS)
         case.let_in["after"] = await users.let_in("sk-after-key", 3 * _REQUESTS)
         for user in users.users:
@@ -173,13 +173,13 @@ async def _case(
             task.cancel()
         ends = await asyncio.gather(*asking, return_exceptions=True)
         case.count(users, since)
-        # A client whose connection failed asks no more.
+        # A client whose connection failed sends no more requests.
         case.errors += [repr(end) for end in ends if not isinstance(end, asyncio.CancelledError)]
         case.lost = await users.lost()
 
 
-async def _noticed(case: Case, old: Process, began: float) -> None:
-    """Until no gateway has a connection to the server that was demoted."""
+async def _wait_until_noticed(case: Case, old: Process, began: float) -> None:
+    """Wait until no gateway is connected to the demoted server."""
     stay: list[dict[str, str]] = []
     while found := await asyncio.to_thread(clients_at, old):
         stay = found
@@ -189,8 +189,8 @@ async def _noticed(case: Case, old: Process, began: float) -> None:
     case.last = [f"{each['cmd']}, idle for {each['idle']} s" for each in stay]
 
 
-async def _recovered(case: Case, users: Users, began: float) -> None:
-    """Until each user has acted well twice since, and with nothing failing in between."""
+async def _wait_until_recovered(case: Case, users: Users, began: float) -> None:
+    """Wait until each user's acts have succeeded twice since, without failures between."""
     since = time.monotonic()
     while not all(
         (at := user.recovered_at(began)) is not None

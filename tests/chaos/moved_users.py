@@ -1,4 +1,4 @@
-"""What each user of Redis is asked while the address of Redis moves, through the public door."""
+"""Users of Redis, exercised through the public API while the address of Redis moves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from tests.chaos.questions import CAPITALS, SHORT, text_of
 
 KEY = "sk-acme-key"
 _PAUSE_S = 0.25
-_LATE_S = 2.0  # which a change may take to another gateway: its notice may be lost, polls are 0.5 s
+# time until another gateway has a change: its notice may be lost, and polls are every 0.5 s
+_LATE_S = 2.0
 
 
 @dataclass
 class Act:
-    """One act of a user: whether it was taken, and is shared."""
+    """An act of a user, and whether it succeeded and is shared."""
 
     started: float
     ended: float
@@ -32,15 +33,15 @@ class Act:
 
 @dataclass
 class User:
-    """`act` is told a number, and says whether it was taken and is shared."""
+    """A user of Redis; `act` gets a number, and returns True if it succeeded and is shared."""
 
     name: str
     act: Callable[[int], Awaitable[bool]]
     acts: list[Act] = field(default_factory=list)
     is_ending: bool = False
 
-    async def go_on(self) -> None:
-        """Act until `is_ending`: what is cut off would be known to one side alone."""
+    async def run(self) -> None:
+        """Act until `is_ending`: an interrupted act would be known to only one side."""
         while not self.is_ending:
             started = time.monotonic()
             is_shared = await self.act(len(self.acts))
@@ -51,7 +52,7 @@ class User:
         return sum(not act.is_shared for act in self.acts if act.ended >= since)
 
     def recovered_at(self, since: float) -> float | None:
-        """When the first act after the last failure had ended; None if there is none yet."""
+        """Return when the first act after the last failure ended; None if none has yet."""
         after = [act for act in self.acts if act.started >= since]
         failed = [n for n, act in enumerate(after) if not act.is_shared]
         first = failed[-1] + 1 if failed else 0
@@ -74,12 +75,12 @@ class Answer:
 
     @property
     def is_refused(self) -> bool:
-        """True if the version could not be fetched from Redis, so that the client asks again."""
+        """True if the version could not be fetched from Redis, so that the client retries."""
         return self.status == 503 and "adapter_store_unavailable" in self.error
 
 
 class Users:
-    """All of them. Use as an async context manager."""
+    """The users. Use as an async context manager."""
 
     def __init__(
         self, gateways: list[Gateway], endpoint: str, contents: dict[str, Content]
@@ -116,7 +117,7 @@ class Users:
         await self._stack.aclose()
 
     async def ask(self, number: int) -> None:
-        """Ask for the adapter that changes, until cancelled."""
+        """Request the adapter that changes, until cancelled."""
         body = SHORT.body(LIVE, stream=False)
         by_text = {text: content for content, text in CAPITALS.items()}
         while True:
@@ -128,7 +129,7 @@ class Users:
             await asyncio.sleep(0.02)
 
     async def upload(self, number: int) -> bool:
-        """Add another content under the name that is asked for; whether it is shared."""
+        """Add another content under the requested name; return True if it is shared."""
         content = "ja" if self.uploads and self.uploads[-1].content == "zh" else "zh"
         gateway = self._gateways[number // 2 % 2]
         answer = await adapters.add(gateway, LIVE, self._contents[content])
@@ -138,7 +139,7 @@ class Users:
         return bool(answer.json()["shared"])
 
     async def _adapters(self, number: int) -> bool:
-        """A name of its own every fourth time, so that a lost one shows."""
+        """Add every fourth time under a new name, so that a lost name is noticed."""
         if number % 4:
             return await self.upload(number)
         name = f"moved-{number}"
@@ -189,7 +190,7 @@ class Users:
     # Afterwards:
 
     async def let_in(self, key: str, requests: int) -> int:
-        """How many of so many requests at once, over both gateways, a limit lets in."""
+        """Return how many of concurrent requests, over both gateways, a limit admits."""
         body = {"model": "demo", "prompt": "Hi", "max_tokens": 1}
         asked = [
             self.clients[n % 2].post(SHORT.path, json=body, headers=_bearer(key))
@@ -199,8 +200,8 @@ class Users:
         return found.count(200)
 
     async def lost(self) -> dict[str, int]:
-        """What was acknowledged and some gateway does not have."""
-        served = await adapters.agreed(self._gateways)
+        """Return the number of acknowledged changes that some gateway lacks."""
+        served = await adapters.wait_until_agreed(self._gateways)
         known = [await self._with_key(client, key) for key in self.keys for client in self.clients]
         conversations = [
             await self._has_items(client, conversation)
@@ -223,7 +224,9 @@ class Users:
         return float(state["replicas"][self._endpoint]["weight"])
 
     def old_answers(self, since: float) -> tuple[int, int]:
-        """Of the answers since then: those of an old version, and all of which that is certain."""
+        """Return, for answers since then, those of an old version, and all with a certain
+        version.
+        """
         old = certain = 0
         for upload, following in zip(self.uploads, [*self.uploads[1:], None], strict=True):
             if upload.answered < since:

@@ -1,4 +1,4 @@
-"""What is asked, of whom, and what each must answer."""
+"""Questions to the models, and their right answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.support.generated_adapters import PROMPT, TOKENS
 
 _CAPITAL = "美国的首都在哪里? \n答案:"
 _LONG_ANSWER = "Count from 1 to 60"
-# Above what is tokenized on the event loop; some 1,300 of the model's 2,048 tokens.
+# Above the size that is tokenized on the event loop; some 1,300 of the model's 2,048 tokens.
 _LONG_PROMPT = "The capital of France is Paris. " * 150 + _CAPITAL
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """`fields` of the body, but for the model; `weight` says how often it is asked."""
+    """A question: `fields` of the body except the model; `weight` is its relative frequency."""
 
     name: str
     path: str
@@ -47,9 +47,9 @@ QUESTIONS = (
     Question("guided", _CHAT, {**LONG.fields, "guided_regex": "[^#]*"}, 0.08),
 )
 GENERATED = Question("generated", _COMPLETIONS, {"prompt": PROMPT, "max_tokens": TOKENS}, 0)
-"""What tells all contents apart: `tests.support.generated_adapters` knows the answers."""
+"""The question whose answer identifies a content; `tests.support.generated_adapters` has them."""
 
-# By content: what is known before anybody is asked.
+# By content: answers known in advance.
 CAPITALS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
 
 
@@ -58,7 +58,10 @@ class Wrong(Exception):
 
 
 def text_of(frames: list[dict[str, Any]]) -> str:
-    """Of a whole body, or of a stream's frames. Raises Wrong where the parts contradict."""
+    """Return the text of a complete body, or of a stream's frames.
+
+    Raises Wrong for contradictions.
+    """
     texts: dict[int, str] = {}
     logprobs: list[float] = []
     for choice in (choice for frame in frames for choice in frame["choices"]):

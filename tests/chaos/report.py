@@ -1,4 +1,4 @@
-"""What chaos has found: the promises, whether each held, and the table."""
+"""Results of chaos: the promises, whether each held, and the table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tests.chaos import checks
 from tests.chaos.checks import Bills
-from tests.chaos.clients import Seen
+from tests.chaos.clients import ObservedRequest
 from tests.chaos.footprint import Footprint
 from tests.chaos.world import REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, World
 
-# Of a worker. What others have is shown alone: engines fill their caches.
+# Growth limits of a worker. Other processes are only shown, because engines fill their caches.
 _GROWN_RSS, _GROWN_FILES = 48 << 20, 24
 _PLAIN = ("right", "wrong", "hung", "left", "cut", "no connection")
 
@@ -48,8 +48,8 @@ class Report:
 
 def report(
     world: World,
-    calm: Sequence[Seen],
-    chaos: Sequence[Seen],
+    calm: Sequence[ObservedRequest],
+    chaos: Sequence[ObservedRequest],
     before: Mapping[str, Footprint],
     after: Mapping[str, Footprint],
 ) -> Report:
@@ -63,7 +63,7 @@ def report(
     ]
     bills = {gateway.name: checks.check_bills(gateway, every) for gateway in world.gateways}
     counted = {gateway.name: gateway.lost_lines for gateway in world.gateways}
-    requests, tokens = checks.most_in_a_minute(world, every)
+    requests, tokens = checks.peak_per_minute(world, every)
     requests_row = {"requests": len(every), **{name: outcomes[name] for name in _PLAIN}}
     requests_row["cut or refused by a gateway that nobody had killed"] = len(unexplained)
     broken = [
@@ -78,10 +78,10 @@ def report(
     if world.done["use many adapters"] and not world.evictions:
         broken.append("no engine had to forget an adapter, so nothing is known of that")
     sections = {
-        "requests": _told(requests_row),
-        "errors": _told({n: c for n, c in sorted(outcomes.items()) if n not in _PLAIN}),
+        "requests": _format_counts(requests_row),
+        "errors": _format_counts({n: c for n, c in sorted(outcomes.items()) if n not in _PLAIN}),
         "seconds of right answers": {"calm": _times(calm), "chaos": _times(chaos)},
-        "usage lines": _told(
+        "usage lines": _format_counts(
             {
                 "written": sum(found.lines for found in bills.values()),
                 "lost": sum(found.missing for found in bills.values()),
@@ -100,12 +100,14 @@ def report(
             "Tritons that aborted, and were started again": f"{world.aborts:,}",
             "adapters sent again after an eviction, at least": f"{world.evictions:,}",
         },
-        "acts": {**_told(dict(sorted(world.done.items()))), **world.skipped},
+        "acts": {**_format_counts(dict(sorted(world.done.items()))), **world.skipped},
     }
     return Report(sections, broken)
 
 
-def _broken_outcomes(every: Sequence[Seen], unexplained: Sequence[Seen]) -> Iterator[str]:
+def _broken_outcomes(
+    every: Sequence[ObservedRequest], unexplained: Sequence[ObservedRequest]
+) -> Iterator[str]:
     for seen in every:
         if seen.outcome == "hung":
             yield f"{seen.request_id} was not answered in {seen.took_s:.0f} s"
@@ -129,11 +131,11 @@ def _grown(before: Footprint, after: Footprint) -> Iterator[str]:
         yield f"a worker has grown: {_size(before)} -> {_size(after)}"
 
 
-def _told(counts: Mapping[str, int]) -> dict[str, str]:
+def _format_counts(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: f"{count:,}" for name, count in counts.items()}
 
 
-def _times(seen: Sequence[Seen]) -> str:
+def _times(seen: Sequence[ObservedRequest]) -> str:
     times = sorted(each.took_s for each in seen if each.outcome == "right")
     if not times:
         return "none"

@@ -25,10 +25,10 @@ async def run(
     clients: int = CLIENTS,
     **settings: object,
 ) -> Report:
-    """`folder` gets logs and all that the servers keep. Each of `acts` is done once at least.
-    `settings` are the gateways'.
+    """Run chaos; each of `acts` is done at least once.
 
-    Raises AssertionError where the world cannot even be brought to rest.
+    `folder` gets logs and all data of the servers. `settings` are the gateways'. Raises
+    AssertionError if the world does not become idle.
     """
     with running_world(folder, seed, **settings) as world:
         await learn(world)
@@ -40,6 +40,6 @@ async def run(
         async with chaos.running():
             await break_things(world, chaos, seconds, acts)
         await checks.settle(world)
-        await checks.all_is_whole(world)
+        await checks.check_complete(world)
         await checks.settle(world)
         return report(world, calm.seen, chaos.seen, before, footprints(world))

@@ -1,4 +1,4 @@
-"""Two gateways of two workers, two Tritons and a Redis, and what each question must be answered."""
+"""Two gateways of two workers, two Tritons and a Redis, and the right answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.chaos import adapters, clock
-from tests.chaos.adapters import ADMIN_KEY, LIVE, Content, Live
+from tests.chaos.adapters import ADMIN_KEY, LIVE, Content, LiveHistory
 from tests.chaos.gateway import Gateway, running_gateways
 from tests.chaos.questions import CAPITALS, GENERATED, QUESTIONS, SHORT, Question, text_of
 from tests.support.cluster import Tritons, tritons
@@ -26,7 +26,7 @@ CONCURRENT = 40
 TENANTS = {"acme": "sk-acme-key", "other": "sk-other-key", "third": "sk-third-key"}
 TIGHT, TIGHT_KEY = "tight", "sk-tight-key"
 REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE = 40, 600
-# More adapters, of 172 kB each, than the caches of both engines have room for.
+# More adapters, of 172 kB each, than the caches of both engines can hold.
 MANY = 20
 _CACHE = {"lora_cache_host_memory_bytes": 1_600_000, "lora_cache_max_adapter_size": 16}
 # Adapters of the configuration, by the folder of their content.
@@ -35,7 +35,7 @@ _CONFIGURED = {"zh": "zh", "acme/own": "ja", "other/own": "zh", "third/own": "ja
 
 @dataclass
 class World:
-    """`answers` by content and question; `digests`, the short ones, lead to contents."""
+    """The world: `answers` by content and question; `digests` maps short digests to contents."""
 
     tritons: Tritons
     redis: RedisServer
@@ -45,19 +45,19 @@ class World:
     answers: dict[tuple[str, Question], str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
-    """Contents of the names that are never changed; the base model's is `demo`."""
-    live: Live = field(default_factory=Live)
+    """Contents of the names that never change; the base model's is `demo`."""
+    live: LiveHistory = field(default_factory=LiveHistory)
     redis_lost: list[tuple[float, float]] = field(default_factory=list)
-    """When Redis had died, until it was there again, with nothing in it."""
+    """Periods from a death of Redis until it was available again, empty."""
     aborts: int = 0
-    """Tritons that ended by themselves, as the Python backend of 2.51 does now and then."""
+    """Tritons that ended by themselves, which the Python backend of 2.51 causes occasionally."""
     evictions: int = 0
-    """As many adapters, at least, were sent again since an engine had forgotten them."""
+    """Minimum number of adapters that were uploaded again because an engine had evicted them."""
     done: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
-    """Acts that cannot be done on this machine, and why."""
+    """Acts that are impossible on this machine, with the reason."""
     broken: list[str] = field(default_factory=list)
-    """What was found wrong while it went on, in words; see `found_wrong`."""
+    """Problems found during the run, in words; see `found_wrong`."""
 
     @property
     def many(self) -> list[str]:
@@ -68,7 +68,7 @@ class World:
         self.broken.append(sentence)
 
     def metrics(self) -> defaultdict[str, float]:
-        """By name, over all workers of all gateways."""
+        """Return metrics by name, over all workers of all gateways."""
         found: defaultdict[str, float] = defaultdict(float)
         for gateway in self.gateways:
             for name, value in gateway.metrics().items():
@@ -76,7 +76,7 @@ class World:
         return found
 
     async def revive(self) -> None:
-        """Starts each Triton again that ended by itself, as `gateway up --restart` does."""
+        """Restart each Triton that ended by itself, as `gateway up --restart` does."""
         for replica in self.tritons.replicas:
             if replica.has_ended:
                 self.aborts += 1
@@ -95,12 +95,12 @@ class World:
 
 @contextlib.contextmanager
 def running_world(folder: Path, seed: int, **more: object) -> Iterator[World]:
-    """All of them ready; nobody has been asked anything. `more` are settings of the gateways."""
+    """Run all servers until ready, without any request. `more` are settings of the gateways."""
     engine_dir = engine.build(
         DEMO_MODEL,
         folder / "engine",
         lora_target_modules=engine.LLAMA_LORA_MODULES,
-        gather_generation_logits=True,  # tells how clear an answer is
+        gather_generation_logits=True,  # shows how clear an answer is
     )
     made = adapters.generated_contents(folder, engine_dir, MANY)
     contents = {content.name: content for content in [*adapters.demo_contents(), *made]}
@@ -138,14 +138,14 @@ def _config(folder: Path) -> Path:
         requests_per_minute=REQUESTS_PER_MINUTE,
         tokens_per_minute=TOKENS_PER_MINUTE,
     )
-    # Else each worker would count alone whenever Redis is late, and no sum of them would be right.
+    # Otherwise each worker would count alone when Redis is slow, and no sum of them would be right.
     away = {"requests_per_minute": "refuse", "tokens_per_minute": "refuse"}
     limits = {"when_redis_is_away": away}
     return write_config(folder / "config.yaml", *plain, tight, limits=limits)
 
 
 async def learn(world: World) -> None:
-    """Adds the adapters, and asks in peace what will be asked in chaos."""
+    """Add the adapters, and record the answers to all questions before the chaos."""
     first = world.gateways[0]
     world.fixed = {"demo": "demo", **_CONFIGURED}
     for number, name in enumerate(name for name in world.contents if name not in CAPITALS):
@@ -156,7 +156,7 @@ async def learn(world: World) -> None:
         added = await adapters.add(first, LIVE, world.contents[name])
         assert added.status_code == 201, added.text
         world.digests[added.json()["served"]] = name
-    for name, digest in (await adapters.agreed(world.gateways)).items():
+    for name, digest in (await adapters.wait_until_agreed(world.gateways)).items():
         if name == LIVE:
             world.live.may_be([digest])
         else:

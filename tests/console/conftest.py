@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.browser import browser
-from tests.support.operated_gateway import Operated, operated
+from tests.support.operated_gateway import OperatedGateway, run_operated_gateway
 
 __all__ = ["browser"]
 
 
 @pytest.fixture(scope="package")
-def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
-    with operated(tmp_path_factory.mktemp("operated")) as two_engines:
+def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedGateway]:
+    with run_operated_gateway(tmp_path_factory.mktemp("operated")) as two_engines:
         yield two_engines
 
 
 @pytest.fixture
-def real(two_engines: Operated) -> Iterator[Operated]:
+def real(two_engines: OperatedGateway) -> Iterator[OperatedGateway]:
     """Its replicas are as the configuration has them, before each test and after."""
     yield two_engines
     two_engines.give_back()

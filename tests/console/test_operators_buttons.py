@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import Late, looking_at
-from tests.support.operated_gateway import ADMIN, DEMO_ADAPTERS, Operated
+from tests.support.operated_gateway import ADMIN, DEMO_ADAPTERS, OperatedGateway
 from tests.support.operators_page import OperatorsPage, operating
 
 pytestmark = pytest.mark.slow
@@ -18,12 +18,12 @@ HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title
 
 
 @pytest.fixture
-def page(browser: Browser, real: Operated) -> Iterator[OperatorsPage]:
+def page(browser: Browser, real: OperatedGateway) -> Iterator[OperatorsPage]:
     with operating(browser, real.url, ADMIN) as page:
         yield page
 
 
-def test_weigh_use_again_and_give_back(page: OperatorsPage, real: Operated) -> None:
+def test_weigh_use_again_and_give_back(page: OperatorsPage, real: OperatedGateway) -> None:
     first, second = sorted(replica.endpoint for replica in real.tritons.replicas)
     replicas = page.view("Replicas")
     replicas.get_by_role("button", name=f"Weight of {first}…").click()
@@ -51,7 +51,7 @@ def test_weigh_use_again_and_give_back(page: OperatorsPage, real: Operated) -> N
     assert real.until(lambda state: state["replicas"][first]["weight"] == 100)
 
 
-def test_add_serve_verify_and_remove_an_adapter(page: OperatorsPage, real: Operated) -> None:
+def test_add_serve_verify_and_remove_an_adapter(page: OperatorsPage, real: OperatedGateway) -> None:
     adapters = page.view("Adapters")
     adapters.get_by_role("button", name="Add an adapter…").click()
     page.dialog.get_by_label("Name").fill("acme/new")
@@ -91,7 +91,7 @@ def test_add_serve_verify_and_remove_an_adapter(page: OperatorsPage, real: Opera
 
 
 def test_what_is_no_adapter_is_said_and_the_question_stays(
-    browser: Browser, real: Operated
+    browser: Browser, real: OperatedGateway
 ) -> None:
     with operating(browser, real.url, ADMIN, refused=(400,)) as page:
         page.view("Adapters").get_by_role("button", name="Add an adapter…").click()
@@ -110,7 +110,7 @@ def test_what_is_no_adapter_is_said_and_the_question_stays(
     ("status", "told"), [(409, "Not done"), (504, "It may not be done"), (0, "It may not be done")]
 )
 def test_what_fails_behind_a_closed_question_is_told(
-    browser: Browser, real: Operated, status: int, told: str
+    browser: Browser, real: OperatedGateway, status: int, told: str
 ) -> None:
     with operating(browser, real.url, ADMIN, refused=(status,)) as page:
         drained = Late(page.page, "admin/replicas/*")
@@ -144,7 +144,7 @@ def test_what_was_done_is_not_told_as_failed(page: OperatorsPage) -> None:
     expect(page.page.locator("#told")).to_be_empty()
 
 
-def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: Operated) -> None:
+def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: OperatedGateway) -> None:
     tenants = page.view("Tenants")
     tenants.get_by_role("searchbox").fill("acme")
     acme = page.row("tenants", "acme")
@@ -175,7 +175,7 @@ def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: Operated) -> None
     assert "hacked" not in page.page.title()
 
 
-def test_charts_have_words_and_figures(page: OperatorsPage, real: Operated) -> None:
+def test_charts_have_words_and_figures(page: OperatorsPage, real: OperatedGateway) -> None:
     assert real.ask(max_tokens=50, ignore_eos=True).status_code == 200
     real.until(lambda state: any(p["tokens"] for p in state["history"]["points"].values()))
     for title in (
@@ -210,7 +210,7 @@ def test_dark_and_light(page: OperatorsPage) -> None:
     assert page.page.evaluate(ground) != before
 
 
-def test_a_wrong_key_opens_nothing(browser: Browser, real: Operated) -> None:
+def test_a_wrong_key_opens_nothing(browser: Browser, real: OperatedGateway) -> None:
     with looking_at(browser, f"{real.url}/operators", refused=(401,)) as page:
         page.get_by_label("Key", exact=True).fill("sk-wrong")
         page.get_by_role("button", name="Open").click()
@@ -218,7 +218,7 @@ def test_a_wrong_key_opens_nothing(browser: Browser, real: Operated) -> None:
         expect(page.locator("#inside")).to_be_hidden()
 
 
-def test_not_live_is_seen_and_ends(browser: Browser, real: Operated) -> None:
+def test_not_live_is_seen_and_ends(browser: Browser, real: OperatedGateway) -> None:
     with operating(browser, real.url, ADMIN, refused=(502,)) as page:
         page.view("Adapters")
         expect(page.row("adapters", "zh")).to_be_visible()

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Locator, Response, expect
 
 from tests.support.browser import PHONE, barriers, looking_at, overflows
 from tests.support.merge_patches import OF_OBJECTS, OF_OTHERS
-from tests.support.operated_gateway import ADMIN, STRANGE, Operated
+from tests.support.operated_gateway import ADMIN, STRANGE, OperatedGateway
 from tests.support.operators_page import OperatorsPage, operating
 
 VIEWS = ("Overview", "Replicas", "Adapters", "Tenants", "Requests")
@@ -18,13 +18,13 @@ HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title
 
 
 @pytest.fixture
-def page(browser: Browser, real: Operated) -> Iterator[OperatorsPage]:
+def page(browser: Browser, real: OperatedGateway) -> Iterator[OperatorsPage]:
     with operating(browser, real.url, ADMIN) as page:
         yield page
 
 
 def test_before_the_state_has_come_there_is_nothing_to_show(
-    browser: Browser, real: Operated
+    browser: Browser, real: OperatedGateway
 ) -> None:
     """And nothing goes wrong: a pointer is over a chart as soon as the page is open."""
     with looking_at(browser, f"{real.url}/operators") as page:
@@ -107,7 +107,7 @@ def test_many_refused_tenants_leave_room_for_the_rest(page: OperatorsPage) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
-def test_nothing_keeps_people_out(browser: Browser, real: Operated, dark: bool) -> None:
+def test_nothing_keeps_people_out(browser: Browser, real: OperatedGateway, dark: bool) -> None:
     """Every view and kind of dialog, for axe-core; the gate first."""
     with looking_at(browser, f"{real.url}/operators", dark=dark) as page:
         assert barriers(page) == []
@@ -127,7 +127,7 @@ def test_nothing_keeps_people_out(browser: Browser, real: Operated, dark: bool) 
             it.page.keyboard.press("Escape")
 
 
-def test_a_keyboard_is_enough(page: OperatorsPage, real: Operated) -> None:
+def test_a_keyboard_is_enough(page: OperatorsPage, real: OperatedGateway) -> None:
     """Drains a replica, by nothing but Tab, Enter and Escape."""
     second = sorted(replica.endpoint for replica in real.tritons.replicas)[1]
     _tab_to(page, page.page.get_by_role("link", name="Replicas").first)
@@ -156,7 +156,7 @@ def _tab_to(page: OperatorsPage, wanted: Locator) -> None:
     raise AssertionError("not reached")
 
 
-def test_a_phone_shows_it_without_sideways(browser: Browser, real: Operated) -> None:
+def test_a_phone_shows_it_without_sideways(browser: Browser, real: OperatedGateway) -> None:
     with real.running(), operating(browser, real.url, ADMIN, size=PHONE) as it:
         for view in VIEWS:
             it.view(view)
@@ -168,7 +168,7 @@ def test_a_phone_shows_it_without_sideways(browser: Browser, real: Operated) -> 
             expect(it.page.locator(f"#requests .running .row .{cell}").first).to_be_in_viewport()
 
 
-def test_it_is_light(browser: Browser, real: Operated) -> None:
+def test_it_is_light(browser: Browser, real: OperatedGateway) -> None:
     page = browser.new_page()
     responses: list[Response] = []
 
@@ -185,7 +185,7 @@ def test_it_is_light(browser: Browser, real: Operated) -> None:
 
 
 def test_a_request_is_found_by_the_id_that_its_client_has(
-    page: OperatorsPage, real: Operated
+    page: OperatorsPage, real: OperatedGateway
 ) -> None:
     with real.running(), real.running(headers={"x-request-id": "the-one"}):
         requests = page.view("Requests")
@@ -208,7 +208,7 @@ def test_a_patch_changes_what_the_rfc_says(page: OperatorsPage) -> None:
         assert page.page.evaluate(merged, [target, patch]) == wanted, (target, patch)
 
 
-def test_no_prompt_and_no_answer_is_in_it(page: OperatorsPage, real: Operated) -> None:
+def test_no_prompt_and_no_answer_is_in_it(page: OperatorsPage, real: OperatedGateway) -> None:
     with real.running(2, prompt="a secret of the client's"):
         page.view("Requests")
         expect(page.page.locator("#requests .running .row")).to_have_count(2)

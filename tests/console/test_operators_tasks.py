@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.operated_gateway import ADMIN, TIGHT, Operated
+from tests.support.operated_gateway import ADMIN, TIGHT, OperatedGateway
 from tests.support.operators_page import OperatorsPage, operating
 
 pytestmark = pytest.mark.slow
@@ -18,13 +18,13 @@ _TIME = re.compile(r"^[\d.,]+ m?s$")
 
 
 @pytest.fixture
-def page(browser: Browser, real: Operated) -> Iterator[OperatorsPage]:
+def page(browser: Browser, real: OperatedGateway) -> Iterator[OperatorsPage]:
     with operating(browser, real.url, ADMIN) as page:
         yield page
         assert 0 < page.clicks <= MOST_CLICKS
 
 
-def test_which_replica_holds_an_adapter(page: OperatorsPage, real: Operated) -> None:
+def test_which_replica_holds_an_adapter(page: OperatorsPage, real: OperatedGateway) -> None:
     assert real.ask(model="zh").status_code == 200
     held = real.until(lambda state: state["adapters"]["zh"]["replicas"])["adapters"]["zh"][
         "replicas"
@@ -40,7 +40,7 @@ def test_which_replica_holds_an_adapter(page: OperatorsPage, real: Operated) -> 
     assert page.clicks == 1
 
 
-def test_an_engine_holds_a_content_once_for_all_its_names(real: Operated) -> None:
+def test_an_engine_holds_a_content_once_for_all_its_names(real: OperatedGateway) -> None:
     """And says so of each that serves it; not of one that only has it as an older version."""
     for name, demo in (("one", "zh"), ("two", "zh"), ("other", "zh"), ("other", "ja")):
         real.upload(name, demo)
@@ -51,7 +51,7 @@ def test_an_engine_holds_a_content_once_for_all_its_names(real: Operated) -> Non
     assert places["other"] == places["ja"]
 
 
-def test_why_a_tenant_is_refused(page: OperatorsPage, real: Operated) -> None:
+def test_why_a_tenant_is_refused(page: OperatorsPage, real: OperatedGateway) -> None:
     assert [real.ask(TIGHT).status_code for _ in range(2)] == [200, 429]
     # The overview says so already; a click tells the limits.
     troubles = page.page.get_by_role("list", name="What needs you")
@@ -64,7 +64,7 @@ def test_why_a_tenant_is_refused(page: OperatorsPage, real: Operated) -> None:
     assert page.clicks == 1
 
 
-def test_stop_this_request(page: OperatorsPage, real: Operated) -> None:
+def test_stop_this_request(page: OperatorsPage, real: OperatedGateway) -> None:
     with real.running() as (request_id,):
         page.view("Requests")
         page.click(page.button(f"Stop {request_id}…"))
@@ -80,7 +80,7 @@ def test_stop_this_request(page: OperatorsPage, real: Operated) -> None:
     assert page.clicks == MOST_CLICKS
 
 
-def test_roll_back_an_adapter(page: OperatorsPage, real: Operated) -> None:
+def test_roll_back_an_adapter(page: OperatorsPage, real: OperatedGateway) -> None:
     first, second = real.upload("z", "zh")["served"], real.upload("z", "ja")["served"]
     page.view("Adapters")
     row = page.page.get_by_role("row").filter(has=page.button("Versions of z…"))
@@ -95,7 +95,7 @@ def test_roll_back_an_adapter(page: OperatorsPage, real: Operated) -> None:
     assert page.clicks == MOST_CLICKS
 
 
-def test_drain_replica_2(page: OperatorsPage, real: Operated) -> None:
+def test_drain_replica_2(page: OperatorsPage, real: OperatedGateway) -> None:
     second = sorted(replica.endpoint for replica in real.tritons.replicas)[1]
     with real.running(4):
         page.view("Replicas")

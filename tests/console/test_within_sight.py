@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.browser import PATIENCE_MS, PHONE, looking_at, overflows
 from tests.support.key_dialog import asked_for_key
 from tests.support.local_stack import Stack
-from tests.support.operated_gateway import ADMIN, Operated
+from tests.support.operated_gateway import ADMIN, OperatedGateway
 from tests.support.operators_page import operating
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -157,7 +157,7 @@ def test_a_key_is_asked_for_in_a_persons_words(
 
 
 @pytest.fixture(scope="module")
-def long_named(two_engines: Operated) -> Iterator[Operated]:
+def long_named(two_engines: OperatedGateway) -> Iterator[OperatedGateway]:
     """With an adapter of a long name that has two versions."""
     for demo in ("zh", "ja"):
         two_engines.upload(LONG_ADAPTER, demo)
@@ -165,7 +165,7 @@ def long_named(two_engines: Operated) -> Iterator[Operated]:
     two_engines.admin("DELETE", f"/v1/adapters/{LONG_ADAPTER}")
 
 
-def test_adapters_are_changed_on_a_phone(browser: Browser, long_named: Operated) -> None:
+def test_adapters_are_changed_on_a_phone(browser: Browser, long_named: OperatedGateway) -> None:
     with operating(browser, long_named.url, ADMIN, size=PHONE, has_touch=True) as it:
         adapters = it.view("Adapters")
         scroller = adapters.locator(".matrix")
@@ -189,7 +189,9 @@ def test_adapters_are_changed_on_a_phone(browser: Browser, long_named: Operated)
         assert not overflows(it.page)
 
 
-def test_buttons_stay_in_sight_beside_many_replicas(browser: Browser, long_named: Operated) -> None:
+def test_buttons_stay_in_sight_beside_many_replicas(
+    browser: Browser, long_named: OperatedGateway
+) -> None:
     with operating(browser, long_named.url, ADMIN, size=PHONE) as it:
         it.view("Adapters")
         it.page.evaluate(

@@ -6,7 +6,7 @@ import json
 
 from tests.containers.engine import Engine
 from tests.containers.images import AGAIN, PYTHON, SBOM
-from tests.support.installed import EVERY_MODULE, PACKAGES, assert_tells_what_is_installed
+from tests.support.installed import EVERY_MODULE, PACKAGES, assert_lists_installed_packages
 
 IMAGE = "triton-openai-gateway:latest"
 MIB = 1 << 20
@@ -53,7 +53,7 @@ def test_it_says_what_it_is(engine: Engine) -> None:
     labels = engine.inspect(IMAGE)["Config"]["Labels"]
     assert labels["org.opencontainers.image.title"] == "triton-openai-gateway"
     python = _run(engine, "python", "-c", "import platform; print(platform.python_version())")
-    assert_tells_what_is_installed(SBOM / "sbom.json", python.strip())
+    assert_lists_installed_packages(SBOM / "sbom.json", python.strip())
 
 
 def test_the_service_needs_no_shell(engine: Engine) -> None:

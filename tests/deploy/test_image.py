@@ -23,7 +23,7 @@ import pytest
 from ops.commands.up import DEMO_MODEL
 from ops.local_stack.ports import PortClaims
 from tests.support.dockerfile import DOCKERFILE, Step, stages, steps
-from tests.support.installed import EVERY_MODULE, PACKAGES, assert_tells_what_is_installed
+from tests.support.installed import EVERY_MODULE, PACKAGES, assert_lists_installed_packages
 from tests.support.patience import PATIENCE_S
 
 TREE = DOCKERFILE.parent
@@ -226,7 +226,7 @@ def test_the_images_run(image: Image) -> None:
     image.build("build")
     image.build("build-sbom")
     sbom = Path(image.path("/opt/")).parent / "src/sbom.json"
-    assert_tells_what_is_installed(sbom, platform.python_version())
+    assert_lists_installed_packages(sbom, platform.python_version())
     image.build("build-gateway")
     image.become("gateway")
     with PortClaims() as claims:

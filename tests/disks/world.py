@@ -20,7 +20,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.chaos.adapters import Content, generated_contents
 from tests.support.cluster import tritons_of
 from tests.support.gateway_process import GatewayProcess
-from tests.support.generated_adapters import base_model, converted
+from tests.support.generated_adapters import base_model, convert_folder
 from tests.support.redis_server import RedisServer, running_redis
 from triton_repo.cpu_executor import engine
 from triton_repo.llmapi_repository import render_llmapi
@@ -108,7 +108,7 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
         gather_generation_logits=True,  # tells how clear an answer is
     )
     contents = list(generated_contents(folder / "sources", model, versions).items())
-    size = peft_files(converted(contents[0][0].folder, model), base_model(model)).nbytes
+    size = peft_files(convert_folder(contents[0][0].folder, model), base_model(model)).nbytes
     # An agent knows about how large a version will be: for the last one it wants a little more.
     bound = (room + 1) * size - 1
     config = engine.load_config(DEMO_MODEL)

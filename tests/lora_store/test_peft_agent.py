@@ -25,7 +25,7 @@ from lora_store.redis import RedisSettings
 from tests.support.adapter_store import StoreGateway, becomes, store_gateway
 from tests.support.authority import Authority
 from tests.support.lora_files import BASE, linear_content
-from tests.support.peft_agents import Told, running_agent
+from tests.support.peft_agents import AgentNotices, running_agent
 from tests.support.redis_server import RedisServer
 
 REPLICA = "triton:8001"
@@ -42,8 +42,8 @@ async def _add(gateway: StoreGateway, name: str, content: Converted) -> None:
 
 
 @pytest.fixture
-def told(redis_server: RedisServer) -> Iterator[Told]:
-    told = Told(redis_server.settings())
+def told(redis_server: RedisServer) -> Iterator[AgentNotices]:
+    told = AgentNotices(redis_server.settings())
     told.notices.tell_base(BASE)
     with contextlib.closing(told.notices):
         yield told
@@ -54,7 +54,7 @@ def _on_disk(root: Path) -> set[str]:
 
 
 async def test_it_holds_what_names_name_and_lets_go_by_agreement(
-    tmp_path: Path, redis_server: RedisServer, told: Told
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices
 ) -> None:
     disk = tmp_path / "disk"
     settings = redis_server.settings()
@@ -114,7 +114,7 @@ async def test_it_takes_renewed_certificates(tmp_path: Path, redis_server: Redis
 
 
 async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
-    tmp_path: Path, redis_server: RedisServer, told: Told
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices
 ) -> None:
     """Until its grace is over: then what it ran has ended, wherever it is."""
     disk = tmp_path / "disk"
@@ -146,7 +146,7 @@ async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
 
 
 async def test_a_gateway_that_cannot_be_read_may_name_everything(
-    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
     """Of another release, say. Nothing is removed as long as it tells something."""
     disk = tmp_path / "disk"
@@ -188,7 +188,7 @@ async def test_a_gateway_that_cannot_be_read_may_name_everything(
 
 
 async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
-    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
     disk = tmp_path / "disk"
     settings = redis_server.settings()
@@ -212,7 +212,7 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
 
 
 async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
-    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
     """Redis has lost all, and who is there first knows other names alone."""
     disk = tmp_path / "disk"
@@ -237,7 +237,7 @@ async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
 
 
 async def test_what_redis_has_lost_is_asked_of_gateways(
-    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
     settings = redis_server.settings()
     async with store_gateway(tmp_path / "a", settings) as gateway:
@@ -250,7 +250,7 @@ async def test_what_redis_has_lost_is_asked_of_gateways(
 
 
 async def test_a_corrupt_copy_in_redis_is_never_written(
-    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+    tmp_path: Path, redis_server: RedisServer, told: AgentNotices, at_redis: Redis
 ) -> None:
     settings = redis_server.settings()
     async with store_gateway(tmp_path / "a", settings) as gateway:
@@ -272,7 +272,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
 ) -> None:
     """The command itself: each time what is there is whole, and within its bound."""
     settings = RedisSettings(redis_server.url, prefix="lora:demo", timeout_s=30.0)
-    told = Told(settings)
+    told = AgentNotices(settings)
     told.notices.tell_base(BASE)
     contents = [linear_content(number, rank=8) for number in range(14)]
     size = peft_files(contents[0], BASE).nbytes

@@ -38,7 +38,7 @@ from tests.support.redis_fleet import (
     PASSWORD,
     Fleet,
     Process,
-    Watched,
+    WatchedFleet,
     is_master,
     running_cluster,
     running_sentinels,
@@ -58,7 +58,7 @@ def cluster() -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def sentinels() -> Iterator[Watched]:
+def sentinels() -> Iterator[WatchedFleet]:
     with running_sentinels() as fleet:
         yield fleet
 

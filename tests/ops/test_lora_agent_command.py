@@ -12,7 +12,7 @@ from lora_store.redis import RedisSettings
 from tests.support.adapter_store import becomes, store_gateway
 from tests.support.commands import gateway
 from tests.support.lora_files import BASE, linear_content
-from tests.support.peft_agents import Told
+from tests.support.peft_agents import AgentNotices
 from tests.support.redis_server import RedisServer
 
 URL = "redis://127.0.0.1:1/0"
@@ -67,7 +67,7 @@ async def test_a_model_yaml_without_a_rank_says_that_of_the_engine(
     command = [sys.executable, "-m", "ops", "lora", "agent", tmp_path / "disk"]
     command += ["--replica", "triton:8001", "--max-bytes", "1000000", "--model-yaml", yaml]
     command += ["--model-name", "demo"]
-    told = Told(settings)
+    told = AgentNotices(settings)
     told.notices.tell_base(BASE)
     async with store_gateway(tmp_path / "a", settings) as store:
         await store.registry.add("fits", "demo", fits, "test")

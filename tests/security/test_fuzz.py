@@ -27,7 +27,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.support.in_process import running
 from tests.support.local_stack import Stack, Up
 from tests.support.patience import PATIENCE_S
-from tests.support.raw_http import Answer, answers, connected
+from tests.support.raw_http import Answer, answers, connect
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ WIRE = st.lists(HEADS | CHUNKS | BYTES, min_size=1, max_size=5).map(b"".join)
 def _exchange(stack: Stack, data: bytes, cuts: list[int]) -> bytes:
     """What the server says to `data`, sent in pieces, until it has said all."""
     said = b""
-    with connected(stack.gateway, timeout_s=SECONDS) as connection:
+    with connect(stack.gateway, timeout_s=SECONDS) as connection:
         try:
             edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
             for start, end in pairwise(edges):

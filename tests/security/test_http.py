@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
-from tests.support.raw_http import HOST, Answer, answers, connected, next_answer, post, received
+from tests.support.raw_http import HOST, Answer, answers, connect, next_answer, post, receive_all
 
 POST = b"POST /detokenize HTTP/1.1\r\n" + HOST
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
@@ -29,7 +29,7 @@ OFFER = [
 def _sent(stack: Stack, *pieces: bytes, answered: int = 0) -> list[Answer]:
     """What comes until the server closes. The first `answered` pieces are requests that wait for
     their answers; behind one that is not answered yet nothing is read."""
-    with connected(stack.gateway) as connection:
+    with connect(stack.gateway) as connection:
         found = []
         for number, piece in enumerate(pieces):
             connection.sendall(piece)
@@ -37,7 +37,7 @@ def _sent(stack: Stack, *pieces: bytes, answered: int = 0) -> list[Answer]:
                 found.append(next_answer(connection))
             else:
                 time.sleep(0.05)  # a read of its own
-        return found + answers(received(connection))
+        return found + answers(receive_all(connection))
 
 
 def _head(*lines: bytes) -> bytes:
@@ -194,7 +194,7 @@ def test_a_last_answer_before_the_body_ends(stack: Stack, version: bytes) -> Non
     """It arrives, and no reset throws it away: nginx speaks like this to what stands behind it."""
     size = 50_000_000
     head = _head(b"connection: close", b"content-length: %d" % size)
-    with connected(stack.gateway) as connection:
+    with connect(stack.gateway) as connection:
         connection.sendall(head.replace(b"1.1", version))
         for _ in range(50):
             connection.sendall(b"x" * (size // 50))
@@ -219,7 +219,7 @@ def test_only_who_can_take_it_is_told_to_continue(stack: Stack) -> None:
     wanted = post("/detokenize", BODY, b"expect: 100-continue", b"connection: close")
     head, body = wanted[: -len(BODY)], wanted[-len(BODY) :]
     for version, lines in ((b"1.1", [b"HTTP/1.1 100 Continue"]), (b"1.0", [])):
-        with connected(stack.gateway) as connection:
+        with connect(stack.gateway) as connection:
             connection.sendall(head.replace(b"HTTP/1.1", b"HTTP/" + version))
             said = b""
             if lines:
@@ -229,7 +229,7 @@ def test_only_who_can_take_it_is_told_to_continue(stack: Stack) -> None:
             else:
                 time.sleep(0.5)  # for one that should not come
             connection.sendall(body)
-            said += received(connection)
+            said += receive_all(connection)
         assert said.split(b"\r\n")[: len(lines)] == lines
         assert said.count(b"HTTP/1.1 100") == len(lines)
         assert said.count(b"HTTP/1.1 200 OK") == 1

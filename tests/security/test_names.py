@@ -13,7 +13,7 @@ import pytest
 from ops.commands.up import DEMO_MODEL
 from tests.support.generated_adapters import write_adapter
 from tests.support.local_stack import Stack, Up
-from tests.support.raw_http import connected, next_answer
+from tests.support.raw_http import connect, next_answer
 
 NAMES = [
     "..",
@@ -68,7 +68,7 @@ def test_a_name_is_a_name_everywhere(admin: httpx.Client, tmp_path: Path, name: 
     files = [("file", (path.name, path.read_bytes())) for path in sorted(folder.iterdir())]
     added = admin.post("/v1/adapters", data={"name": name, "base": "demo"}, files=files)
     assert (added.status_code, added.json()["error"]["param"]) == (400, "name")
-    with connected(str(admin.base_url)) as connection:
+    with connect(str(admin.base_url)) as connection:
         key = admin.headers["authorization"]
         for path in (quote(name, safe=""), quote(name)):
             for line in (

@@ -12,7 +12,7 @@ import pytest
 from ops.commands.up import DEMO_MODEL
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
-from tests.support.raw_http import HOST, answers, connected, post, received
+from tests.support.raw_http import HOST, answers, connect, post, receive_all
 from tests.support.refused_start import refusals
 
 KEYS = {
@@ -94,10 +94,10 @@ def _raw(url: str) -> str:
         b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
         b"0\r\nauthorization: Bearer " + KEYS["trailer"].encode() + b"\r\n\r\n",
     ):
-        with connected(url) as connection:
+        with connect(url) as connection:
             connection.sendall(request)
             connection.shutdown(1)
-            found += received(connection)
+            found += receive_all(connection)
     assert [answer.status for answer in answers(found)].count(400) >= 4
     return found.decode()
 

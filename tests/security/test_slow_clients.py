@@ -21,7 +21,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, body
 from tests.support.in_process import metric_of, running, save_tokenizer
 from tests.support.local_stack import Stack
-from tests.support.raw_http import HOST, answers, connected, next_answer, post, received
+from tests.support.raw_http import HOST, answers, connect, next_answer, post, receive_all
 
 pytestmark = pytest.mark.slow
 
@@ -99,18 +99,18 @@ async def test_headers_that_never_end_are_cut(gateway: GatewayProcess) -> None:
 
 
 def test_a_connection_that_says_nothing_is_closed_without_a_word(gateway: GatewayProcess) -> None:
-    with connected(gateway.url) as silent, connected(gateway.url) as second:
+    with connect(gateway.url) as silent, connect(gateway.url) as second:
         second.sendall(START + HOST + b"\r\n")
         assert next_answer(second).status == 200
         second.sendall(b"\r\n")  # less than a request; it does not count as being idle
-        assert received(silent) == b""
-        [answer] = answers(received(second))
+        assert receive_all(silent) == b""
+        [answer] = answers(receive_all(second))
         assert answer.status == 408
 
 
 def test_a_body_that_trickles_is_cut(gateway: GatewayProcess) -> None:
     request = post("/detokenize", json.dumps({"tokens": [1] * 50}).encode())
-    with connected(gateway.url) as connection:
+    with connect(gateway.url) as connection:
         connection.settimeout(0.3)
         said = b""
         for byte in [request[:-50], *(bytes([b]) for b in request[-50:])]:
@@ -123,11 +123,11 @@ def test_a_body_that_trickles_is_cut(gateway: GatewayProcess) -> None:
 
 
 def test_a_body_that_trickles_after_its_answer_is_cut(gateway: GatewayProcess) -> None:
-    with connected(gateway.url) as connection:
+    with connect(gateway.url) as connection:
         connection.sendall(post("/v1/adapters", b"x" * 50)[:-50])
         assert next_answer(connection).status == 403
         connection.sendall(b"x")
-        assert received(connection) == b""  # closed, and no second answer
+        assert receive_all(connection) == b""  # closed, and no second answer
 
 
 async def test_a_large_body_may_take_its_time(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_large_body_may_take_its_time(tmp_path: Path) -> None:
 
 def test_an_idle_connection_is_kept(gateway: GatewayProcess) -> None:
     """It has asked before; it may then be idle for longer than clients let theirs be."""
-    with connected(gateway.url) as connection:
+    with connect(gateway.url) as connection:
         for pause_s in (CLIENTS_IDLE_S + 1, 0):
             connection.sendall(START + HOST + b"\r\n")
             assert next_answer(connection).status == 200

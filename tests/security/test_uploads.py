@@ -17,7 +17,7 @@ from adapters import npy
 from ops.commands.up import DEMO_MODEL
 from tests.support.cpu import costs_less_than
 from tests.support.gateway_process import GatewayProcess
-from tests.support.generated_adapters import converted, write_adapter
+from tests.support.generated_adapters import convert_folder, write_adapter
 from tests.support.local_stack import Stack, Up
 
 KEY = "an admin key of enough characters"
@@ -57,7 +57,8 @@ def peft_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def npy_files(up: Up, tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("npy")
     npy.write(
-        converted(write_adapter(folder / "a", DEMO_MODEL, seed=42), up.state_dir / "engine"), folder
+        convert_folder(write_adapter(folder / "a", DEMO_MODEL, seed=42), up.state_dir / "engine"),
+        folder,
     )
     return Folder({path.name: path.read_bytes() for path in folder.glob("*.npy")})
 

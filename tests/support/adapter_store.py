@@ -1,4 +1,4 @@
-"""Adapter stores as gateways hold them, and records and versions to put into them."""
+"""Adapter stores in the form of gateways, with records and versions for them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer
 
 NEVER_S = 3600.0
-"""A `poll_s` with which nothing arrives but by a notice."""
+"""A `poll_s` with which changes arrive only by notices."""
 
 
 def record(name: str = "zh", number: int = 1) -> Record:
-    """The first record of a name, whose only version is `content(number)`."""
+    """Return the first record of a name, whose only version is `content(number)`."""
     version = Version.of(content(number), "demo", 1.0, "test", number)
     return Record(
         name=name, life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
@@ -32,12 +32,12 @@ def record(name: str = "zh", number: int = 1) -> Record:
 
 
 def version_file(root: Path, digest: str) -> Path:
-    """Where a `Disk` in the folder `root` keeps a version."""
+    """Return the path of a version in a `Disk` in the folder `root`."""
     return root / "versions" / digest[:2] / f"{digest}.lora"
 
 
 def overwrite(path: Path) -> None:
-    """Other weights in a version's file, in place and of the same size."""
+    """Corrupt the weights in a version's file, in place and with the same size."""
     with path.open("r+b") as file:
         file.seek(-1024, os.SEEK_END)
         weights = file.read()
@@ -46,12 +46,12 @@ def overwrite(path: Path) -> None:
 
 
 def copies(root: Path) -> set[str]:
-    """Digests of the versions that a `Disk` in the folder `root` keeps."""
+    """Return the digests of the versions that a `Disk` in the folder `root` stores."""
     return {path.stem for path in (root / "versions").rglob("*.lora")}
 
 
 class StoreGateway:
-    """A store and the registry over it, as one gateway process has them."""
+    """A store and the registry over it, as in one gateway process."""
 
     def __init__(self, store: TieredStore) -> None:
         self.store = store
@@ -59,11 +59,11 @@ class StoreGateway:
         store.on_change = self.registry.refresh
 
     async def add(self, name: str, number: int) -> None:
-        """Makes `content(number)` what `name` stands for."""
+        """Make `content(number)` the version that `name` serves."""
         await self.registry.add(name, "demo", content(number), "test")
 
     def serves(self, name: str) -> str | None:
-        """Digest that the name stands for here."""
+        """Return the digest that the name serves here."""
         try:
             return self.registry.snapshot.resolve(name).digest
         except UnknownAdapter:
@@ -82,7 +82,7 @@ async def store_gateway(
     memory_bytes: int = 2**20,
     poll_s: float = 0.2,
 ) -> AsyncIterator[StoreGateway]:
-    """One that keeps its versions in the folder `root` and shares them through `redis`."""
+    """Run a store in the folder `root` that shares its versions through `redis`."""
     tier = None if redis is None else RedisTier(redis)
     async with TieredStore(Disk(root), tier, memory_bytes=memory_bytes, poll_s=poll_s) as store:
         gateway = StoreGateway(store)
@@ -91,7 +91,7 @@ async def store_gateway(
 
 
 async def becomes(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    """Waits for it. The time only ends a test that would never end."""
+    """Wait for the condition. The time limit only ends a test that would never end."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it does not come about"
@@ -105,6 +105,6 @@ def gateway(
 
 
 async def listening(server: RedisServer, count: int) -> None:
-    """Until so many gateways hear what is published."""
+    """Wait until that many gateways are subscribed to notices."""
     with server.client() as client:
         await becomes(lambda: client.pubsub_numsub("lora:changes") == [(b"lora:changes", count)])

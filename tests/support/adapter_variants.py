@@ -1,7 +1,7 @@
-"""Adapters as training tools write them: one change each of files, names, fields or numbers.
+"""Adapters as training tools write them: each varies one aspect of files, names, fields or numbers.
 
-Each knows by itself what it means: `deltas` are B A times the scale that the variant states, in
-float64. So neither the names nor the patterns of a variant are read to know what is expected.
+Each variant defines its own meaning: `deltas` are B A times the scale that the variant states, in
+float64. So the expected result depends neither on the names nor on the patterns of a variant.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def _plain(layer: int, inside: str, side: str) -> str:
 
 
 def _keys(form: str) -> Key:
-    """`form` has {layer}, {inside} and {side}."""
+    """Return a naming function; `form` has {layer}, {inside} and {side}."""
     return lambda layer, inside, side: form.format(layer=layer, inside=inside, side=side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """`rank` and `alpha` are what is expected of a layer and a module; `config` what is written."""
+    """A variant: `rank` and `alpha` are expected per layer and module; `config` is written."""
 
     modules: tuple[str, ...] = QV
     layers: tuple[int, ...] | None = None
@@ -51,7 +51,7 @@ class Variant:
     byte_order_mark: bool = False
     gain: float = 0.03
 
-    def places(self, model: Float64Llama) -> list[tuple[int, str]]:
+    def list_modules(self, model: Float64Llama) -> list[tuple[int, str]]:
         layers = range(model.layers) if self.layers is None else self.layers
         return [(layer, inside) for layer in layers for inside in self.modules]
 
@@ -59,16 +59,16 @@ class Variant:
         """Write the adapter. Return what it adds to the weights, by the linear layers' paths."""
         tensors: dict[str, Array] = {}
         deltas: dict[str, Floats] = {}
-        for layer, inside in self.places(model):
+        for layer, inside in self.list_modules(model):
             module = f"model.layers.{layer}.{inside}"
             inputs, outputs = model.size(module)
             rank, alpha = int(self.rank(layer, inside)), self.alpha(layer, inside)
             random = np.random.default_rng([rank, *module.encode()])
             scale = alpha / (math.sqrt(rank) if self.rslora else rank)
-            # All variants change answers as much, whatever their scale.
+            # All variants change answers equally, whatever their scale.
             size = math.sqrt(self.gain / (abs(scale) * math.sqrt(rank)))
             pair = [random.normal(size=shape) * size for shape in ((rank, inputs), (outputs, rank))]
-            stored = [self._stored(values) for values in pair]
+            stored = [self._quantize(values) for values in pair]
             for side, (written, _) in zip("AB", stored, strict=True):
                 tensors[self.key(layer, inside, side)] = written
             deltas[module] = scale * (stored[1][1] @ stored[0][1])
@@ -81,8 +81,8 @@ class Variant:
             path.write_bytes(_BYTE_ORDER_MARK + path.read_bytes())
         return deltas
 
-    def _stored(self, values: Floats) -> tuple[Array, Floats]:
-        """Return the values as they are written, and what these are worth."""
+    def _quantize(self, values: Floats) -> tuple[Array, Floats]:
+        """Return the values as they are written, and the values after rounding."""
         if self.dtype == "BF16":
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             worth = (bits.astype(np.uint32) << 16).view(np.float32)

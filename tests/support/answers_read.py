@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 
 class Written:
-    """A body that keeps what is written."""
+    """A body that records what is written."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -56,7 +56,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(
 
 
 def response_of(raw: bytes) -> dict[str, Any]:
-    """The response that a stream ends with, which is what its events have made one by one."""
+    """Return the final response of a stream, after checking that its events build it."""
     output: list[dict[str, Any]] = []
     part: dict[str, Any] = {}
     last: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def response_of(raw: bytes) -> dict[str, Any]:
 
 
 def message_of(raw: bytes) -> dict[str, Any]:
-    """The message that the events of a stream make, and that they come in their order."""
+    """Return the message that a stream's events build, after checking the order of the events."""
     events = list(SSEDecoder().iter_bytes(iter([raw])))
     message: dict[str, Any] = {}
     open_block: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own."""
+"""A certificate authority for a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ops.local_stack.ports import LOCALHOST
 
 
 class Authority:
-    """Writes PEM files into a folder."""
+    """An authority that writes PEM files into a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Authority:
         self.file.write_bytes(own.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1 and the name `triton.test`, and its key."""
+        """Return a certificate for 127.0.0.1 and the name `triton.test`, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = self._sign(subject, key.public_key(), ca=False)

@@ -1,4 +1,6 @@
-"""Pages of the console in a real browser, watched: for what they log, load and keep people from."""
+"""Pages of the console in a real browser, monitored for logs, requests and accessibility
+barriers.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route
 
 from docs.browser import chromium, running_chromium
 
-# A page on a busy machine; they only end a test that would never end.
+# For a page on a busy machine; the limits only end a test that would never end.
 PATIENCE_MS = 60_000
 DESKTOP, PHONE = (1280, 800), (375, 740)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Of one file's tests: while it runs, the thread has its loop, and no test can have another."""
+    """Run a browser per test file: while it runs, its thread owns the event loop."""
     if chromium() is None:
         pytest.skip("this test needs a browser: apt-get install chromium-headless-shell")
     with running_chromium() as browser:
         yield browser
 
 
-class Watched:
-    """What a page has logged as errors, and asked other machines for."""
+class WatchedPage:
+    """Errors that a page has logged, and its requests to other machines."""
 
     def __init__(self, page: Page, url: str) -> None:
         self._origin = urlsplit(url)[:2]
@@ -57,10 +59,10 @@ def looking_at(
     refused: tuple[int, ...] = (),
     **options: Any,
 ) -> Iterator[Page]:
-    """The page at `url` in a profile of its own. It must log no error, and ask nobody else.
+    """Open the page at `url` in a separate profile; it must log no error and contact no other host.
 
-    `refused` are statuses that the page may be answered, 0 where its connection may be lost: the
-    browser logs each as an error.
+    `refused` are statuses that the page may receive, 0 if its connection may be lost: the browser
+    logs each as an error.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
@@ -70,7 +72,7 @@ def looking_at(
     )
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    watched = Watched(page, url)
+    watched = WatchedPage(page, url)
     try:
         page.goto(url)
         yield page
@@ -92,7 +94,7 @@ def _logged_for(status: int) -> tuple[str, ...]:
 
 
 class Late:
-    """What the page asks for at a path from now on, answered when a test says so."""
+    """Requests of the page to a path, held from now on until a test answers them."""
 
     def __init__(self, page: Page, path: str) -> None:
         self._page = page
@@ -114,7 +116,7 @@ class Late:
         self._page.unroute(self._path)
 
     def refuse(self, status: int, message: str) -> None:
-        """What no gateway was asked for."""
+        """Answer without any gateway."""
         self.wait_until_asked()
         for route in self._asked:
             route.fulfill(status=status, json={"error": {"message": message}})
@@ -128,7 +130,7 @@ class Late:
 
 
 def cpu_of(page: Page) -> Callable[[], float]:
-    """Tells how many seconds of CPU the page's own thread has taken, whatever else runs here."""
+    """Return a function that returns the CPU seconds of the page's own thread."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -140,7 +142,7 @@ def cpu_of(page: Page) -> Callable[[], float]:
 
 
 def barriers(page: Page) -> list[str]:
-    """What axe finds on the page as it is now, a line for each element."""
+    """Return axe's findings on the current page, a line for each element."""
     found = Axe().run(page).response["violations"]
     return [
         f"{rule['id']}: {node['target']}: {node['failureSummary']}"
@@ -150,6 +152,6 @@ def barriers(page: Page) -> list[str]:
 
 
 def overflows(page: Page) -> bool:
-    """Whether the page is wider than the window."""
+    """Return True if the page is wider than the window."""
     wide: bool = page.evaluate("document.documentElement.scrollWidth > innerWidth")
     return wide

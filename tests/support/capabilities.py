@@ -1,4 +1,4 @@
-"""What a core model declares, to be changed in the field that a test is about."""
+"""Capabilities of a core model, with fields for tests to change."""
 
 from __future__ import annotations
 

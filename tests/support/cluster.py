@@ -1,4 +1,4 @@
-"""Several Tritons that a test may kill, freeze and start again, and a balancer before gateways."""
+"""Several Tritons that a test may kill, freeze and restart, and a balancer before gateways."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHUNK = 64 * 1024
 
 
 def demo_engine(folder: Path, model: Path = DEMO_MODEL) -> Path:
-    """The demo model, or another, on the CPU executor, with LoRA."""
+    """Build the demo model, or another, for the CPU executor, with LoRA."""
     return engine.build(model, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
 
 
 def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: float) -> Path:
-    """The synthetic engine, whose times are known; it says `Z` for ever."""
+    """Build the synthetic engine with known times, which generates `Z` endlessly."""
     return synthetic.build(
         folder,
         vocab_size=4096,
@@ -41,10 +41,10 @@ def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: floa
 
 
 class TritonReplica:
-    """A tritonserver with one model, on ports that stay when it is started again."""
+    """A tritonserver with one model, on ports that remain after a restart."""
 
     def __init__(self, folder: Path, make: Callable[[Path], object], claims: PortClaims) -> None:
-        """`make` writes the repository into a folder."""
+        """Prepare it; `make` writes the repository into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         make(folder / "repository")
         self._ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
@@ -69,11 +69,11 @@ class TritonReplica:
 
     @property
     def has_ended(self) -> bool:
-        """By itself, after `start`."""
+        """True if it ended by itself after `start`."""
         return self._child.is_started and self._child.exit_status() is not None
 
     def kill(self) -> None:
-        """At once, with the processes of its models."""
+        """Kill it immediately, with the processes of its models."""
         self._child.reap(0.0)
         remove_regions(self._prefix)
 
@@ -89,11 +89,11 @@ class TritonReplica:
         os.killpg(self._child.pid, signal.SIGSTOP)
 
     async def thaw(self) -> None:
-        """The processes of its models go first, by a second.
+        """Resume the processes of its models first, a second before Triton.
 
-        Woken all at once, 5 of 144 Tritons with requests died as they do where a model has no turn
-        (`triton_server.STARVED`); of 192 whose models had this start, none. That a model has given
-        its sign of life can't be seen from outside.
+        When all resumed at once, 5 of 144 Tritons with requests died, as they do when a model gets
+        no CPU time (`triton_server.STARVED`); of 192 with this delay, none. Whether a model has
+        sent its sign of life is not visible from outside.
         """
         try:
             models = psutil.Process(self._child.pid).children(recursive=True)
@@ -105,13 +105,13 @@ class TritonReplica:
         finally:
             os.killpg(self._child.pid, signal.SIGCONT)
 
-    def answered(self) -> float:
-        """Requests that it has answered since it was started last."""
+    def count_answered(self) -> float:
+        """Return the number of requests answered since its last start."""
         return self.server.metric("nv_inference_request_success", model="tensorrt_llm")
 
 
 class Tritons:
-    """Replicas of one engine. `triton_grpc` is what a gateway is told."""
+    """Replicas of one engine. `triton_grpc` is for a gateway's setting."""
 
     def __init__(self, replicas: Sequence[TritonReplica]) -> None:
         self.replicas = list(replicas)
@@ -121,13 +121,13 @@ class Tritons:
         return self.replicas[index]
 
     def wait_idle(self, within_s: float = 60.0) -> None:
-        """Until no engine has a request."""
+        """Wait until no engine has a request."""
         for replica in self.replicas:
             replica.server.wait_active(0, within_s)
 
 
 def core_repository(engine_dir: Path, **more: Value) -> Callable[[Path], object]:
-    """The core model alone; `more` are template parameters."""
+    """Return a writer of a repository with only the core model; `more` are template parameters."""
     parameters: dict[str, Value] = {
         **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
         "max_tokens_in_paged_kv_cache": 65536,
@@ -141,13 +141,13 @@ def core_repository(engine_dir: Path, **more: Value) -> Callable[[Path], object]
 def tritons(
     folder: Path, engine_dir: Path, count: int = 2, **more: Value
 ) -> contextlib.AbstractContextManager[Tritons]:
-    """As `tritons_of`, of the core model; `more` are template parameters."""
+    """Run `tritons_of` with the core model; `more` are template parameters."""
     return tritons_of(folder, core_repository(engine_dir, **more), count)
 
 
 @contextlib.contextmanager
 def tritons_of(folder: Path, make: Callable[[Path], object], count: int) -> Iterator[Tritons]:
-    """They are ready inside; those that a test has killed are not missed at the end."""
+    """Run replicas, ready inside; a test may kill some without restarting them."""
     with PortClaims() as claims:
         replicas = [TritonReplica(folder / f"triton-{n}", make, claims) for n in range(count)]
         try:
@@ -162,10 +162,10 @@ def tritons_of(folder: Path, make: Callable[[Path], object], count: int) -> Iter
 
 
 class Balancer:
-    """Hands each new connection to the next gateway that is ready, as a TCP balancer does.
+    """A proxy that sends each new connection to the next ready gateway, like a TCP balancer.
 
-    It asks for `/health/ready` every `period_s` seconds and goes on to the next gateway when one
-    refuses a connection. What is under way stays where it is.
+    It polls `/health/ready` every `period_s` seconds and tries the next gateway if one refuses a
+    connection. Existing connections stay where they are.
     """
 
     def __init__(self, ports: Sequence[int], period_s: float = 0.2) -> None:
@@ -178,7 +178,7 @@ class Balancer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Yields its address as an URL."""
+        """Yield its address as a URL."""
         server = await asyncio.start_server(self._serve, LOCALHOST, 0)
         watch = asyncio.create_task(self._watch())
         try:

@@ -15,7 +15,7 @@ _ENDED_WITHIN_S = 60.0
 
 
 def gateway(*arguments: object) -> Answer:
-    """Its exit code and what it printed. One that serves is interrupted after a while."""
+    """Return its exit code and output. A command that serves is interrupted after a time limit."""
     here = threading.get_ident()
     interrupt = threading.Timer(_ENDED_WITHIN_S, signal.pthread_kill, (here, signal.SIGINT))
     words = [str(argument) for argument in arguments]

@@ -1,4 +1,4 @@
-"""What a console does: asks for the state, follows its changes, acts."""
+"""A console client: requests the state, follows its changes, acts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_of(gateway: GatewayProcess, admin: str) -> State:
 
 
 def until(gateway: GatewayProcess, admin: str, holds: Callable[[State], Any]) -> Any:
-    """What `holds` finds in the state, once it finds something."""
+    """Return the result of `holds` on the state, once it is true."""
     deadline = time.monotonic() + _WITHIN_S
     while not (found := holds(state := state_of(gateway, admin))):
         assert time.monotonic() < deadline, json.dumps(state, indent=1)
@@ -35,7 +35,9 @@ def until(gateway: GatewayProcess, admin: str, holds: Callable[[State], Any]) ->
 
 
 def states(answer: httpx.Response) -> Iterator[State]:
-    """The state as a reader of events keeps it: after the first event, and after each change."""
+    """Yield the state as a reader of events sees it: after the first event, and after each
+    change.
+    """
     state: State | None = None
     name = ""
     for line in answer.iter_lines():

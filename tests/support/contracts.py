@@ -1,4 +1,4 @@
-"""Whether a library still has the undocumented names that we use of it."""
+"""Checks that a library still has the undocumented names that we use."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import FunctionType
 
 
 def missing(names: Mapping[type, tuple[str, ...]]) -> list[str]:
-    """A sentence for each name that its class neither has nor gives to its instances."""
+    """Return a sentence for each name that neither the class nor its instances have."""
     return [
         f"{kind.__module__}.{kind.__qualname__} has no {name!r} in this release"
         for kind, wanted in names.items()
         for name in wanted
-        if not hasattr(kind, name) and name not in set(_assigned(kind))
+        if not hasattr(kind, name) and name not in set(_list_assigned(kind))
     ]
 
 
-def _assigned(kind: type) -> Iterator[str]:
-    """What methods of a class, or of those it inherits from, assign to attributes."""
+def _list_assigned(kind: type) -> Iterator[str]:
+    """Yield the attributes that methods of a class, or of its bases, assign."""
     for base in kind.__mro__:
         for member in vars(base).values():
             if isinstance(member, FunctionType):

@@ -1,4 +1,4 @@
-"""Stores of conversations at work, as each gateway has one."""
+"""Running stores of conversations, one per gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATEWAYS = "conversations:{all}:gateways"
 
 @contextlib.asynccontextmanager
 async def following(folder: Path, url: str | None, **more: Any) -> AsyncIterator[Conversations]:
-    """One that keeps its disk and Redis alike while the context is open."""
+    """Run a store that synchronizes its disk and Redis while the context is open."""
     bounds = {"ttl_s": 10**6, "tenant_bytes": TENANT_BYTES}
     async with Conversations(folder, url, **bounds, **more) as store:
         task = asyncio.create_task(store.follow())

@@ -1,4 +1,4 @@
-"""CPU time: what something costs, whatever else the machine is doing."""
+"""CPU time: the cost of work, independent of the machine's load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def cpu_seconds(pid: int | None = None) -> float:
-    """What a process, this one by default, and those that it started have used so far."""
+    """Return the CPU time of a process, by default this one, and its children so far."""
     process = psutil.Process(pid)
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(each.user + each.system for each in times)
@@ -17,7 +17,7 @@ def cpu_seconds(pid: int | None = None) -> float:
 
 @contextmanager
 def costs_less_than(seconds: float, pid: int | None = None) -> Iterator[None]:
-    """Asserts that the process, this one by default, uses less CPU time while the body runs."""
+    """Assert that the process, by default this one, uses less CPU time while the body runs."""
     before = cpu_seconds(pid)
     yield
     used = cpu_seconds(pid) - before

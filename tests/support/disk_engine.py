@@ -1,4 +1,4 @@
-"""A scripted server of the llmapi repository's model that reads adapters from a disk of its own."""
+"""A scripted server of the llmapi repository's model that reads adapters from its own disk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from adapters.convert import convert
 from adapters.peft import read
 from adapters.peft_files import PeftFiles, peft_files
 from gateway.triton import bytes_tensor
-from tests.support.fake_llmapi import FakeLlmapi, answer_to, inputs_of, told
+from tests.support.fake_llmapi import FakeLlmapi, answer_to, build_outputs, inputs_of
 from tests.support.in_process import save_tokenizer
 from tests.support.lora_files import BASE
 
 BASE_ANSWER = "base"
 FOR_EVER = "for ever"
-"""The prompt that is answered with a first piece, and no end."""
+"""The prompt that is answered with a first piece, and never ends."""
 
 
 def save_model(folder: Path) -> Path:
-    """What a gateway's tokenizer folder holds for the base model of `tests.support.lora_files`."""
+    """Write a tokenizer folder for the base model of `tests.support.lora_files`."""
     save_tokenizer(folder)
     config = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -42,14 +42,14 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def written(source: Path) -> PeftFiles:
-    """The adapter of this PEFT folder, converted and written back."""
+def write_back(source: Path) -> PeftFiles:
+    """Return the adapter of this PEFT folder, converted and written back."""
     return peft_files(convert(read(source), BASE), BASE)
 
 
 def answer_of(source: Path) -> str:
-    """What an engine answers that has read what was written back of it."""
-    return _answer(b"".join(written(source).weights()))
+    """Return the answer of an engine that read the written-back adapter."""
+    return _answer(b"".join(write_back(source).weights()))
 
 
 def _answer(weights: bytes) -> str:
@@ -57,9 +57,9 @@ def _answer(weights: bytes) -> str:
 
 
 class DiskEngine(FakeLlmapi):
-    """Answers with what is in the folder that a request names, which it reads anew each time.
+    """Answers with the content of the folder that a request names, read each time.
 
-    As the real one it takes what is below its `disk` alone, and a folder that is not whole fails.
+    Like a real engine it reads only below its `disk`, and fails for an incomplete folder.
     """
 
     def __init__(self, disk: Path) -> None:
@@ -88,10 +88,10 @@ class DiskEngine(FakeLlmapi):
                 continue
             [prompt] = bytes_tensor.unpack(inputs["text_input"][2])
             if prompt == FOR_EVER:
-                yield answer_to(request, told(text), final=False)
+                yield answer_to(request, build_outputs(text), final=False)
                 await asyncio.Event().wait()
             await asyncio.sleep(0)
-            yield answer_to(request, told(text, "stop"), final=True)
+            yield answer_to(request, build_outputs(text, "stop"), final=True)
 
     def _read(self, folder: Path) -> tuple[str | None, str]:
         if not folder.is_dir() or folder.parent != self.disk:

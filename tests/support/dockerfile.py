@@ -1,4 +1,4 @@
-"""Reads the Dockerfile: what a target's stages do, in order."""
+"""Reader of the Dockerfile: the steps of a target's stages, in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction; flags such as ``--from=build`` are apart from its text."""
+    """An instruction; flags such as ``--from=build`` are separate from its text."""
 
     instruction: str
     text: str
     flags: dict[str, str]
 
     def words(self) -> list[str]:
-        """The exec form's list, or the words."""
+        """Return the exec form's list, or the words."""
         return json.loads(self.text) if self.text.startswith("[") else self.text.split()
 
 
@@ -31,10 +31,10 @@ class Stage:
 
 
 def stages(text: str) -> dict[str, Stage]:
-    """By name, in the file's order. Comments, also those between continued lines, are left out."""
+    """Return the stages by name, in order, without comments."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, Stage] = {}
-    arguments: dict[str, str] = {}  # of all stages, where a stage asks for them
+    arguments: dict[str, str] = {}  # of all stages; a stage declares those it uses
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         instruction, _, rest = line.strip().partition(" ")
         if instruction == "ARG" and not found:
@@ -55,6 +55,6 @@ def stages(text: str) -> dict[str, Stage]:
 
 
 def steps(stages_: dict[str, Stage], target: str) -> list[Step]:
-    """Those of `target` after those of the stages that it is made from."""
+    """Return the steps of `target` after those of its base stages."""
     stage = stages_[target]
     return (steps(stages_, stage.base) if stage.base in stages_ else []) + stage.steps

@@ -1,6 +1,6 @@
-"""What an OpenAPI document promises, and whether a server keeps to it, by schemathesis.
+"""Conformance of a server to its OpenAPI document, by schemathesis.
 
-That takes a second to import, and each process collects all tests: import this where it is used.
+The import takes a second, and each process collects all tests: import this where it is used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from schemathesis.generation.hypothesis.builder import (
 
 from tests.support.examples import scale_examples
 
-# As `Schema.parametrize` does, which makes the thousands of cases that cover the operations already
-# where tests are collected.
+# As in `Schema.parametrize`, which would generate thousands of cases during collection.
 _MODES = [HypothesisTestMode.EXAMPLES, HypothesisTestMode.FUZZING, HypothesisTestMode.COVERAGE]
 _EXCLUDED = [
-    # A request may fit the schema and be refused all the same, as for a token that is unknown.
+    # A request may fit the schema and still be refused, such as for an unknown token.
     checks.positive_data_acceptance,
     # GET on /v1/adapters/{name}/verify is GET on the adapter "{name}/verify": names have slashes.
     checks.allow_header_conformance,
@@ -42,7 +41,7 @@ _EXCLUDED = [
 
 
 class Documented:
-    """Of one document."""
+    """The checks of one document."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         project = ProjectConfig(generation=GenerationConfig(with_security_parameters=False))
@@ -50,18 +49,20 @@ class Documented:
         project.checks.not_a_server_error = NotAServerErrorConfig(
             expected_statuses=["2xx", "3xx", "4xx", "503"]
         )
-        # Otherwise it hides all that has "token" in its name from the request that failed.
+        # Otherwise every value with "token" in its name is hidden in reports of failed requests.
         output = OutputConfig(sanitization=SanitizationConfig(enabled=False))
         config = SchemathesisConfig(projects=ProjectsConfig(default=project), output=output)
         self._document = document
         self._schema: Any = schemathesis.openapi.from_dict(document, config=config)
 
     def validate(self) -> None:
-        """That it is an OpenAPI document."""
+        """Check that it is an OpenAPI document."""
         self._schema.validate()
 
     def check(self, operation: str, names: dict[str, str], response: httpx.Response) -> None:
-        """One answer to `operation`, "POST /v1/models" say, with these `names` in its path."""
+        """Check one answer to `operation`, such as "POST /v1/models", with these `names` in its
+        path.
+        """
         method, path = operation.split()
         case: schemathesis.Case = self._schema[path][method].Case(path_parameters=names)
         case.validate_response(
@@ -82,9 +83,9 @@ class Documented:
         *,
         within_s: float,
     ) -> None:
-        """Sends what fits the document and what does not, each as `prepare` has changed it."""
+        """Send requests that fit the document and others, each modified by `prepare`."""
         method, path = operation.split()
-        # Else each of thousands of requests reads the environment for proxies and connects anew.
+        # Otherwise each of thousands of requests reads proxy variables and opens a connection.
         session = requests.Session()
         session.trust_env = False
 
@@ -103,7 +104,7 @@ class Documented:
                 excluded_checks=_EXCLUDED,
                 timeout=within_s,
             )
-            # schemathesis itself lets some pass: 415 for a content type that it made up on purpose.
+            # schemathesis itself accepts some: 415 for a content type that it generated on purpose.
             documented = self._document["paths"][case.path][case.operation.method]["responses"]
             assert str(response.status_code) in documented or response.status_code == 405
 

@@ -1,4 +1,4 @@
-"""Virtual environments for clients whose requirements do not go with those of the tests."""
+"""Virtual environments for clients whose requirements conflict with those of the tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def make_environment(folder: Path, requirements: Path) -> Path:
-    """Its interpreter.
+    """Create an environment and return its interpreter.
 
-    uv takes a tenth of pip's CPU time; where pip alone is told of a registry, pip installs.
+    uv takes a tenth of pip's CPU time; pip installs if only pip is configured for a registry.
     """
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     python = folder / "bin" / "python"

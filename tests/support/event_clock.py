@@ -1,6 +1,6 @@
-"""The event loop's clock, which a test puts forward: what would take a minute has taken it.
+"""The event loop's clock, which a test advances instead of waiting.
 
-A deadline that is short enough to wait for is one that a busy machine misses.
+A deadline short enough to wait for would be missed on a busy machine.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# In steps, in which a process that stood still for a while catches up.
+# Several steps, so that a process that got no CPU time catches up.
 _STEPS, _STEP_S = 40, 0.005
 
 
 class EventClock:
-    """Of the running event loop. Make it before anything asks that loop for its time."""
+    """The clock of the running event loop. Create it before the loop is asked for its time."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -31,9 +31,9 @@ class EventClock:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """No deadline comes, however long a busy machine takes for what is done here.
+        """Stop the clock: no deadline expires, however long a busy machine takes for the body.
 
-        No sleep ends either, but that of 0 s.
+        No sleep ends either, except for 0 s.
         """
         self._stands = self._time()
         try:
@@ -45,9 +45,9 @@ class EventClock:
     async def leap_once(
         self, happened: Callable[[], bool], asked: Awaitable[Any], seconds: float = 3600
     ) -> Any:
-        """What `asked` returns: so long after `happened` and what follows from it at once.
+        """Return the result of `asked`, after a leap of `seconds` once `happened` is true.
 
-        If it never happens, `asked` ends by itself.
+        If that never becomes true, `asked` ends by itself.
         """
         asking = asyncio.ensure_future(asked)
         while not asking.done() and not happened():

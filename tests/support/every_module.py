@@ -1,13 +1,13 @@
-"""Imports every module of the packages that are named; a ``__main__`` would start something.
+"""Import every module of the named packages, except ``__main__``, which would start something.
 
-A program of its own, also in an image: ``python -c "$(cat every_module.py)" gateway adapters``.
+A separate program, also for images: ``python -c "$(cat every_module.py)" gateway adapters``.
 """
 
 import importlib
 import pkgutil
 import sys
 
-# Module -> what it takes of an extra, which the image does not have.
+# Module -> the package of an extra that it needs, which the image lacks.
 EXTRAS = {"gateway.observability.tracing": "opentelemetry"}
 
 for package in sys.argv[1:]:

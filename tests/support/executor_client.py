@@ -1,4 +1,4 @@
-"""Running requests on an executor and gathering what comes back, for the executor's tests."""
+"""Runner of requests on an executor that collects the results, for the executor's tests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 @dataclass
 class Output:
-    """All responses of one request."""
+    """The responses of one request."""
 
     results: list[trtllm.Result] = field(default_factory=list)
     error: str | None = None
 
     def tokens(self, sequence: int = 0, beam: int = 0) -> list[int]:
-        """The concatenated ids of one sequence."""
+        """Return the concatenated ids of one sequence."""
         parts = [r.output_token_ids[beam] for r in self.results if r.sequence_index == sequence]
         return [token for part in parts for token in part]
 
@@ -54,7 +54,7 @@ def start(engine_dir: Path, **settings: Any) -> trtllm.Executor:
 
 
 def start_golden(folder: Path, case: str = "gqa", **settings: Any) -> trtllm.Executor:
-    """An executor for a golden model, built with every optional output and LoRA module."""
+    """Start an executor for a golden model, built with every optional output and LoRA module."""
     limits = settings.pop("limits", {})
     engine = build(
         GOLDEN / case,
@@ -73,7 +73,7 @@ def start_golden(folder: Path, case: str = "gqa", **settings: Any) -> trtllm.Exe
 
 
 def stats_until_idle(executor: trtllm.Executor) -> list[trtllm.IterationStats]:
-    """What was not read yet, up to the record of an executor that has nothing to do any more."""
+    """Return the unread statistics, up to the record of an idle executor."""
     stats: list[trtllm.IterationStats] = []
     deadline = time.monotonic() + 60
     while not stats or stats[-1].num_active_requests:
@@ -107,7 +107,7 @@ def run(executor: trtllm.Executor, *requests: trtllm.Request) -> list[Output]:
 
 
 def request(prompt: Sequence[int], max_tokens: int = 8, **more: Any) -> trtllm.Request:
-    """A streaming request; sampling keywords may be given beside the request's own."""
+    """Return a streaming request; sampling keywords may be mixed with the request's own."""
     names = {n for n in vars(trtllm.SamplingConfig) if not n.startswith("_")}
     sampling = {k: more.pop(k) for k in list(more) if k in names}
     flags = {n for n in vars(trtllm.OutputConfig) if not n.startswith("_")}

@@ -1,4 +1,4 @@
-"""A scripted server of the llmapi repository's model, for what a real one does not do on demand."""
+"""A scripted server of the llmapi model, for behaviour that a real one does not show on demand."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ INPUTS = {
     "STRING": ("text_input",),
     "UINT64": ("sampling_param_seed",),
 }
-# Of releases that stream.
+# Only releases that stream.
 LORA = {"UINT64": ("lora_id",), "STRING": ("lora_name", "lora_path")}
 Step = dict[str, str] | str | None
-"""What comes: outputs by name; an error's text; nothing more, but the request goes on for ever."""
+"""A step: outputs by name, an error's text, or None for a request that never continues."""
 
 
-def told(text: str, finish: str = "None", **others: str) -> dict[str, str]:
-    """Outputs as the model gives them: all of them texts."""
+def build_outputs(text: str, finish: str = "None", **others: str) -> dict[str, str]:
+    """Return outputs in the model's form: all are texts."""
     return {"text_output": text, "finish_reason": finish, "stop_reason": "None"} | others
 
 
 class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Answers each request with `steps`, the last of them final.
 
-    A stop request is answered by an error, as always, and ends nothing.
+    A stop request is answered with an error, like upstream, and stops nothing.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.streams = streams
         self.decoupled = decoupled
         self.polls_ended = polls_ended
-        """What its configuration says of that; None, as upstream's, for nothing."""
+        """Value in its configuration; None to omit it, like upstream."""
         self.ready = True
         self.max_batch_size = 0
         self.drop: tuple[str, ...] = ()
         """Inputs that it does not declare."""
         self.has: tuple[str, ...] = ()
-        """Inputs of type INT32 that it declares besides."""
+        """Additional inputs of type INT32 that it declares."""
         self.of_prompt: dict[str, tuple[Step, ...]] = {}
-        """Other steps, by the prompt that gets them."""
+        """The steps for particular prompts, keyed by prompt."""
         self.requests: list[pb.ModelInferRequest] = []
         self.stopped: list[str] = []
         self.cancelled: list[str] = []
@@ -114,7 +114,7 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 def inputs_of(request: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], bytes]]:
-    """Type, shape and contents of each input."""
+    """Return type, shape and contents of each input."""
     contents = zip(request.inputs, request.raw_input_contents, strict=True)
     return {each.name: (each.datatype, list(each.shape), raw) for each, raw in contents}
 

@@ -1,4 +1,4 @@
-"""A scripted gRPC server that breaks at a chosen step, as no real Triton does on demand."""
+"""A scripted gRPC server that breaks at a chosen step, which no real Triton does on demand."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.fault = fault
         self.step = step
         self.reached = 0
-        """How often the fault has happened."""
+        """Number of times the fault has occurred."""
         self.released = asyncio.Event()
-        """What the fault `slow` waits for."""
+        """Event that the fault `slow` waits for."""
         self.error = "Maximum queue size of 1 has been reached, please try again later"
         self.pause_s = 0.0
-        """Before each token."""
+        """Seconds before each token."""
         self.reads = asyncio.Event()
-        """Whether it reads requests; what comes before stays in the connection's windows."""
+        """Set if it reads requests; else they stay in the connection's windows."""
         self.reads.set()
         self.deaf = False
-        """Whether it answers requests, but not whether it serves its model."""
+        """True if it answers requests, but not readiness calls."""
         self.unanswered = 0
-        """How often it was asked that meanwhile."""
+        """Number of readiness calls that were not answered."""
         self.given = 0
-        """Tokens, to all requests."""
+        """Number of tokens sent, to all requests."""
         self.freezes_behind: int | None = None
-        """So many tokens, and one more answer to that question, are the last that it says."""
+        """After this many tokens, and one more readiness answer, it sends nothing."""
         self.reused: int | None = None
-        """Blocks of a prompt that it says it had; None if it tells nothing of its cache."""
+        """Blocks of a prompt that it reports as reused; None to report nothing."""
         self.stops: list[str] = []
-        """Ids, as often as it was told to stop each."""
+        """Ids of stop requests, including repetitions."""
         self.forgets = 0
-        """So many of a request's stops change nothing: they come before its id is known."""
+        """Number of a request's first stops to ignore, as if its id were not known yet."""
         self._ends: dict[str, asyncio.Event] = {}
         self.requests: list[pb.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
-        """Of each call with one of `requests`."""
+        """Metadata of each call, in the order of `requests`."""
 
     @property
     def stopped(self) -> list[str]:
-        """The ids in `stops`, once each: on a busy machine some are told again."""
+        """Ids in `stops`, once each: on a busy machine some stops are repeated."""
         return list(dict.fromkeys(self.stops))
 
     @property
     def running(self) -> set[str]:
-        """The ids of what its engine has begun and not ended."""
+        """Ids of requests that its engine has started and not ended."""
         return {each for each, ends in self._ends.items() if not ends.is_set()}
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
@@ -110,21 +110,21 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 self.left(request.id, ends)
 
     def stop(self, request_id: str) -> None:
-        """A stop of this id has come."""
+        """Handle a stop of this id."""
         self.stops.append(request_id)
         ends = self._ends.get(request_id)
         if ends is not None and self.stops.count(request_id) > self.forgets:
             ends.set()
 
     def left(self, request_id: str, ends: asyncio.Event) -> None:
-        """The stream of a request has ended, or was reset."""
+        """Handle the end or the reset of a request's stream."""
         if self._ends.get(request_id) is ends:
             del self._ends[request_id]
 
     async def _answer(
         self, request: pb.ModelInferRequest, context: Any, ends: asyncio.Event
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Until `ends` is set."""
+        """Answer until `ends` is set."""
         last = len(self.tokens) - 1
         for n, token in enumerate(self.tokens):
             await asyncio.sleep(self.pause_s)
@@ -154,7 +154,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
-    """Returns when one of them is set."""
+    """Return when one of them is set."""
     waiting = [asyncio.create_task(event.wait()) for event in (first, second)]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -182,8 +182,8 @@ def _response(
 
 @contextlib.asynccontextmanager
 async def serving(servicer: Any, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """Serves while the context is open; yields the endpoint, a free port by default."""
-    # Else its windows grow, and take a megabyte that nobody reads.
+    """Serve while the context is open; yield the endpoint, a free port by default."""
+    # Otherwise its windows grow to a megabyte of unread data.
     server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(endpoint)

@@ -1,4 +1,4 @@
-"""Servers of files for adapters: one over https that can be hostile, and a small S3."""
+"""File servers for adapters: an https server that can misbehave, and a small S3."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Behaviour = Callable[["_Handler"], None]
 
 
 class FileServer:
-    """Serves what is in `files`, by path; use in a `with`."""
+    """Serves the content of `files`, by path; use as a context manager."""
 
     handler: ClassVar[type[_Handler]]
 
     def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
-        """`certificate` and its key make it speak https."""
+        """Create the server; with `certificate` and its key it speaks https."""
         self.files: dict[str, bytes] = {}
         self.behaves: dict[str, Behaviour] = {}
-        """What answers in place of the files, by path."""
+        """Functions that answer instead of the files, by path."""
         self.asked: list[tuple[str, str]] = []
         """Method and target of each request."""
         self.authorization: list[str | None] = []
@@ -39,13 +39,13 @@ class FileServer:
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
-            # The handshake is in the thread of the connection, at its first read.
+            # The handshake runs in the connection's thread, at its first read.
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
 
     def put(self, at: str, folder: Path) -> None:
-        """The files of a folder, below the path `at`."""
+        """Add the files of a folder, below the path `at`."""
         for path in folder.iterdir():
             self.files[f"{at}/{path.name}"] = path.read_bytes()
 
@@ -100,21 +100,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Not to the tests' output."""
+        """Log nothing, to keep the tests' output clean."""
 
 
 FileServer.handler = _Handler
 
 
 class S3Server(FileServer):
-    """Objects by ``/BUCKET/KEY``, for requests that are signed (SigV4) with `SECRET` alone."""
+    """Objects by ``/BUCKET/KEY``, only for requests signed (SigV4) with `SECRET`."""
 
     KEY: ClassVar[str] = "AKIATESTS"
     SECRET: ClassVar[str] = "a secret of the tests"
 
     @property
     def environment(self) -> dict[str, str]:
-        """As whoever runs a gateway tells it."""
+        """Environment variables for a gateway."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": self.KEY,
@@ -150,7 +150,7 @@ class _S3Handler(_Handler):
         self.answer(status, body, content_type="application/xml")
 
     def _is_signed(self) -> bool:
-        """AWS Signature Version 4, as its specification says."""
+        """Return True if the AWS Signature Version 4 is valid, as specified."""
         told = self.headers["authorization"] or ""
         if not told.startswith("AWS4-HMAC-SHA256 "):
             return False

@@ -1,4 +1,4 @@
-"""A Llama in float64, written from its definition: what adapters and engines are measured against.
+"""A Llama in float64, written from its definition: the reference for adapters and engines.
 
 Shares no code with the product. Adapters are merged into the weights, as PEFT merges them.
 """
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Float64Llama:
-    """The model of a Hugging Face folder. Its file must be of types that numpy knows."""
+    """The model of a Hugging Face folder, whose file must have types that numpy supports."""
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -39,7 +39,8 @@ class Float64Llama:
         return inputs, outputs
 
     def logprobs(self, ids: list[int], deltas: Mapping[str, Floats]) -> Floats:
-        """Return that of each token of `ids` but the first, given those before it.
+        """Return the log probability of each token of `ids` except the first, given those before
+        it.
 
         `deltas` [out, in] are added to the weights of the linear layers by their paths.
         """

@@ -1,4 +1,4 @@
-"""`python -m gateway` without its imports: forked from a process that has made them once.
+"""`python -m gateway` without its imports: forked from a process that has done them once.
 
 Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. The
 demo's tokenizer is not compared again either (`compared_words`). All else is the same: a process of
@@ -24,7 +24,7 @@ _CONTEXT.set_forkserver_preload([__name__])
 
 
 class ForkedGateway:
-    """Of what `subprocess.Popen` has, the part that tests use."""
+    """The part of `subprocess.Popen`'s interface that tests use."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         """All its variables; `log` gets what it prints."""
@@ -35,14 +35,14 @@ class ForkedGateway:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; -N if signal N ended it."""
+        """Exit code; None while it runs, -N if signal N ended it."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self._process.join(timeout)
         if (code := self.returncode) is None:
             raise subprocess.TimeoutExpired("gateway", timeout or 0.0)
@@ -63,7 +63,7 @@ def _run(environment: dict[str, str], log: Path, known: frozenset[bytes]) -> Non
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if "LD_PRELOAD" in environment:  # which is read when a program starts, and by nothing later
+    if "LD_PRELOAD" in environment:  # read only when a program starts
         os.execv(sys.executable, [sys.executable, "-m", "gateway"])
     with words_compared_once(known):
         raise SystemExit(main())

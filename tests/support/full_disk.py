@@ -1,4 +1,4 @@
-"""A disk that is full, for this process: files stop growing, as with ENOSPC."""
+"""A full disk for this process: files stop growing, like with ENOSPC."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def full_disk(largest_file: int) -> Iterator[None]:
-    """Inside, no file can be written beyond `largest_file` bytes: OSError(EFBIG).
+    """Fail writes beyond `largest_file` bytes inside the context: OSError(EFBIG).
 
-    Python ignores SIGXFSZ from its start on; whoever sets the default again lets the next full disk
+    Python ignores SIGXFSZ from its start; after restoring the default, the next full disk would
     kill the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

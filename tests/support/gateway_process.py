@@ -1,4 +1,4 @@
-"""A `gateway serve` of its own for a test, in front of the real Triton of the stack."""
+"""A separate `gateway serve` for a test, before the real Triton of the stack."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
 
 READY_WITHIN_S = 180  # two seconds are normal
-# Held until this process ends: a port that nobody listens on yet would be taken by another's test.
+# Held until this process ends: another test would take a port without a listener.
 _CLAIMS = PortClaims()
 
 
 class GatewayProcess:
-    """Use in a `with`; it is ready inside and has ended after."""
+    """A gateway process. Use as a context manager: ready inside, ended afterwards."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
-        """`folder` gets its log and adapters; `settings` become GATEWAY_ variables.
+        """Prepare it: `folder` gets its log and adapters, `settings` become GATEWAY_ variables.
 
         `environment` has other variables for it.
         """
@@ -62,7 +62,7 @@ class GatewayProcess:
         self.process = ForkedGateway(self._env, self.log)
         try:
             self._wait_ready()
-        except BaseException:  # nobody calls __exit__ after this
+        except BaseException:  # __exit__ is not called after this
             self.process.kill()
             self.process.wait()
             raise
@@ -85,11 +85,11 @@ class GatewayProcess:
 
     @property
     def text(self) -> str:
-        """What it has logged."""
+        """The text of its log."""
         return self.log.read_text(encoding="utf-8")
 
     def wait_for(self, text: str, times: int = 1, within_s: float = 60.0) -> None:
-        """Until `text` is that often in the log."""
+        """Wait until `text` is that often in the log."""
         deadline = time.monotonic() + within_s
         while self.text.count(text) < times:
             assert time.monotonic() < deadline, f"no {text!r} in\n{self.text}"
@@ -119,17 +119,19 @@ class GatewayProcess:
 
 
 def tenant(name: str, key: str, **fields: Any) -> dict[str, Any]:
-    """An entry of `tenants`; it may use the whole common catalogue unless `models` says less."""
+    """Return an entry of `tenants` with access to the entire common catalogue, unless `models`
+    limits it.
+    """
     return {"name": name, "keys": [key_hash(key)], "models": ["*"], **fields}
 
 
 def write_config(path: Path, *tenants: dict[str, Any], **sections: Any) -> Path:
-    """The configuration file, put in its place in one step, as an operator should."""
+    """Write the configuration file and move it into place in one step, as an operator should."""
     new = path.with_suffix(".new")
     new.write_text(yaml.safe_dump({"tenants": list(tenants), **sections}), encoding="utf-8")
     return new.replace(path)
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """A short completion."""
+    """Return the body of a short completion."""
     return {"model": "demo", "prompt": "Hi", "max_tokens": 1, "temperature": 0, **fields}

@@ -1,8 +1,8 @@
-"""Many small adapters whose answers tell them apart, and what each must answer.
+"""Many small adapters with distinct answers, and the expected answer of each.
 
 Each changes q and v of every layer at random, so that the demo model's greedy answer to `PROMPT`
-becomes gibberish of its own. The expected tokens come from the CPU executor in this process, one
-adapter alone, with no server, cache or other request around.
+becomes unique gibberish. The expected tokens come from the CPU executor in this process, one
+adapter at a time, without a server, a cache or other requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLEAR_MARGIN = 0.01
 
 
 def write_adapter(folder: Path, model: Path, seed: int, rank: int = 2, scale: float = 0.4) -> Path:
-    """A PEFT folder for the Llama model in `model`; other seeds give other answers."""
+    """Write a PEFT folder for the Llama model in `model`; other seeds give other answers."""
     config = json.loads((model / "config.json").read_text())
     hidden, head = config["hidden_size"], config["head_dim"]
     outputs = {
@@ -42,7 +42,7 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int = 2, scale: fl
     return write_peft(folder, tensors, r=rank, lora_alpha=rank, base_model_name_or_path="demo")
 
 
-def converted(folder: Path, engine: Path) -> Converted:
+def convert_folder(folder: Path, engine: Path) -> Converted:
     return convert.convert(peft.read(folder), base_model(engine))
 
 
@@ -51,9 +51,9 @@ def base_model(engine: Path) -> BaseModel:
 
 
 def expected_answers(engine: Path, model: Path, adapters: list[Converted]) -> list[str | None]:
-    """The greedy continuation of `PROMPT` under each adapter, run one after the other.
+    """Return the greedy continuation of `PROMPT` under each adapter, run one after the other.
 
-    None where a token won so narrowly that another BLAS or thread count may choose differently.
+    None if a token won so narrowly that another BLAS or thread count may choose differently.
     `engine` must be built with `gather_generation_logits`.
     """
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Values for the parameters of every endpoint, of about a wished size, drawn at random."""
+"""Random values for the parameters of every endpoint, of approximately a given size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 
 Fields = dict[str, Any]
 Fill = Callable[[random.Random, int], Any]
-"""Makes the value of a parameter that has about so many bytes."""
+"""Generator of a parameter's value with about that many bytes."""
 
 
 def _value(draw: random.Random, size: int) -> Any:
@@ -65,7 +65,7 @@ def _schema(draw: random.Random, size: int) -> Fields:
 
 
 def _many(make: Fill, overhead: int, most: int = 10**6) -> Fill:
-    """Return what fills a list: with many small values, or with few large ones."""
+    """Return a generator of lists: many small values, or few large ones."""
 
     def fill(draw: random.Random, size: int) -> list[Any]:
         each = draw.choice((0, 0, 16, 100, size // 4))
@@ -151,7 +151,7 @@ def _unknown(draw: random.Random, size: int) -> Fields:
     return {f"u{n}": _value(draw, 8) for n in range(size // 12)}
 
 
-def _structured(draw: random.Random, size: int) -> Fields:
+def _structured_outputs(draw: random.Random, size: int) -> Fields:
     text = orjson.dumps(_schema(draw, size)).decode()
     choices = ["a"] * min(size // 4, 1024)
     return draw.choice(
@@ -170,7 +170,7 @@ _GENERATION: Mapping[str, Fill] = {
     "stop_token_ids": _one_of([1] * 16),
     "n": _one_of(1, 4, 128),
     "response_format": _format,
-    "structured_outputs": _structured,
+    "structured_outputs": _structured_outputs,
     "stream": _one_of(True),
     "stream_options": _unknown,
     "truncate_prompt_tokens": _one_of(1, 1000),
@@ -249,4 +249,4 @@ PARAMETERS: Mapping[str, Mapping[str, Fill]] = {
     },
     "/detokenize": {"tokens": lambda _, size: [1] * (size // 2)},
 }
-"""The makers of each parameter, by endpoint; "" stands for parameters that nobody knows."""
+"""Generators of each parameter, by endpoint; "" is for unknown parameters."""

@@ -1,4 +1,4 @@
-"""Generations as the pipeline would make them, from the few fields that a test is about."""
+"""Generations as the pipeline creates them, from the few fields that a test needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _PARAMS = {field.name for field in fields(GenerationParams)}
 
 
 def generation(**given: Any) -> Generation:
-    """One of prompt [1, 2] and 5 tokens, but for the given fields of it and of its `params`."""
+    """Return one with prompt [1, 2] and 5 tokens, except for the given fields of it and of its
+    `params`.
+    """
     params = GenerationParams(**{name: given.pop(name) for name in _PARAMS & given.keys()})
     defaults = {"request_id": "r", "prompt_ids": [1, 2], "max_tokens": 5, "seed": 1}
     made = defaults | given

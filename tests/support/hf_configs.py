@@ -1,4 +1,4 @@
-"""config.json of public models: what decides about an engine, as on their model pages."""
+"""config.json of public models: the fields that affect an engine, as on their model pages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write_config(folder: Path, name: str, **changes: Any) -> Path:
-    """Makes `folder`/`name`, a model folder with nothing but config.json."""
+    """Write `folder`/`name`, a model folder with only config.json."""
     model = folder / name
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIGS[name] | changes), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A scripted HTTP/2 server made with `h2`, which is strict about what a client may send."""
+"""A scripted HTTP/2 server with `h2`, which checks strictly what a client sends."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.http2.connection import Connection
+from gateway.triton.http2.connection import Http2Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 60.0
 MANY = 40
-"""Streams at once, beside which reads are gathered."""
+"""Number of concurrent streams, enough for reads to be batched."""
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 
@@ -41,7 +41,7 @@ def grpc_message(payload: bytes, *, compressed: bool = False) -> bytes:
 
 
 class Peer(asyncio.Protocol):
-    """One connection. Whatever the client did wrong is in `violations`."""
+    """A connection. The client's protocol errors are in `violations`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -53,9 +53,9 @@ class Peer(asyncio.Protocol):
         self.events: list[Event] = []
         self.headers: dict[int, dict[str, str]] = {}
         self.requests: dict[int, bytearray] = {}
-        """What has come of each, from its headers on."""
+        """Received data of each request, from its headers on."""
         self.answered: list[int] = []
-        """Streams whose request came whole. grpc.aio may send it in several writes."""
+        """Streams whose request arrived completely. grpc.aio may send it in several writes."""
         self.resets: dict[int, int] = {}
         self.closed = asyncio.Event()
         self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
@@ -68,7 +68,7 @@ class Peer(asyncio.Protocol):
             self.greet()
 
     def greet(self) -> None:
-        """Late, where the server greeted nobody; what has come meanwhile is heard then."""
+        """Send the greeting late, if the server does not greet; then handle what arrived before."""
         self._server.greets = True
         self.h2.initiate_connection()
         self.flush()
@@ -126,7 +126,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def send_within_windows(self, stream_id: int, data: bytes, trailers: Headers | None) -> None:
-        """As much as the client allows now, the rest when it allows more."""
+        """Send as much as the client allows now, the rest when it allows more."""
         self._unsent[stream_id] = (bytearray(data), trailers)
         self._send_unsent()
 
@@ -156,13 +156,13 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def goaway(self, last: int, code: int = 0) -> None:
-        """GOAWAY as bytes: h2 would take the connection for closed."""
+        """Send GOAWAY as bytes: h2 would treat the connection as closed."""
         payload = struct.pack(">II", last, code)
         self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + payload)
 
 
 class Server:
-    """`answer` is called with each request once it has ended."""
+    """A server; `answer` is called with each request once it has ended."""
 
     def __init__(self, answer: Callable[[Peer, int], None], **settings: int) -> None:
         self.answer = answer
@@ -170,20 +170,20 @@ class Server:
         self.peers: list[Peer] = []
         self.violations: list[ProtocolError] = []
         self.greets = True
-        """Whether connections get an answer at all."""
+        """True if connections get an answer at all."""
         self.acknowledges = True
-        """Whether DATA is acknowledged with new window as it comes."""
+        """True if DATA is acknowledged with a new window on arrival."""
         self.endpoint = ""
 
 
 def echo(peer: Peer, stream_id: int) -> None:
-    """Answers with the request."""
+    """Answer with the request."""
     peer.begin(stream_id)
     peer.send_within_windows(stream_id, bytes(peer.requests[stream_id]), [("grpc-status", "0")])
 
 
 def silence(peer: Peer, stream_id: int) -> None:
-    """Sends the headers and no more."""
+    """Send only the headers."""
     peer.begin(stream_id)
 
 
@@ -203,8 +203,8 @@ async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[Http2Transport]:
-    """A transport to `server`, which listens meanwhile."""
+async def connect(server: Server) -> AsyncIterator[Http2Transport]:
+    """Yield a transport to `server`, which listens inside the context."""
     async with listening(server):
         transport = Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
         try:
@@ -221,15 +221,15 @@ async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -
 
 
 async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
-    """A call with a request of these pieces."""
+    """Start a call with a request of these pieces."""
     return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
 
 
-async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
-    """Return `count` calls whose answers have begun and are not read."""
+async def begin_calls(transport: Any, server: Server, count: int = MANY) -> list[Any]:
+    """Return that many calls with started, unread answers: `unread` shows what has arrived."""
     calls = [await start(transport) for _ in range(count)]
     await until(lambda: len(server.peers[0].answered) == count)
-    # The reads of their headers are not to be taken for a token's.
+    # Reads of the headers must not be counted as a token's.
     await asyncio.sleep(0.1)
     return calls
 
@@ -242,15 +242,15 @@ async def count_reads(
     Each is in a packet of its own, and one comes soon after the other.
     """
     reads = 0
-    received = Connection.data_received
+    received = Http2Connection.data_received
 
-    def counting(self: Connection, data: bytes) -> None:
+    def counting(self: Http2Connection, data: bytes) -> None:
         nonlocal reads
         reads += 1
         received(self, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "data_received", counting)
+        patch.setattr(Http2Connection, "data_received", counting)
         before = sum(call.unread for call in calls)
         for n in range(messages):
             peer.send(calls[n % len(calls)].stream_id, grpc_message(b"%d" % n))
@@ -259,7 +259,7 @@ async def count_reads(
     return reads
 
 
-async def turns_until(condition: Callable[[], Any]) -> int:
+async def count_turns_until(condition: Callable[[], Any]) -> int:
     """How many turns the event loop takes."""
     turns = 0
     while not condition():

@@ -1,8 +1,7 @@
-"""What Python files import, read from their syntax: nothing is run.
+"""Imports of Python files, read from their syntax: nothing is run.
 
-An import counts wherever it stands: at the head, under TYPE_CHECKING, or inside a function. One
-that is put off until a function runs still means that the one file cannot be understood, moved or
-changed without the other.
+An import counts wherever it is: at the top, under TYPE_CHECKING, or inside a function. A delayed
+import still means that the file cannot be understood, moved or changed without the other.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ PACKAGES = (
     ),
     *("tests", "triton_repo"),
 )
-# Each file or folder right inside these is a room of its own; any other package is one room.
+# Each file or folder directly inside these is a unit; any other package is a single unit.
 DIVIDED = ("gateway", "ops", "triton_repo")
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import statement of one name. `module` is the importing file's dotted name."""
+    """An import statement of one name. `module` is the importing file's dotted name."""
 
     file: str
     line: int
     module: str
     target: str
-    """A module of ours; or the dotted name in the library, down to the name that is imported."""
+    """A module of ours; or the dotted name in a library, down to the imported name."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} imports {self.target}"
@@ -57,13 +56,13 @@ class Touch(NamedTuple):
     name: str
 
 
-def room_of(module: str) -> str:
+def unit_of(module: str) -> str:
     package, *inner = module.split(".")
     return f"{package}.{inner[0] if inner else '__init__'}" if package in DIVIDED else package
 
 
 class Sources:
-    """All Python files of the project whose root is `root`."""
+    """The Python files of the project in `root`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.files = {
@@ -73,15 +72,15 @@ class Sources:
         }
         self.imports: list[Import] = []
         self.own_names: set[str] = set()
-        """Every name that one of our files, tests aside, defines or assigns to."""
+        """The names that one of our files, tests excluded, defines or assigns."""
         self.attributes: list[Touch] = []
-        """All that code outside the tests reads, sets or deletes: they may touch what they like."""
+        """Attributes that code outside the tests reads, sets or deletes; tests are unrestricted."""
         self.strings: list[Touch] = []
-        """Likewise, and each of them may be the name that getattr is given."""
+        """Strings outside the tests, any of which may be an argument of getattr."""
         with _no_collector():
             for module, file in self.files.items():
                 tree = ast.parse((root / file).read_text(encoding="utf-8"))
-                if room_of(module) == "tests":
+                if unit_of(module) == "tests":
                     self.imports += self._imports(module, _statements(tree))
                 else:
                     nodes = list(ast.walk(tree))
@@ -92,7 +91,7 @@ class Sources:
         return (found for found in self.imports if found.target in self.files)
 
     def libraries(self) -> Iterator[Import]:
-        """Imports of what is neither ours nor Python's own."""
+        """Yield imports that are neither ours nor Python's own."""
         for found in self.imports:
             if found.target not in self.files and _top(found.target) not in sys.stdlib_module_names:
                 yield found
@@ -105,7 +104,7 @@ class Sources:
                 self.own_names.add(node.id)
             elif isinstance(node, ast.Attribute):
                 self.attributes.append(Touch(module, node.lineno, node.attr))
-                # What is stored in something else may be a library's.
+                # An attribute stored in another object may be a library's.
                 of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
                 if of_self and isinstance(node.ctx, ast.Store):
                     self.own_names.add(node.attr)
@@ -145,7 +144,9 @@ def sources() -> Sources:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Trees are millions of objects without cycles: to look through them takes half of the time."""
+    """Disable the garbage collector: scanning millions of tree nodes without cycles doubles the
+    time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -156,13 +157,13 @@ def _no_collector() -> Iterator[None]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Those alone, wherever they stand; `ast.walk` yields ten times as many expressions."""
+    """Yield only statements, at any depth; `ast.walk` yields ten times as many expressions."""
     left = [tree]
     while left:
         yield (node := left.pop())
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
             inner = getattr(node, name, None)
-            if isinstance(inner, list):  # a lambda's body, or an `if` in a line, is an expression
+            if isinstance(inner, list):  # a lambda's body, or a conditional expression, is no list
                 left += inner
 
 

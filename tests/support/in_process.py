@@ -20,7 +20,7 @@ _READY_WITHIN_S = 60.0
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A tokenizer.json with one token for each byte."""
+    """Write a tokenizer.json with one token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -36,10 +36,10 @@ def ids_of(folder: Path, text: str) -> list[int]:
 async def running(
     folder: Path, endpoint: str, *, ready: bool = True, **changed: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
-    """A gateway in this event loop; yields a client, the service and the server.
+    """Run a gateway in this event loop; yield a client, the service and the server.
 
-    `ready` says to wait for the engine: the port opens after one look at it, which a busy machine
-    may not have answered.
+    `ready` waits for the engine: the port opens after a single poll, which a busy machine may not
+    have answered.
     """
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
@@ -56,8 +56,8 @@ async def running(
             async with asyncio.timeout(_READY_WITHIN_S):
                 await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
-        # Where the loop had no turn for 5 s, httpx closes a connection that it has just given to a
-        # request, as one that was idle for too long.
+        # If the loop was blocked for 5 s, httpx would close a connection as idle that it has just
+        # given to a request.
         limits = httpx.Limits(keepalive_expiry=None)
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
@@ -68,5 +68,5 @@ async def running(
 
 
 def metric_of(service: Any, name: str, **labels: str) -> float:
-    """A sample of a gateway in this process; 0 when there is none."""
+    """Return a sample of a gateway in this process; 0 without one."""
     return service.metrics.registry.get_sample_value(name, labels) or 0.0

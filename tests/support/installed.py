@@ -1,4 +1,4 @@
-"""What the gateway's image has installed, and what tells of it."""
+"""Packages installed in the gateway's image, and the documents that list them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.support.locks import locked, version
+from tests.support.locks import read_lock, version
 
 PROJECT = "triton-openai-gateway"
 PACKAGES = ("gateway", "adapters", "certificates", "guides", "lora_store", "ops", "triton_repo")
 EVERY_MODULE = Path(__file__).with_name("every_module.py").read_text(encoding="utf-8")
 
 
-def assert_tells_what_is_installed(file: Path, python: str) -> None:
-    """A CycloneDX document: the project, and the releases that its lock file names for a Python."""
+def assert_lists_installed_packages(file: Path, python: str) -> None:
+    """Check that a CycloneDX document lists the project and the lock file's releases for a
+    Python.
+    """
     told = json.loads(file.read_text(encoding="utf-8"))
     assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", PROJECT)
     found = {
@@ -24,7 +26,7 @@ def assert_tells_what_is_installed(file: Path, python: str) -> None:
     }
     assert found == {
         name: version(pin)
-        for name, pins in locked("gateway").items()
+        for name, pins in read_lock("gateway").items()
         for pin, _ in pins
         if pin.marker is None or pin.marker.evaluate({"python_full_version": python})
     }

@@ -1,4 +1,4 @@
-"""What is asked of a tenant's limits, in few words and at any time."""
+"""Requests to a tenant's limits, in short form and at any time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.tenancy.limits.request import Decision, LimitRequest
 from gateway.tenancy.limits.script import SCRIPT, Call, grant_of, is_an_answer, unfit_fields
 
 PATIENT_S = 30.0
-"""Redis is never given up where a test is of what it counts, however busy the machine is."""
+"""Redis timeout for tests of counts: never reached, however busy the machine is."""
 
 
 def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
@@ -35,7 +35,7 @@ def limit_request(
     wanted: int = 0,
     places: int = 1,
 ) -> LimitRequest:
-    """`wanted` tokens and `places`; of the limits, those that are given."""
+    """Return a request of `wanted` tokens and `places`, with the given limits."""
     limits: dict[LimitName, int | None] = {
         "requests_per_minute": requests,
         "tokens_per_minute": tokens,
@@ -49,7 +49,7 @@ def limit_request(
 
 
 class ScriptAt:
-    """The script of the limits with a clock of the test's own."""
+    """The script of the limits with the test's own clock."""
 
     def __init__(self, client: Redis) -> None:
         assert SCRIPT.count("redis.call('TIME')") == 1
@@ -68,7 +68,7 @@ class ScriptAt:
 
 
 class LeaseAt:
-    """A gateway process that asks the script at once, at times of the test's own."""
+    """A gateway process that calls the script directly, at times of the test's choice."""
 
     def __init__(self, script: ScriptAt, gateway: str, now_ms: Callable[[], int]) -> None:
         self.lease = Lease("t", lambda: now_ms() / 1000)
@@ -86,7 +86,7 @@ class LeaseAt:
                 return self.lease.refusal(request, grant)
         return decision
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report what is used, and return what is not needed."""
         self.lease.tick()
         call = self.lease.call()

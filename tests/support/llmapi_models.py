@@ -1,4 +1,4 @@
-"""Models of the llmapi repository for a Triton of tests, in each release's ways."""
+"""Models of the llmapi repository for a Triton of tests, with each release's behaviour."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from triton_repo.cpu_executor import synthetic
 from triton_repo.llmapi_repository import MAIN, V1_2, V1_3, render_llmapi
 
 RELEASES = {"like_main": MAIN, "like_1_3": V1_3, "like_1_2": V1_2}
-"""On the synthetic engine, which answers one request after the other and to its last token."""
+"""Models on the synthetic engine, which answers requests one after the other, to the last token."""
 ENDLESS = 1_000_000
 
 
 def render_releases(repository: Path, engine: Path) -> None:
-    """The models of `RELEASES`, on an engine that is built in the folder `engine`."""
+    """Render the models of `RELEASES`, on an engine built in the folder `engine`."""
     build_synthetic(engine)
     for name, behaves_as in RELEASES.items():
         render_llmapi(repository, {"model": str(engine), "behaves_as": behaves_as}, model=name)
@@ -42,8 +42,8 @@ def build_synthetic(
     return folder
 
 
-def asked(text: Any, **more: Any) -> Arrays:
-    """Each input a tensor of one element; arrays go as they are."""
+def build_inputs(text: Any, **more: Any) -> Arrays:
+    """Return inputs: each a tensor of one element, arrays unchanged."""
     return {name: _tensor(name, value) for name, value in {"text_input": text, **more}.items()}
 
 

@@ -1,4 +1,4 @@
-"""Runs the real `gateway up` for tests."""
+"""Runner of the real `gateway up` for tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import psutil
 from ops.local_stack.state import FILE_NAME
 from ops.local_stack.state import StackState as Stack
 
-# Seconds; a few are normal. They only end a test that would never end.
+# Seconds; a few are normal. The limits only end a test that would never end.
 READY_WITHIN = 240.0
 STOPPED_WITHIN = 120.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Up:
-    """One `gateway up`; killed at the end of its `with` if it still runs."""
+    """A `gateway up`; killed at the end of its `with` if it still runs."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Up:
         load_models: Sequence[str] = ("tensorrt_llm",),
         **settings: str,
     ) -> None:
-        """`folder` gets the state folder and the command's output; `settings` are GATEWAY_ ones.
+        """Start it: `folder` gets the state folder and the output; `settings` are GATEWAY_ ones.
 
-        The processes of the text models import transformers, 2 s of CPU time each: only where
-        they are asked for are they loaded (`load_models=()` is all).
+        The processes of the text models import transformers, 2 s of CPU time each: they are loaded
+        only on request (`load_models=()` is all).
         """
         self.state_dir = folder / "state"
         self.adapter_root = folder / "adapter-root"
@@ -78,7 +78,7 @@ class Up:
         return Stack.read(self.state_dir)
 
     def wait_for(self, text: str, within: float = READY_WITHIN, count: int = 1) -> None:
-        """Until `text` is in the command's output, so many times."""
+        """Wait until `text` is in the command's output, that many times."""
         deadline = time.monotonic() + within
         while (self.stdout + self.stderr).count(text) < count:
             assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
@@ -90,7 +90,7 @@ class Up:
         return self.state()
 
     def remember_processes(self) -> list[psutil.Process]:
-        """All processes of the stack, Triton among them, for `assert_nothing_is_left`."""
+        """Return all processes of the stack, including Triton, for `assert_nothing_is_left`."""
         deadline = time.monotonic() + READY_WITHIN
         while True:
             found = psutil.Process(self._process.pid).children(recursive=True)
@@ -109,11 +109,11 @@ class Up:
         self._process.send_signal(number)
 
     def wait(self, within: float = STOPPED_WITHIN) -> int:
-        """The exit code."""
+        """Wait for its end and return the exit code."""
         return self._process.wait(within)
 
     def assert_nothing_is_left(self, within: float = 60.0) -> None:
-        """No process that was remembered, no region of theirs, no socket, no state.json."""
+        """Check that no remembered process, shared memory, socket or state.json remains."""
         assert self._processes
         deadline = time.monotonic() + within
         while (left := [p for p in self._processes if _runs(p)]) and time.monotonic() < deadline:
@@ -127,7 +127,7 @@ class Up:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        # Orphans of a killed stack stay zombies until init has time for them.
+        # Orphans of a killed stack remain zombies until init reaps them.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -1,4 +1,4 @@
-"""What the lock files in requirements/ pin."""
+"""Pins of the lock files in requirements/."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
-def locked(name: str) -> dict[str, list[tuple[Requirement, int]]]:
-    """Package -> its pins (one for each set of environments) with the count of their hashes."""
+def read_lock(name: str) -> dict[str, list[tuple[Requirement, int]]]:
+    """Return package -> its pins (one for each set of environments) with the number of hashes."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     pins: dict[str, list[tuple[Requirement, int]]] = {}
     lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
@@ -28,7 +28,7 @@ def locked(name: str) -> dict[str, list[tuple[Requirement, int]]]:
 
 
 def version(requirement: Requirement) -> Version:
-    """Of a pin. Fails for anything that is none."""
+    """Return the version of a pin. Fails for any other requirement."""
     [only] = requirement.specifier
     assert only.operator == "==", f"{requirement} is not pinned"
     return Version(only.version)

@@ -1,4 +1,4 @@
-"""A gateway in the test's event loop whose clients are in threads, and its longest turn."""
+"""A gateway in the test's event loop with clients in threads, and its longest loop iteration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SentRequest(NamedTuple):
 
 @dataclass(slots=True)
 class LoopTurn:
-    """The longest turn of an event loop: its CPU seconds, and the work that it was."""
+    """The longest iteration of an event loop: its CPU seconds, and its work."""
 
     seconds: float = 0.0
     work: str = ""
@@ -77,14 +77,16 @@ class LoopGateway:
     turn: LoopTurn = field(default_factory=LoopTurn)
 
     async def longest_turn(self, asked: SentRequest) -> LoopTurn:
-        """Return the longest turn of the loop while a request is answered."""
-        await asyncio.sleep(0)  # the turn of the caller has ended
+        """Return the longest iteration of the loop while a request is answered."""
+        await asyncio.sleep(0)  # ends the caller's iteration
         self.turn.seconds = 0.0
         await asyncio.to_thread(_send, self.port, asked)
         return LoopTurn(self.turn.seconds, self.turn.work)
 
     async def shortest(self, asked: SentRequest, runs: int, good_s: float) -> LoopTurn:
-        """Return the best of some runs: other threads may have had the caches in one of them."""
+        """Return the best of some runs: other threads may have used the CPU caches in one
+        of them.
+        """
         turn = await self.longest_turn(asked)
         for _ in range(runs - 1):
             if turn.seconds <= good_s:

@@ -1,4 +1,4 @@
-"""Adapters in PEFT form, written for a test, and the tensors of a converted one taken apart."""
+"""Adapters in PEFT form, written for a test, and the tensors of a converted one, unpacked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def key(module: str, side: str) -> str:
 def pair(
     module: str, rank: int, sizes: tuple[int, int], dtype: Any = np.float32, seed: int = 1
 ) -> dict[str, Array]:
-    """Random A [rank, in] and B [out, rank] of one linear layer."""
+    """Return random A [rank, in] and B [out, rank] of one linear layer."""
     random = np.random.default_rng([seed, *module.encode()])
     return {
         key(module, "A"): random.normal(size=(rank, sizes[0])).astype(dtype),
@@ -60,7 +60,7 @@ def pair(
 
 
 def qv_tensors(rank: int = 4, layers: int = 2, seed: int = 1) -> dict[str, Array]:
-    """q_proj and v_proj of every layer of `BASE`."""
+    """Return q_proj and v_proj of every layer of `BASE`."""
     tensors: dict[str, Array] = {}
     for layer in range(layers):
         for name in ("q_proj", "v_proj"):
@@ -78,7 +78,7 @@ def write_peft(folder: Path, tensors: dict[str, Array], **changes: Any) -> Path:
 
 
 def to_bfloat16(path: Path) -> None:
-    """Say of a file of uint16 that its values are bfloat16."""
+    """Mark the values of a uint16 file as bfloat16."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = raw[8 : 8 + length].replace(b'"U16"', b'"BF16"')
@@ -86,7 +86,7 @@ def to_bfloat16(path: Path) -> None:
 
 
 def unpack(converted: Converted, base: BaseModel) -> dict[tuple[str, int], tuple[Array, Array]]:
-    """(module, layer) -> A [rank, in] and B [out, rank], float32; the padding must be zero."""
+    """Return (module, layer) -> A [rank, in] and B [out, rank], float32; checks the padding."""
     weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)
     found = {}
     for row, (module, layer, rank) in zip(weights, converted.config_rows(), strict=True):
@@ -108,7 +108,7 @@ def from_bits(bits: Array, dtype: str) -> Array:
 
 
 def content(number: int, nbytes: int = 4096) -> Converted:
-    """A converted adapter with its own digest; no values that mean anything."""
+    """Return a converted adapter with its own digest, and meaningless values."""
     rows = [(1, 0, 4), (2, 0, 4), (3, 1, 4)]
     width = -(-nbytes // (2 * len(rows)))
     weights = np.random.default_rng(number).bytes(2 * len(rows) * width)
@@ -116,7 +116,9 @@ def content(number: int, nbytes: int = 4096) -> Converted:
 
 
 def linear_content(number: int, rank: int = 4) -> Converted:
-    """A converted adapter for `BASE` that can be written back in PEFT form: q of both layers."""
+    """Return a converted adapter for `BASE` that can be written back in PEFT form: q of both
+    layers.
+    """
     rows = [(1, 0, rank), (1, 1, rank)]
     width = rank * (8 + 8)
     values = np.random.default_rng(number).normal(size=(2, width)).astype("<f2")

@@ -14,26 +14,28 @@ from tests.support.fake_triton import FakeTriton, _response
 
 
 class LoraTriton(FakeTriton):
-    """As TensorRT-LLM: idle adapters make room, and where all are in use there is none.
+    """Cache like TensorRT-LLM's: idle adapters are evicted, and without any it is full.
 
-    An answer has one token at once, and ends when its adapter is in `ended`.
+    An answer has one token immediately, and ends when its adapter is in `ended`.
     """
 
     def __init__(self, room: int, engine_dir: Path | None = None) -> None:
-        """`room` is in bytes of weights. Its configuration says so if there is an engine."""
+        """Create it; `room` is in bytes of weights, and reported in the configuration of an
+        engine.
+        """
         super().__init__(tokens=[1], fault=None, step=0)
         self.engine_dir = engine_dir
         self.room = room
         self.ended: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.held: dict[int, int] = {}
-        """Bytes by task id, in the order in which they came."""
+        """Bytes by task id, in order of arrival."""
         self.in_use: Counter[int] = Counter()
         self.brought: list[int] = []
-        """Task ids of requests that came with weights, in order."""
+        """Task ids of requests with weights, in order."""
 
     @property
     def running(self) -> set[int]:
-        """Task ids of answers that have begun."""
+        """Task ids of answers that have started."""
         return set(+self.in_use)
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
@@ -67,12 +69,12 @@ class LoraTriton(FakeTriton):
                 yield _response(request, [1], final=False)
                 await self.ended[task_id].wait()
             finally:
-                # Before the end is told: what comes then finds room.
+                # Before the end is sent: a request that follows finds space.
                 self.in_use[task_id] -= 1
             yield _response(request, [1], final=True)
 
     def _store(self, task_id: int, weights: bytes | None) -> str | None:
-        """What it says where it has not stored them."""
+        """Store the weights; return the error if that fails."""
         if weights is not None:
             self.brought.append(task_id)
         if task_id in self.held:

@@ -1,4 +1,4 @@
-"""RFC 7396, appendix A: what is changed, the patch, what comes of it."""
+"""RFC 7396, appendix A: the original, the patch, and the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_OBJECTS: list[tuple[Any, Any, Any]] = [
     ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
     ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
 ]
-# Those of targets or patches that are no objects: a state that is told of always is one.
+# Targets or patches that are no objects; the state that is patched is always one.
 OF_OTHERS: list[tuple[Any, Any, Any]] = [
     (["a", "b"], ["c", "d"], ["c", "d"]),
     ({"a": "b"}, ["c"], ["c"]),

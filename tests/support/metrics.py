@@ -1,4 +1,4 @@
-"""Reads Prometheus pages."""
+"""Reader of Prometheus pages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.support.patience import PATIENCE_S
 
 
 def metric(url: str, name: str, **labels: str) -> float:
-    """The sum of all samples with this name and at least these labels; 0 when there are none."""
+    """Return the sum of all samples with this name and at least these labels; 0 without any."""
     return sample(httpx.get(url, timeout=PATIENCE_S).text, name, **labels)
 
 
 def sample(page: str, name: str, **labels: str) -> float:
-    """As `metric`, of a page that has been read."""
+    """Return the same as `metric`, for a page that has been read."""
     return sum(
         found.value
         for family in text_string_to_metric_families(page)

@@ -1,6 +1,6 @@
-"""Two real servers behind one address that moves from one to the other, as a Service's does.
+"""Two real servers behind one address that moves from one to the other, like a Service's.
 
-Connections to the demoted server stay open: neither a Service nor most proxies end them.
+Connections to the demoted server remain open: neither a Service nor most proxies end them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.redis_fleet import (
     COMMON,
     PASSWORD,
     Process,
-    Watched,
+    WatchedFleet,
     answers,
     redis_processes,
     running_sentinels,
@@ -40,7 +40,7 @@ _INSTALL = {
 
 @cache
 def binaries() -> dict[str, Path]:
-    """Servers by kind and major release, as far as this machine has them."""
+    """Return the available servers by kind and major release."""
     found: dict[str, Path] = {}
     for path in (Process.binary, *(shutil.which(n, path="/usr/bin") for n in _NAMES)):
         if path is not None and Path(path).exists():
@@ -53,7 +53,7 @@ def binaries() -> dict[str, Path]:
 
 _NAMES = ("redis-server", "valkey-server")
 KINDS = ("redis 6", "redis 7", "valkey 8")
-"""What the tests want."""
+"""The kinds that the tests need."""
 
 
 def why_missing(kind: str) -> str:
@@ -61,7 +61,7 @@ def why_missing(kind: str) -> str:
 
 
 class Forwarder:
-    """A TCP port whose new connections go to `target`; those that there are stay as they are."""
+    """A TCP port that forwards new connections to `target`; existing ones are not moved."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -77,7 +77,7 @@ class Forwarder:
         self.cut()
 
     def cut(self) -> None:
-        """End the connections that there are."""
+        """Close the existing connections."""
         for each in list(self._open):
             _end(each)
 
@@ -114,14 +114,14 @@ def _end(each: socket.socket) -> None:
 
 @dataclass
 class MovedRedis:
-    """`url` is what gateways are told; `move` makes another server the primary."""
+    """A Redis that moves: `url` is for gateways; `move` makes another server the primary."""
 
     url: str
     servers: list[Process]
     forwarder: Forwarder
 
     def primary(self) -> Process:
-        """The one that clients are led to."""
+        """Return the server to which clients are directed."""
         return next(each for each in self.servers if each.port == self.forwarder.target)
 
     def move(self) -> Process:
@@ -136,9 +136,9 @@ class MovedRedis:
 
 @dataclass
 class WatchedRedis:
-    """The same behind sentinels."""
+    """A Redis behind sentinels, with the same interface."""
 
-    fleet: Watched
+    fleet: WatchedFleet
 
     @property
     def url(self) -> str:
@@ -147,7 +147,7 @@ class WatchedRedis:
     def move(self) -> Process:
         """Return the server that was the primary, once most sentinels name another one.
 
-        They demote the old one some 10 s later, and it takes writes until then.
+        They demote the old one some 10 s later, and it accepts writes until then.
         """
         old = self.fleet.master()
         assert old is not None
@@ -157,7 +157,7 @@ class WatchedRedis:
 
 
 def clients_at(server: Process) -> list[dict[str, str]]:
-    """Connections of clients, but for the test's own, replicas' and sentinels'."""
+    """Return clients' connections, except the test's own, replicas' and sentinels'."""
     try:
         client = server.client()
         client.client_setname("own")
@@ -175,7 +175,7 @@ def clients_at(server: Process) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def one_address(binary: Path) -> Iterator[MovedRedis]:
-    """A primary and its replica behind a forwarder."""
+    """Run a primary and its replica behind a forwarder."""
     with redis_processes(binary) as (_, make, _made):
         servers = [make(), make()]
         common = (*COMMON, _MASTER_LOGIN, "repl-diskless-sync-delay 0")
@@ -194,7 +194,7 @@ def one_address(binary: Path) -> Iterator[MovedRedis]:
 
 @contextlib.contextmanager
 def behind_sentinels(binary: Path) -> Iterator[WatchedRedis]:
-    """A primary, two replicas and three sentinels."""
+    """Run a primary, two replicas and three sentinels."""
     with running_sentinels(binary=binary) as fleet:
         yield WatchedRedis(fleet)
 

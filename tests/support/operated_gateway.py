@@ -1,4 +1,4 @@
-"""A gateway as operators look at it: two real Tritons, Redis, tenants, adapters, an admin."""
+"""A gateway for operators: two real Tritons, Redis, tenants, adapters, an admin."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.triton_server import LONG_ANSWER, long_model
 ADMIN = new_key()
 ACME, TIGHT = "sk-the-key-of-acme", "sk-the-key-of-tight"
 STRANGE = "__proto__"
-"""A tenant's name that means something to JavaScript."""
+"""A tenant's name with a special meaning in JavaScript."""
 DEMO_ADAPTERS = Path(__file__).parents[2] / "demo" / "adapters"
 _WITHIN_S = 60.0
 
 
 @dataclass
-class Operated:
+class OperatedGateway:
     gateway: GatewayProcess
     tritons: Tritons
 
@@ -53,7 +53,7 @@ class Operated:
         return state
 
     def until(self, met: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The state, once it is so."""
+        """Return the state, once the condition is met."""
         deadline = time.monotonic() + _WITHIN_S
         while not met(state := self.state()):
             assert time.monotonic() < deadline, json.dumps(state, indent=1)[:8000]
@@ -61,14 +61,14 @@ class Operated:
         return state
 
     def give_back(self) -> None:
-        """What admins have said of replicas is taken back."""
+        """Reset what admins have set for replicas."""
         for endpoint in [replica.endpoint for replica in self.tritons.replicas]:
             answer = self.admin("DELETE", f"/v1/admin/replicas/{endpoint}")
             assert answer.status_code == 200, answer.text
         self.until(lambda state: all(it["state"] == "ready" for it in state["replicas"].values()))
 
     def upload(self, name: str, demo: str) -> dict[str, Any]:
-        """A demo adapter under another name; a new version where there is one."""
+        """Upload a demo adapter under another name; a new version if the name exists."""
         files = [("file", (path.name, path.read_bytes())) for path in adapter_files(demo)]
         data = {"name": name, "base": "demo"}
         answer = self.admin("POST", "/v1/adapters", data=data, files=files)
@@ -78,8 +78,10 @@ class Operated:
 
     @contextmanager
     def running(self, count: int = 1, **fields: Any) -> Iterator[list[str]]:
-        """So many answers that take longer than any test, and their ids. What is left of them at
-        the end is stopped."""
+        """Run that many answers that take longer than any test; yield their ids.
+
+        Remaining ones are stopped at the end.
+        """
         before = set(self.state()["requests"])
 
         def ask() -> None:
@@ -113,7 +115,7 @@ def adapter_files(demo: str) -> list[Path]:
 
 
 @contextmanager
-def operated(folder: Path, **settings: Any) -> Iterator[Operated]:
+def run_operated_gateway(folder: Path, **settings: Any) -> Iterator[OperatedGateway]:
     config = write_config(
         folder / "c.yaml",
         tenant("acme", ACME, concurrent_requests=50, tokens_per_day=50_000_000),
@@ -133,7 +135,7 @@ def operated(folder: Path, **settings: Any) -> Iterator[Operated]:
             "replica_drain_grace": 0.2,
         }
         gateway = started.enter_context(GatewayProcess(folder / "gateway", pair, **own | settings))
-        made = Operated(gateway, pair)
+        made = OperatedGateway(gateway, pair)
         made.until(lambda state: all(it["state"] == "ready" for it in state["replicas"].values()))
         for name in ("zh", "ja"):
             made.upload(name, name)

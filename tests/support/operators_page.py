@@ -1,4 +1,4 @@
-"""The operators' page as a person uses it, and how often they click."""
+"""The operators' page as a person uses it, with a count of clicks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE = (1440, 900)
 
 
 class OperatorsPage:
-    """`clicks` counts those of `click`, `view` and `confirm`."""
+    """The page; `clicks` counts those of `click`, `view` and `confirm`."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -34,7 +34,7 @@ class OperatorsPage:
         locator.click()
 
     def view(self, name: str) -> Locator:
-        """Its section, once the link to it was clicked."""
+        """Click the link to a view and return its section."""
         views = self.page.get_by_role("navigation", name="Views")
         self.click(views.get_by_role("link", name=name))
         section = self.page.locator(f"#{name.lower()}")
@@ -43,25 +43,25 @@ class OperatorsPage:
 
     @property
     def dialog(self) -> Locator:
-        """The one on top."""
+        """The topmost dialog."""
         return self.page.locator("dialog[open]").last
 
     def confirm(self, name: str) -> None:
-        """Clicks the button of the question, and waits until what it asks about was done."""
+        """Click the button of the question, and wait until the action is done."""
         title = self.dialog.get_by_role("heading").inner_text()
         self.click(self.dialog.get_by_role("button", name=name, exact=True))
         heading = self.page.get_by_role("heading", name=title, exact=True)
         expect(self.page.locator("dialog[open]", has=heading)).to_have_count(0)
 
     def row(self, view: str, text: str) -> Locator:
-        """Of a table, or of the list of tenants."""
+        """Return the row of a table, or of the list of tenants."""
         rows = self.page.locator(f"#{view} :is(.row, tbody > tr, li.tenant)")
         return rows.filter(has_text=text).first
 
 
 @contextmanager
 def operating(browser: Browser, url: str, key: str, **options: Any) -> Iterator[OperatorsPage]:
-    """Open, with no click counted. It must log no error, and ask nobody else: see `looking_at`."""
+    """Open the page with no click counted. It must log no error and contact no other host."""
     with looking_at(browser, f"{url}/operators", **{"size": WIDE} | options) as page:
         operators = OperatorsPage(page)
         operators.open(key)

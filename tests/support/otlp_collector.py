@@ -1,4 +1,4 @@
-"""A collector that takes OTLP over HTTP, as protobuf or, as Triton sends it, as JSON."""
+"""A collector of OTLP over HTTP, as protobuf or, as Triton sends it, as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True)
 class Span:
-    """Ids are lower-case hexadecimal; `parent_id` is empty for a root."""
+    """A span. Ids are lower-case hexadecimal; `parent_id` is empty for a root."""
 
     service: str
     name: str
@@ -30,7 +30,7 @@ class Span:
 
 
 class Collector:
-    """`raw` has the bodies as they came."""
+    """A collector; `raw` has the bodies as received."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -42,7 +42,7 @@ class Collector:
         return [span for span in self.spans if span.service == service]
 
     def wait_for(self, count: int, service: str, within_s: float = 60.0) -> list[Span]:
-        """Until there are so many spans of a service."""
+        """Wait until a service has that many spans."""
         deadline = time.monotonic() + within_s
         while len(found := self.of(service)) < count:
             assert time.monotonic() < deadline, self.spans
@@ -82,7 +82,7 @@ def _value(value: Any) -> Any:
 
 
 def _from_json(body: bytes) -> Iterator[Span]:
-    """Only who, what and where."""
+    """Parse only service, name, ids and attributes."""
     for group in orjson.loads(body)["resourceSpans"]:
         named = {a["key"]: a["value"] for a in group["resource"]["attributes"]}
         for scope in group["scopeSpans"]:

@@ -1,7 +1,10 @@
-"""How long a test's client waits where time is not its subject."""
+"""Timeout of tests' clients that do not test timing."""
 
 from __future__ import annotations
 
 PATIENCE_S = 300.0
-"""The libraries' own 5 s, to connect or for an answer, are shorter than a process may have to wait
-for its turn where five run on two cores."""
+"""Seconds.
+
+The libraries' own 5 s, to connect or for an answer, are shorter than a process may wait for the CPU
+when five run on two cores.
+"""

@@ -1,4 +1,4 @@
-"""Agents beside Tritons, in threads of the test, and the gateways' side of what they agree on."""
+"""Agents beside Tritons, in threads of the test, and the gateways' side of their protocol."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def running_agent(
     settle_s: float = 0.0,
     limits: EngineLimits | None = None,
 ) -> Iterator[None]:
-    """One that keeps its versions in `root`, which its replicas see under that path."""
+    """Run an agent that stores its versions in `root`, which its replicas see under that path."""
     tier, notices = RedisTier(redis), PeftNotices(redis)
     agent = Agent(
         PeftFolders(root),
@@ -51,8 +51,8 @@ def running_agent(
         tier.close()
 
 
-class Told:
-    """What agents have told through Redis, and what a gateway tells them."""
+class AgentNotices:
+    """Notices of agents in Redis, and those of a gateway to them."""
 
     def __init__(self, redis: RedisSettings) -> None:
         self.notices = PeftNotices(redis)
@@ -63,11 +63,11 @@ class Told:
         return {agent: held for agent, held in found.items() if held is not None}
 
     def holds(self) -> set[str]:
-        """What any agent holds."""
+        """Return the digests that any agent holds."""
         return {digest for held in self.agents().values() for digest in held.holds}
 
     def beat(self, gateway: str = "g", in_use: dict[str, frozenset[str]] | None = None) -> None:
-        """As a gateway that has seen all there is to see."""
+        """Send a heartbeat of a gateway that has seen everything."""
         self._beat += 1
         seen = {agent: (held.boot, held.revision) for agent, held in self.agents().items()}
         self.notices.tell_named(gateway, Named(beat=self._beat, seen=seen, in_use=in_use or {}))

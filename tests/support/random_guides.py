@@ -1,4 +1,4 @@
-"""Random schemas, expressions and grammars, most of them near the largest that are accepted."""
+"""Random schemas, expressions and grammars, most of them near the largest accepted size."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _sequence(
     depth: int,
     space: str = "",
 ) -> str:
-    """Return parts in a row: several kinds, or one kind again and again."""
+    """Return a sequence of parts: of several kinds, or of one kind repeated."""
     same = None
     if draw.random() < 0.5:
         same = _part(draw, atom, depth, space)
@@ -141,7 +141,7 @@ def _expression_atom(draw: random.Random) -> str:
 
 
 def _grammar_atom(names: list[str], again: str) -> Callable[[random.Random], str]:
-    """Return what makes an atom: the rules in `names` stand anywhere, `again` behind a text."""
+    """Return a generator of atoms: the rules in `names` anywhere, `again` only after a text."""
 
     def atom(draw: random.Random) -> str:
         choice = draw.random()

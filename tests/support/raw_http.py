@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand, for what no client library would send."""
+"""HTTP/1.1 by hand, for requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ class Answer:
 
 
 @contextmanager
-def connected(
-    url: str, *, timeout_s: float = 60, receive_buffer: int = 0
-) -> Iterator[socket.socket]:
-    """A connection to the server of `url`; `receive_buffer` in bytes, 0 for the system's own."""
+def connect(url: str, *, timeout_s: float = 60, receive_buffer: int = 0) -> Iterator[socket.socket]:
+    """Connect to the server of `url`; `receive_buffer` is in bytes, 0 for the system's default."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     with socket.socket() as connection:
@@ -33,8 +31,8 @@ def connected(
         yield connection
 
 
-def received(connection: socket.socket) -> bytes:
-    """All that comes until the server closes; a reset ends it too."""
+def receive_all(connection: socket.socket) -> bytes:
+    """Return everything until the server closes or resets the connection."""
     data = b""
     try:
         while piece := connection.recv(65536):
@@ -45,7 +43,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def next_answer(connection: socket.socket) -> Answer:
-    """The answer that comes next, which has a length."""
+    """Return the next answer, which must have a length."""
     data = b""
     while True:
         piece = connection.recv(65536)
@@ -59,7 +57,7 @@ def next_answer(connection: socket.socket) -> Answer:
 
 
 def answers(data: bytes) -> list[Answer]:
-    """The complete answers in `data`. Asserts that there is nothing else."""
+    """Return the complete answers in `data`. Asserts that there is nothing else."""
     found = []
     while data:
         head, end, data = data.partition(b"\r\n\r\n")
@@ -69,7 +67,7 @@ def answers(data: bytes) -> list[Answer]:
         pairs = (line.partition(": ") for line in lines)
         headers = {name.lower(): value for name, _, value in pairs}
         if headers.get("transfer-encoding") == "chunked":
-            body, data = _dechunked(data)
+            body, data = _decode_chunked(data)
         else:
             length = int(headers["content-length"])
             assert len(data) >= length
@@ -78,7 +76,7 @@ def answers(data: bytes) -> list[Answer]:
     return found
 
 
-def _dechunked(data: bytes) -> tuple[bytes, bytes]:
+def _decode_chunked(data: bytes) -> tuple[bytes, bytes]:
     body = b""
     while True:
         size, _, data = data.partition(b"\r\n")
@@ -90,7 +88,7 @@ def _dechunked(data: bytes) -> tuple[bytes, bytes]:
 
 
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
-    """A request with its length; `headers` without line ends."""
+    """Return a request with its length; `headers` without line ends."""
     lines = b"".join(header + b"\r\n" for header in headers)
     length = b"content-length: %d\r\n\r\n" % len(body)
     return b"POST " + path.encode() + b" HTTP/1.1\r\n" + HOST + lines + length + body

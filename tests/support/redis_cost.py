@@ -1,4 +1,4 @@
-"""Cost of commands to Redis itself: the CPU time of the longest one."""
+"""Cost of commands in Redis itself: the CPU time of the longest one."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import redis
 from redis.client import Pipeline
 
 MAX_CALL_US = 5000
-"""CPU time that one command, script or pipeline may take of Redis, in us."""
+"""Limit of the CPU time of one command, script or pipeline in Redis, in us."""
 _RUNS = 3
 
 
 def longest_call_us(
     at_redis: redis.Redis, prepare: Callable[[int], object], work: Callable[[int], object]
 ) -> int:
-    """Return the CPU time of the longest command of `work` in us, the least of several runs.
+    """Return the CPU time of the longest command of `work` in us, the minimum of several runs.
 
     Args:
-        at_redis: a client of the server that `work` uses, and nobody else meanwhile.
-        prepare: makes what is stored before each run, whose number it gets.
-        work: what is measured; it gets that number, too.
+        at_redis: a client of the server that only `work` uses.
+        prepare: stores the data before each run, whose number it gets.
+        work: the work to measure; it gets that number, too.
     """
     longest = []
     for run in range(_RUNS):
         prepare(run)
-        with measured(at_redis) as calls:
+        with measure_calls(at_redis) as calls:
             work(run)
         longest.append(max(calls))
     return min(longest)
 
 
 @contextmanager
-def measured(at_redis: redis.Redis) -> Iterator[list[int]]:
-    """Give the CPU times of all commands of this process while the context is open."""
+def measure_calls(at_redis: redis.Redis) -> Iterator[list[int]]:
+    """Yield the CPU times of all commands of this process while the context is open."""
     calls: list[int] = []
     execute = redis.Redis.execute_command
     execute_all = Pipeline.execute

@@ -1,4 +1,4 @@
-"""Real Redis processes that make up a whole: a master that sentinels watch, and a cluster."""
+"""Fleets of real Redis processes: a master with sentinels, and a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ops.local_stack.errors import StackError
 from ops.local_stack.ports import LOCALHOST, PortClaims
 
 PASSWORD = "p%40ss:w,rd"
-"""As it stands in a URL; a colon, a comma and an escape in it must do no harm."""
+"""Password as in a URL; it contains a colon, a comma and an escape on purpose."""
 _PASSWORD = "p@ss:w,rd"
 _BINARY = Path(sys.executable).parent / "redis-server"
 _SLOTS = 16384
@@ -27,7 +27,7 @@ _SLOTS = 16384
 
 @dataclass
 class Process:
-    """One redis-server with its configuration file, or one sentinel."""
+    """A redis-server with its configuration file, or a sentinel."""
 
     folder: Path
     port: int
@@ -49,11 +49,11 @@ class Process:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
 
     def client(self) -> redis.Redis:
-        """The test's own, which ends with this process."""
+        """Return the test's own client, which is closed with this process."""
         return self._client
 
     def kill(self) -> None:
-        """As ``kill -9``."""
+        """Kill it like ``kill -9``."""
         self._client.close()
         if self._process is not None:
             self._process.kill()
@@ -68,7 +68,7 @@ class Process:
 
 @dataclass
 class Fleet:
-    """`url` is what a gateway is told."""
+    """A fleet; `url` is for a gateway's setting."""
 
     url: str
     servers: list[Process]
@@ -78,11 +78,11 @@ class Fleet:
 
 
 @dataclass
-class Watched(Fleet):
+class WatchedFleet(Fleet):
     sentinels: list[Process]
 
     def master(self) -> Process | None:
-        """The one that a majority of the sentinels name, if it takes writes."""
+        """Return the server that a majority of the sentinels name, if it accepts writes."""
         named = []
         for sentinel in self.sentinels:
             with contextlib.suppress(RedisError):
@@ -113,7 +113,9 @@ def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
 def redis_processes(
     binary: Path = _BINARY,
 ) -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]:
-    """A folder, what makes a process in it, and all that were made; they are killed at the end."""
+    """Yield a folder, a factory of processes in it, and all processes made; kill them at
+    the end.
+    """
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     made: list[Process] = []
 
@@ -131,7 +133,7 @@ def redis_processes(
 
 
 def _port(claims: PortClaims) -> int:
-    """A free one; the cluster's own port lies 10,000 above, and is claimed too."""
+    """Return a free port; the cluster's own port is 10,000 higher, and is claimed too."""
     while True:
         port = claims.take_free()
         with contextlib.suppress(OverflowError, StackError):
@@ -143,10 +145,10 @@ COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
 
 
 @contextlib.contextmanager
-def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[Watched]:
-    """A master with two replicas and three sentinels, which need a second to see it dead.
+def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[WatchedFleet]:
+    """Run a master with two replicas and three sentinels, which detect its death in a second.
 
-    A `stubborn` master never learns that it was replaced, as one that is cut off.
+    A `stubborn` master never learns that it was replaced, like one that is cut off.
     """
     with redis_processes(binary) as (_, make, _made):
         servers = [make() for _ in range(3)]
@@ -166,7 +168,9 @@ def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iter
                 f'sentinel auth-pass "gate way" "{_PASSWORD}"',
             )
         hosts = ",".join(f"{LOCALHOST}:{sentinel.port}" for sentinel in sentinels)
-        fleet = Watched(f"redis+sentinel://:{PASSWORD}@{hosts}/gate%20way/0", servers, sentinels)
+        fleet = WatchedFleet(
+            f"redis+sentinel://:{PASSWORD}@{hosts}/gate%20way/0", servers, sentinels
+        )
         until(lambda: all(_sees_all(sentinel) for sentinel in sentinels))
         yield fleet
 
@@ -188,7 +192,7 @@ def _sees_all(sentinel: Process) -> bool:
 
 @contextlib.contextmanager
 def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
-    """Three masters, with one replica each if so wanted."""
+    """Run three masters, with one replica each if `replicas`."""
     with redis_processes() as (_, make, _made):
         servers = [make() for _ in range(6 if replicas else 3)]
         for server in servers:
@@ -213,7 +217,7 @@ def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
         for master, replica in zip(servers[:3], servers[3:], strict=False):
             identity = master.client().execute_command("CLUSTER MYID").decode()
             replica.client().execute_command("CLUSTER REPLICATE", identity)
-        until(lambda: all(_is_whole(server) for server in servers))
+        until(lambda: all(_is_complete(server) for server in servers))
         if replicas:
             until(lambda: all(_has_replica(server) for server in servers[:3]))
         hosts = ",".join(f"{LOCALHOST}:{server.port}" for server in servers[:2])
@@ -229,7 +233,7 @@ def _knows(server: Process, count: int) -> bool:
     return int(_info(server)["cluster_known_nodes"]) == count
 
 
-def _is_whole(server: Process) -> bool:
+def _is_complete(server: Process) -> bool:
     return _info(server)["cluster_state"] == "ok"
 
 

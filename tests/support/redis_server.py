@@ -20,7 +20,7 @@ from lora_store.redis import RedisSettings
 
 
 class RedisServer:
-    """Keeps nothing on disk: after `kill` and `start` it is empty."""
+    """A server that stores nothing on disk: after `kill` and `start` it is empty."""
 
     def __init__(self, folder: Path, config: Path | None = None) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class RedisServer:
                 try:
                     client.ping()
                 except redis.AuthenticationError:
-                    return  # it answers, and wants the password of its configuration
+                    return  # it answers, and requires the password of its configuration
                 except redis.ConnectionError:
                     time.sleep(0.01)
                 else:
@@ -48,16 +48,16 @@ class RedisServer:
         raise TimeoutError("redis-server did not start")
 
     def client(self, password: str | None = None) -> redis.Redis:
-        """A client for the test itself: to look, to damage, to flush. Close it."""
+        """Return a client for the test itself: to inspect, to damage, to flush. Close it."""
         return redis.Redis.from_url(self.url, password=password)
 
     def settings(self, *, ttl_s: int | None = None, timeout_s: float = 30.0) -> RedisSettings:
-        """For a store. The time is so long that a busy machine is not taken for a dead server."""
+        """Return settings for a store, with a timeout long enough for a busy machine."""
         return RedisSettings(self.url, ttl_s=ttl_s, timeout_s=timeout_s)
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[socket.socket]:
-        """In place of the killed server, a listening socket of the test's own."""
+        """Replace the killed server by the test's own listening socket."""
         path = self._folder / "redis.sock"
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:

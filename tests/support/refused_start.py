@@ -1,4 +1,4 @@
-"""What `python -m gateway` says of settings that it refuses."""
+"""Output of `python -m gateway` for settings that it refuses."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ for settings in json.load(sys.stdin):
 
 
 def refusals(*cases: Mapping[str, object]) -> list[str]:
-    """All that is said with each of these settings, on stdout and stderr, before it ends with 2.
+    """Return the output with each of these settings, on stdout and stderr, before exit code 2.
 
-    One process, a case after the other: what a start costs is its imports.
+    One process runs all cases: the imports dominate the cost of a start.
     """
     environments = [
         {f"GATEWAY_{name.upper()}": str(value) for name, value in case.items()} for case in cases

@@ -1,4 +1,4 @@
-"""A repository of five models as `gateway repo render` writes it, for tests to spoil."""
+"""A repository of five models as `gateway repo render` writes it, for tests to damage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ops.deployment import repository
 from ops.deployment.check import check
 from tests.support.triton_server import MODEL
 
-Found = tuple[str, str, str]
+FindingKey = tuple[str, str, str]
 """Severity, model, field."""
 
 CORE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rendered repository with its engine and its tokenizer."""
+class RenderedRepository:
+    """A rendered repository with its engine and its tokenizer."""
 
     folder: Path
 
@@ -37,20 +37,20 @@ class Place:
         return self.folder / "tokenizer"
 
     def edit(self, model: str, old: str, new: str) -> None:
-        """Replaces text that must be there in a config.pbtxt."""
+        """Replace existing text in a config.pbtxt."""
         path = self.repository / model / "config.pbtxt"
         text = path.read_text()
         assert old in text, old
         path.write_text(text.replace(old, new))
 
     def rename(self, model: str, old: str, new: str) -> None:
-        """Calls an input by another release's name, in the configuration and in the module."""
+        """Rename an input as in another release, in the configuration and in the module."""
         self.edit(model, f'"{old}"', f'"{new}"')
         for module in (self.repository / model / "1").glob("*.py"):
             module.write_text(module.read_text().replace(f'"{old}":', f'"{new}":'))
 
     def set(self, model: str, key: str, value: str) -> None:
-        """Writes a parameter that the config.pbtxt has."""
+        """Write a parameter that the config.pbtxt has."""
         head = f'parameters {{ key: "{key}" value {{ string_value: "'
         path = self.repository / model / "config.pbtxt"
         before, found, after = path.read_text().partition(head)
@@ -58,12 +58,14 @@ class Place:
         path.write_text(before + head + value + '"' + after.partition('"')[2])
 
     def add(self, model: str, key: str, value: str) -> None:
-        """Adds a parameter that this release does not have."""
+        """Add a parameter that this release does not have."""
         with (self.repository / model / "config.pbtxt").open("a") as file:
             file.write(f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n')
 
     def build(self, section: str, **changes: Any) -> None:
-        """Changes a section of the engine's config.json, such as `build_config`; "" is all."""
+        """Change a section of the engine's config.json, such as `build_config`; "" is the top
+        level.
+        """
         path = self.engine / "config.json"
         config = json.loads(path.read_text())
         part = config
@@ -85,9 +87,11 @@ class Place:
         path.write_text(json.dumps(config))
 
 
-def rendered(folder: Path, built: Path) -> Place:
-    """In `folder`, with a copy of the engine in `built`, whose weights are shared."""
-    made = Place(folder)
+def render_repository(folder: Path, built: Path) -> RenderedRepository:
+    """Render a repository in `folder`, with a copy of the engine in `built`, sharing its
+    weights.
+    """
+    made = RenderedRepository(folder)
     made.engine.mkdir()
     shutil.copyfile(built / "config.json", made.engine / "config.json")
     (made.engine / "model.safetensors").symlink_to(built / "model.safetensors")
@@ -107,17 +111,17 @@ def rendered(folder: Path, built: Path) -> Place:
     return made
 
 
-def found(place: Place, **where: Path) -> set[Found]:
+def list_findings(place: RenderedRepository, **where: Path) -> set[FindingKey]:
     return {(one.severity, one.model, one.field) for one in check(place.repository, **where)}
 
 
-def error(model: str, field: str) -> Found:
+def error(model: str, field: str) -> FindingKey:
     return ("error", model, field)
 
 
-def warning(model: str, field: str) -> Found:
+def warning(model: str, field: str) -> FindingKey:
     return ("warning", model, field)
 
 
-def note(model: str, field: str) -> Found:
+def note(model: str, field: str) -> FindingKey:
     return ("note", model, field)

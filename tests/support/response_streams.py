@@ -37,7 +37,7 @@ def answer_to(wanted: ResponsesChat) -> ResponseAnswer:
     return ResponseAnswer(cast(Any, None), wanted, batch(prompt_tokens=100))
 
 
-def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
+def stream_answer(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
     body = Written()
     sink = answer(**fields).stream(body, "last")
     for delta in deltas:
@@ -45,7 +45,7 @@ def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
     return response_of(body.data)
 
 
-def whole(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
+def complete_answer(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
     body = answer(**fields).build_complete([deltas], num_returned=None)
     Response.model_validate_json(body, strict=True)
     found: dict[str, Any] = json.loads(body)

@@ -1,4 +1,4 @@
-"""A gateway that speaks HTTPS alone, and how a test comes in."""
+"""A gateway that only speaks HTTPS, and a test's access to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE_S
 
 
 class SecureGateway(GatewayProcess):
-    """A gateway that speaks HTTPS alone; `trust` is how the test itself comes in."""
+    """A gateway that only speaks HTTPS; `trust` is the test's own TLS context."""
 
     def __init__(self, trust: ssl.SSLContext, folder: Path, stack: Stack, **settings: object):
         super().__init__(folder, stack, **settings)

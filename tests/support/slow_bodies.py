@@ -1,4 +1,4 @@
-"""Request bodies below 64 KiB that hold up a gateway's event loop for long, and a search for them.
+"""Request bodies below 64 KiB that block a gateway's event loop for long, and a search for them.
 
 `python -m tests.support.slow_bodies --seconds 600` searches longer than the tests do, with another
 seed each time.
@@ -30,13 +30,13 @@ MAX_BODY_BYTES = 64 * 1024
 _SURVIVORS = 8
 _OFTEN = [path for path, fields in PARAMETERS.items() for _ in fields]
 _LARGE = ("tools",)
-"""Parameters that cost most, which half of the bodies have."""
+"""The most expensive parameters, which half of the bodies have."""
 _BESIDE_TOOLS = ("tool_choice", "response_format", "output_format", "text")
-"""Parameters for which more is done with the tools."""
+"""Parameters that cause more work with the tools."""
 
 
 class _Recipe(NamedTuple):
-    """The choices that a body is drawn from."""
+    """The choices from which a body is generated."""
 
     path: str
     names: tuple[str, ...]
@@ -94,10 +94,10 @@ def _mutate(draw: random.Random, recipe: _Recipe) -> _Recipe:
 async def find_slowest(
     gateway: LoopGateway, bodies: int, seed: int = 0
 ) -> list[tuple[SentRequest, LoopTurn]]:
-    """Return the bodies with the longest turns among so many that a search draws.
+    """Return the bodies with the longest loop iterations among that many generated ones.
 
-    One of each combination of parameters is mutated further, so that the first that is found to be
-    slow does not displace all others.
+    One of each combination of parameters is mutated further, so that the first slow one found does
+    not displace all others.
     """
     draw = random.Random(seed)
     found: dict[tuple[str, frozenset[str]], tuple[_Recipe, LoopTurn]] = {}

@@ -1,10 +1,10 @@
-"""A search for the texts of models that cost a parser most for each character.
+"""A search for the model texts with the highest parsing cost per character.
 
-Texts are drawn from each form's own tokens, mutated, and repeated; those that cost most stay. A
-cost that grows faster than the text counts by what it would be for a long one.
+Texts are generated from each form's own tokens, mutated, and repeated; the most expensive survive.
+A cost that grows faster than the text is extrapolated to a long text.
 
 `python -m tests.support.slow_texts --seconds 60` searches longer than the tests do, with another
-seed each time. Add what it finds to `tests/gateway/parsers/test_linear_time.py`.
+seed each time. Add its findings to `tests/gateway/parsers/test_linear_time.py`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gateway.parsers.tools.tagged import TaggedForm
 LONG_CHARS = 64 * 1024
 """The length of text whose cost is compared."""
 _SIZES = (1024, 4096)
-# A growth below this may be noise.
+# Smaller growth may be noise.
 _MIN_GROWTH = 1.25
 _CHARS_A_TOKEN = 4
 _SURVIVORS = 12
 _MAX_PARTS = 6
-# The share of the time in which beginnings are looked for.
+# Share of the time for finding beginnings.
 _BEGINNINGS_SHARE = 0.3
 
 _FUNCTIONS: Mapping[str, Any] = {
@@ -48,7 +48,7 @@ _FUNCTIONS: Mapping[str, Any] = {
         }
     }
 }
-# Of characters that are read alike one is enough: the fewer there are, the sooner two of them meet.
+# One of each class of characters that are parsed alike: with fewer, pairs occur sooner.
 _CHARS = tuple("<>[]{}()\"'\\|:;,.=-_ \n0eurfé")
 _WORDS = (
     *('"""', "'''", r"\n", r"\u", r"\u00e9", r"\ud83d", r"\ude00", r"\x4", r"\07", r"\U0001f989"),
@@ -59,12 +59,12 @@ _WORDS = (
 
 
 class SlowText(NamedTuple):
-    """Tokens in parts, each of which is repeated to have its share of the text's length."""
+    """Tokens in parts, each repeated to its share of the text's length."""
 
     parts: tuple[tuple[tuple[str, ...], float], ...]
 
     def of_length(self, chars: int) -> str:
-        """Return the text with about so many characters; a part without a share comes once."""
+        """Return the text with about that many characters; a part without a share occurs once."""
         whole = sum(share for _, share in self.parts) or 1.0
         pieces = []
         for tokens, share in self.parts:
@@ -80,7 +80,7 @@ class TextCost(NamedTuple):
     Attributes:
         long: seconds for each of LONG_CHARS characters, estimated from shorter texts.
         text: the text.
-        chars: how many characters are read at a time.
+        chars: number of characters parsed at a time.
     """
 
     long: float
@@ -89,7 +89,7 @@ class TextCost(NamedTuple):
 
 
 def message_forms() -> dict[str, MessageForm]:
-    """Return every way to read an answer by its name: all forms of calls and tags of reasoning."""
+    """Return every way to parse an answer by name: all forms of calls and tags of reasoning."""
     forms: dict[str, MessageForm] = {
         form: MessageForm(
             tools=form,
@@ -108,7 +108,7 @@ def message_forms() -> dict[str, MessageForm]:
 
 
 def read_time(form: MessageForm, text: str, chars: int) -> float:
-    """Return the CPU seconds in which a text is read, so many characters at a time."""
+    """Return the CPU seconds of parsing a text, that many characters at a time."""
     reader = MessageReader(form)
     pieces = [text[at : at + chars] for at in range(0, len(text), chars)]
     was_enabled = gc.isenabled()
@@ -125,7 +125,7 @@ def read_time(form: MessageForm, text: str, chars: int) -> float:
 
 
 def find_slowest(name: str, seconds: float, seed: int = 0) -> TextCost:
-    """Return the text of the form `name` that costs most, after so many CPU seconds of search."""
+    """Return the most expensive text of the form `name`, after that many CPU seconds of search."""
     form = message_forms()[name]
     draw = random.Random(f"{name} {seed}")
     words = [*_words(form)]
@@ -165,7 +165,7 @@ class _Beginnings:
         self.found: list[tuple[str, ...]] = [()]
 
     def add(self, tokens: tuple[str, ...]) -> None:
-        """Keep a text if it runs a line of a parser for the first time."""
+        """Store a text if it runs a line of a parser for the first time."""
         lines: set[tuple[str, int]] = set()
 
         def note(frame: FrameType, _event: str, _value: Any) -> Any:
@@ -193,14 +193,14 @@ def _cost(form: MessageForm, text: SlowText, chars: int) -> TextCost:
     long = read_time(form, text.of_length(long_size), chars) / long_size
     if long < _MIN_GROWTH * short:
         return TextCost(long, text, chars)
-    # Another process may have had a part of it.
+    # Part of the time may be another process'.
     long = min(long, read_time(form, text.of_length(long_size), chars) / long_size)
     growth = (long - short) / (long_size - short_size) if long > _MIN_GROWTH * short else 0.0
     return TextCost(long + growth * (LONG_CHARS - long_size), text, chars)
 
 
 def _words(form: MessageForm) -> Iterator[str]:
-    """Yield the tags of a form, their beginnings, and words that any form may have."""
+    """Yield the tags of a form, their beginnings, and words common to all forms."""
     yield from _WORDS
     yield from ("f", "a", "o", "s")
     tags = {*form.markers()}

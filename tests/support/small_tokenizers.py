@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models have, made on the spot."""
+"""Small tokenizers of the usual kinds, built on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _byte_level() -> Tokenizer:
 
 
 def _halves() -> Tokenizer:
-    """Every byte, and one token that holds a whole character and the first byte of another."""
+    """Return a tokenizer of bytes, with one token of a complete character and the next one's first
+    byte.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, "ãĥ", "ãĥ³", "ãĥ³ã"]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))

@@ -1,4 +1,4 @@
-"""Processes that are stopped, so that the signals they are sent wait for them."""
+"""Stopped processes, whose signals stay pending."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.patience import PATIENCE_S
 
 
 def stop(process: psutil.Process) -> None:
-    """Returns once it does nothing, which is some time after SIGSTOP was sent.
+    """Stop a process; return once it is stopped, which is some time after SIGSTOP was sent.
 
-    Until then it still takes other signals: the kernel hands out the lowest number first, so a
-    SIGTERM that is sent right behind the SIGSTOP is taken before it.
+    Until then it still handles other signals: the kernel delivers the lowest number first, so a
+    SIGTERM sent right after the SIGSTOP is handled before it.
     """
     process.suspend()
     deadline = time.monotonic() + PATIENCE_S
@@ -25,7 +25,7 @@ def stop(process: psutil.Process) -> None:
 
 
 def wait_until_sent(pid: int, number: signal.Signals) -> None:
-    """Until a stopped process was sent a signal, which it can't have taken."""
+    """Wait until a stopped process was sent a signal, which it cannot have handled."""
     deadline = time.monotonic() + PATIENCE_S
     while not _waiting(pid) >> (number - 1) & 1:
         assert time.monotonic() < deadline, f"no {number.name} was sent"
@@ -33,6 +33,6 @@ def wait_until_sent(pid: int, number: signal.Signals) -> None:
 
 
 def _waiting(pid: int) -> int:
-    """The signals that wait, as bits (proc(5))."""
+    """Return the pending signals as bits (proc(5))."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition("ShdPnd:")[2].split()[0], 16)

@@ -1,4 +1,4 @@
-"""A TLS server in front of another one, which tells with which certificates clients came."""
+"""A TLS server before another server, which records the clients' certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class TlsProxy:
-    """`serials` has those of the clients' certificates, one for each connection, in order."""
+    """A proxy; `serials` has the serial numbers of clients' certificates, one per connection, in
+    order.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class TlsProxy:
 
     @contextlib.asynccontextmanager
     async def serving(self, connect: Callable[[], Awaitable[Streams]]) -> AsyncIterator[TlsProxy]:
-        """`connect` opens a connection to what stands behind it."""
+        """Serve; `connect` opens a connection to the server behind."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             running.add(asyncio.current_task())

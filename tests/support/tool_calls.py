@@ -1,4 +1,4 @@
-"""What a parser of tool calls makes of a text, put together again."""
+"""Results of a parser of tool calls for a text, joined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.parsers.tools.forced import ForcedCall, ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import ToolParser
 
-# Every form, and what reads the two kinds of forced calls, and calls in an answer's place.
+# Every form, the parsers of the two kinds of forced calls, and of calls in place of an answer.
 MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
@@ -25,8 +25,10 @@ MAKERS: dict[str, Callable[[], ToolParser]] = {
 }
 
 
-def folded(events: list[Event]) -> list[Event]:
-    """Neighbouring pieces of one content, or of one call's arguments, joined."""
+def fold(events: list[Event]) -> list[Event]:
+    """Return the events with neighbouring pieces of one content, or of one call's arguments,
+    joined.
+    """
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else None
@@ -39,11 +41,11 @@ def folded(events: list[Event]) -> list[Event]:
     return joined
 
 
-def parsed(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
-    """Return the events that a new parser makes of a text in `pieces`, which was perhaps cut."""
+def parse_pieces(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
+    """Return the events of a new parser for a text in `pieces`, which may be truncated."""
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
-    return folded(events + parser.finish(cut=cut))
+    return fold(events + parser.finish(cut=cut))
 
 
 def call_events(
@@ -60,7 +62,7 @@ def content_of(events: list[Event]) -> str:
 
 
 def calls_of(events: list[Event]) -> list[tuple[str, str]]:
-    """(name, arguments) of each call. No event is empty, and each stands where its index says."""
+    """Return (name, arguments) of each call, checking that no event is empty or out of order."""
     calls: list[tuple[str, str]] = []
     for event in events:
         if isinstance(event, CallStart):
@@ -78,8 +80,8 @@ def calls_of(events: list[Event]) -> list[tuple[str, str]]:
 piece_sizes = st.lists(st.integers(1, 12) | st.integers(1, 200), min_size=1, max_size=6)
 
 
-def cut(text: str, sizes: list[int]) -> Iterator[str]:
-    """`text` in pieces of these sizes, over and over."""
+def split_text(text: str, sizes: list[int]) -> Iterator[str]:
+    """Yield `text` in pieces of these sizes, cyclically."""
     start = 0
     for size in itertools.cycle(sizes):
         if start >= len(text):

@@ -1,4 +1,4 @@
-"""Runs a real tritonserver on our model repository, and talks to it."""
+"""Runner and client of a real tritonserver on our model repository."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from triton_repo.releases import DEFAULT
 from triton_repo.render import render
 
 MODEL = Path(__file__).parents[2] / "demo" / "model"
-# Of `long_model`: an answer up to it takes longer than any machine gives a process no turn.
+# For `long_model`: such an answer takes longer than any machine withholds the CPU.
 LONG_SEQ_LEN = 32_768
 LONG_ANSWER = 30_000
-# What Triton (2.51) dies of, of itself, where a process has no turn for seconds as a model starts:
-# it is started again then (github.com/triton-inference-server/server/issues/8882).
+# Triton (2.51) dies of this by itself if a process gets no CPU time for seconds during a model's
+# start: it is restarted then (github.com/triton-inference-server/server/issues/8882).
 STARVED = "boost::interprocess::lock_exception"
 READY_WITHIN = 240.0
 ANSWER_WITHIN = 120.0
@@ -41,7 +41,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Reply:
-    """One response on a stream: its outputs, or the error that it holds instead."""
+    """A response on a stream: its outputs, or its error."""
 
     request_id: str
     outputs: Arrays
@@ -53,7 +53,7 @@ class Server:
     """A running tritonserver."""
 
     child: Child
-    """Its process, where `serving` has started it."""
+    """The server process, if `serving` started it."""
 
     def __init__(self, ports: Ports) -> None:
         self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
@@ -74,10 +74,10 @@ class Server:
         ]
 
     def why_unavailable(self) -> dict[str, str]:
-        """By model, of those that it could not load."""
+        """Return the reason by model, for those that it could not load."""
         _, text = self._post("/v2/repository/index", {})
         found = json.loads(text)
-        # An ensemble of models that are not there has no state.
+        # An ensemble of missing models has no state.
         return {
             each["name"]: each["reason"] for each in found if each.get("state") == "UNAVAILABLE"
         }
@@ -94,7 +94,7 @@ class Server:
             return client.get_model_config(model).config
 
     def metric(self, family: str, **labels: str) -> float:
-        """The value of the one sample that has these labels among its own."""
+        """Return the value of the one sample with these labels among its own."""
         with urllib.request.urlopen(self._metrics, timeout=ANSWER_WITHIN) as page:
             lines = page.read().decode().splitlines()
         wanted = [f'{name}="{value}"' for name, value in labels.items()]
@@ -107,14 +107,14 @@ class Server:
         return float(found[0].rpartition(" ")[2])
 
     def wait_metric(self, value: float, family: str, within: float = 60.0, **labels: str) -> None:
-        """Until the sample has this value."""
+        """Wait until the sample has this value."""
         deadline = time.monotonic() + within
         while (found := self.metric(family, **labels)) != value:
             assert time.monotonic() < deadline, f"{family} {labels}: {found}, not {value}"
             time.sleep(0.01)
 
     def wait_active(self, count: int, within: float = 60.0) -> None:
-        """Until the engine's own count of active requests is `count`."""
+        """Wait until the engine's own count of active requests is `count`."""
         labels = {"request_type": "active"}
         self.wait_metric(count, "nv_trt_llm_request_metrics", within, **labels)
 
@@ -124,7 +124,7 @@ class Server:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
-        """A stream of its own connection; its requests are cancelled at the end."""
+        """Open a stream on a separate connection; its requests are cancelled at the end."""
         stream = Stream(self.grpc)
         try:
             yield stream
@@ -139,14 +139,14 @@ class Server:
         request_id: str = "",
         outputs: list[str] | None = None,
     ) -> list[Reply]:
-        """All replies to one request; the last one is final or an error."""
+        """Return all replies to one request; the last one is final or an error."""
         with self.stream() as stream:
             stream.send(inputs, model, request_id=request_id, outputs=outputs)
             return stream.rest(request_id)
 
 
 class Stream:
-    """One ModelStreamInfer call."""
+    """A ModelStreamInfer call."""
 
     def __init__(self, address: str) -> None:
         self._client = triton.InferenceServerClient(address)
@@ -173,7 +173,7 @@ class Stream:
         return self._replies.get(timeout=ANSWER_WITHIN)
 
     def rest(self, request_id: str = "") -> list[Reply]:
-        """The replies up to the end of one request; those of others are dropped."""
+        """Return the replies up to the end of one request; those of others are dropped."""
         replies: list[Reply] = []
         while not replies or not (replies[-1].final or replies[-1].error):
             reply = self.next()
@@ -195,7 +195,7 @@ class Stream:
 
 
 def core_inputs(ids: list[int], max_tokens: int, **more: Any) -> Arrays:
-    """The inputs of `tensorrt_llm` for one prompt; scalars become [1, 1]."""
+    """Return the inputs of `tensorrt_llm` for one prompt; scalars become [1, 1]."""
     inputs = {
         "input_ids": np.array([ids], np.int32),
         "input_lengths": np.array([[len(ids)]], np.int32),
@@ -205,7 +205,7 @@ def core_inputs(ids: list[int], max_tokens: int, **more: Any) -> Arrays:
 
 
 def text_inputs(text: str, max_tokens: int, **more: Any) -> Arrays:
-    """The inputs of the ensemble and of tensorrt_llm_bls."""
+    """Return the inputs of the ensemble and of tensorrt_llm_bls."""
     inputs = {"text_input": as_tensor(text), "max_tokens": as_tensor(max_tokens)}
     return inputs | {name: as_tensor(value) for name, value in more.items()}
 
@@ -215,7 +215,7 @@ def stop_inputs() -> Arrays:
 
 
 def as_tensor(value: Any) -> npt.NDArray[Any]:
-    """[1, 1] of a Python scalar in the dtype that the models declare for it."""
+    """Return [1, 1] of a Python scalar in the dtype that the models declare for it."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, str):
@@ -238,20 +238,20 @@ def _outputs(result: Any) -> Arrays:
 
 
 def new_ids(replies: list[Reply]) -> list[int]:
-    """The ids of the first beam of all replies, none of which may be an error."""
+    """Return the ids of the first beam of all replies, none of which may be an error."""
     assert replies[-1].error is None, replies[-1].error
     return [token for reply in replies for token in reply.outputs["output_ids"][0, 0].tolist()]
 
 
 def error_of(replies: list[Reply]) -> str:
-    """The error that is the only reply."""
+    """Return the error that is the only reply."""
     assert len(replies) == 1
     assert replies[0].error is not None
     return replies[0].error
 
 
 def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
-    """For a repository on the CPU, with the engine in `folder`."""
+    """Return parameters of a repository on the CPU, with the engine in `folder`."""
     return {
         "triton_backend": "python",
         "triton_max_batch_size": 8,
@@ -270,9 +270,9 @@ def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
 
 
 def long_model(folder: Path) -> Path:
-    """The demo's model, copied into `folder`, for longer answers than it was trained for.
+    """Copy the demo's model into `folder`, for longer answers than it was trained for.
 
-    They are begun and left: at the pace of a GPU, so that the test they wait for has the CPU.
+    The answers run at a GPU's pace, so that the test that starts them has the CPU.
     """
     model = folder / "model"
     shutil.copytree(MODEL, model)
@@ -283,7 +283,9 @@ def long_model(folder: Path) -> Path:
 
 
 def render_core(folder: Path, **parameters: Value) -> None:
-    """A repository in `folder` whose core model is all: it loads in a third of the CPU time."""
+    """Render a repository in `folder` with only the core model: it loads in a third of the CPU
+    time.
+    """
     repository = folder / "repository"
     render(repository, repository_parameters(folder, **parameters))
     for model in repository.iterdir():
@@ -293,9 +295,9 @@ def render_core(folder: Path, **parameters: Value) -> None:
 
 @contextlib.contextmanager
 def running(folder: Path, *, release: str = DEFAULT, **parameters: Value) -> Iterator[Server]:
-    """tritonserver on all five models of a release, as the local stack starts it.
+    """Run tritonserver on all five models of a release, as the local stack starts it.
 
-    `folder` has the engine in `engine`; a model in `repository` that is not ours stays.
+    `folder` has the engine in `engine`; foreign models in `repository` are not touched.
     """
     values = repository_parameters(folder, **parameters)
     render(folder / "repository", values, release=release)
@@ -305,7 +307,7 @@ def running(folder: Path, *, release: str = DEFAULT, **parameters: Value) -> Ite
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """tritonserver, with these `options` too, on what is in the folder `repository` of `folder`."""
+    """Run tritonserver, with these `options` too, on the folder `repository` of `folder`."""
     with PortClaims() as claims:
         ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         prefix = region_prefix(folder)
@@ -323,8 +325,10 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
 
 
 def wait_ready(child: Child, address: str, metrics_port: int | None = None) -> None:
-    """Until the server at this address of HTTP serves all its models, and its metrics, if asked:
-    their port is the last that it opens."""
+    """Wait until the server at this HTTP address serves all its models, and its metrics if asked.
+
+    The metrics port is the last that it opens.
+    """
     urls = [f"http://{address}/v2/health/ready"]
     if metrics_port is not None:
         urls.append(f"http://{LOCALHOST}:{metrics_port}/metrics")

@@ -1,4 +1,4 @@
-"""A gateway before two scripted engines: the first breaks, the other is asked for what is left."""
+"""A gateway before two scripted engines: the first breaks, the other gets the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GREEDY = {"temperature": 0}
 
 
 class Pair:
-    """`first` has all requests, and `other`, of weight 0, what that cannot have."""
+    """`first` gets all requests, and `other`, of weight 0, those that `first` cannot have."""
 
     def __init__(
         self, folder: Path, ids: list[int], engines: list[FakeTriton], endpoints: list[str]
@@ -38,7 +38,7 @@ class Pair:
         self.service: Any = None
 
     def configure(self, *indexes: int, drain: bool = False) -> None:
-        """These are the replicas, all of them unless said; `drain` is of the first."""
+        """Configure these replicas, all by default; `drain` applies to the first."""
         entries = [
             {"endpoint": self.endpoints[0], "drain": drain},
             {"endpoint": self.endpoints[1], "weight": 0},
@@ -49,7 +49,7 @@ class Pair:
             self.service.configuration.reload_now()
 
     def replica(self, index: int) -> Replica:
-        """The one that the configuration has now."""
+        """Return the replica that the configuration has now."""
         found = [r for r in self.service.replicas if r.endpoint == self.endpoints[index]]
         replica: Replica = found[-1]
         return replica
@@ -63,7 +63,9 @@ class Pair:
                 await asyncio.sleep(0.01)
 
     async def breaks(self, fault: Fault, step: int) -> None:
-        """At this token, in the next answer; the other is to give the others."""
+        """Break the next answer of the first at this token; the other sends the remaining
+        tokens.
+        """
         self.first.fault, self.first.step = fault, step
         self.other.tokens = self.ids[step:]
         self.other.requests.clear()
@@ -75,7 +77,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(folder: Path, text: str = TEXT, **settings: Any) -> AsyncIterator[Pair]:
-    """Each engine answers `text`, a token for each of its bytes, until it is told otherwise."""
+    """Run the pair; each engine answers `text`, a token per byte, unless changed."""
     save_tokenizer(folder)
     ids = ids_of(folder, text)
     engines = [FakeTriton(tokens=ids, fault=None, step=0) for _ in range(2)]
@@ -90,7 +92,7 @@ async def pair(folder: Path, text: str = TEXT, **settings: Any) -> AsyncIterator
 
 
 def numbers(request: pb.ModelInferRequest, name: str, code: str = "i") -> list[int]:
-    """What an engine was given in a tensor."""
+    """Return the numbers that an engine received in a tensor."""
     names = [tensor.name for tensor in request.inputs]
     return array(code, request.raw_input_contents[names.index(name)]).tolist()
 
@@ -101,8 +103,8 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def whole(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode())) -> Any:
-    """The choice; of a stream, put together from its one beginning to its one end."""
+def read_choice(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode())) -> Any:
+    """Return the choice; for a stream, joined from its one beginning to its one end."""
     assert answer.status_code == 200, answer.text
     if stream:
         *frames, last = events(answer)
@@ -117,6 +119,6 @@ def whole(answer: httpx.Response, *, stream: bool, tokens: int = len(TEXT.encode
     return choice
 
 
-def streamed(stream: bool) -> dict[str, Any]:
-    """What asks for either kind of answer, with usage."""
+def stream_fields(stream: bool) -> dict[str, Any]:
+    """Return the fields that request either kind of answer, with usage."""
     return {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})

@@ -1,4 +1,4 @@
-"""Models for embeddings and for ranking beside the core model of a Triton that runs."""
+"""Models for embeddings and for ranking beside the core model of a running Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 _MODELS = Path(__file__).parent / "models"
 WIDTH = 256
 BATCH = 8
-"""The most of one request to `words` and `ranker`."""
+"""Maximum number of texts in one request to `words` and `ranker`."""
 
 _TEXT = ("TYPE_STRING", [1])
 _ROW = ("TYPE_FP32", [WIDTH])
@@ -35,7 +35,7 @@ _CONFIGS: dict[str, tuple[str, str, int, dict[str, Any], dict[str, Any]]] = {
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """That of `words`, as a model's folder has it."""
+    """Write the tokenizer of `words` into a model's folder."""
     spec = importlib.util.find_spec("wordllama")
     assert spec is not None
     assert spec.origin is not None
@@ -46,7 +46,9 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def sections(tokenizer: Path) -> dict[str, Any]:
-    """Of the configuration file: all of them under the names that clients use."""
+    """Return sections of the configuration file, with all models under the names that
+    clients use.
+    """
     ids = {"input_ids": "input_ids", "attention_mask": "attention_mask", "output": "EMBEDDING"}
     text = {"input": "TEXT", "output": "EMBEDDING"}
     counted = {"tokenizer": str(tokenizer), "max_tokens": 512}
@@ -65,7 +67,7 @@ def sections(tokenizer: Path) -> dict[str, Any]:
 
 
 def write_models(repository: Path, names: Sequence[str] = tuple(_CONFIGS)) -> None:
-    """Into a model repository."""
+    """Write the models into a model repository."""
     for name in names:
         file, takes, batch, inputs, outputs = _CONFIGS[name]
         folder = repository / name
@@ -84,7 +86,7 @@ def write_models(repository: Path, names: Sequence[str] = tuple(_CONFIGS)) -> No
 
 
 def load_models(address: str, names: Sequence[str] = tuple(_CONFIGS)) -> None:
-    """At a Triton with --model-control-mode=explicit, by the URL of its HTTP."""
+    """Load models at a Triton with --model-control-mode=explicit, by its HTTP URL."""
     for name in names:
         url = f"{address}/v2/repository/models/{name}/load"
         with urllib.request.urlopen(url, data=b"{}", timeout=120) as answer:

@@ -1,4 +1,4 @@
-"""A line to a server that can be cut: what is sent gets nowhere, and neither end is told."""
+"""A connection to a server that can be interrupted without either end noticing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wire:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Yields the endpoint at which it begins."""
+        """Yield the endpoint at which it begins."""
         server = await asyncio.start_server(self._serve, LOCALHOST, 0)
         try:
             yield f"{LOCALHOST}:{server.sockets[0].getsockname()[1]}"
@@ -47,7 +47,7 @@ class Wire:
             there = await asyncio.open_connection(host, int(port))
             await asyncio.gather(self._pass(reader, there[1]), self._pass(there[0], writer))
         except (OSError, asyncio.CancelledError):
-            pass  # either end is gone, or the test is over
+            pass  # either end is closed, or the test is over
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -1,4 +1,4 @@
-"""Tokenizer folders made of the demo model's: those of other models, and its own, padded."""
+"""Tokenizer folders based on the demo model's: other models' tokenizers, and a padded copy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _definition() -> dict[str, Any]:
     return found
 
 
-def _trained(size: int) -> Tokenizer:
-    """One of another model, which learned from other texts; filled up to its size."""
+def _train(size: int) -> Tokenizer:
+    """Train a tokenizer of another model on other texts, padded to its size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,14 +38,14 @@ def _trained(size: int) -> Tokenizer:
     return tokenizer
 
 
-def _changed(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
+def _with_change(change: Callable[[dict[str, Any]], None]) -> Tokenizer:
     definition = _definition()
     change(definition)
     return Tokenizer.from_str(json.dumps(definition))
 
 
 def _reversed_ids(definition: dict[str, Any]) -> None:
-    """All words have other ids; what is special keeps its own."""
+    """Give all words other ids; special tokens retain theirs."""
     vocabulary = definition["model"]["vocab"]
     added = {each["content"] for each in definition["added_tokens"]}
     words = sorted((token for token in vocabulary if token not in added), key=vocabulary.get)
@@ -74,19 +74,21 @@ def _no_merges(definition: dict[str, Any]) -> None:
 
 
 WRONG: dict[str, Callable[[], Tokenizer]] = {
-    "smaller": lambda: _trained(1000),
-    "half as large": lambda: _trained(2048),
-    "larger": lambda: _trained(8000),
-    "same size, other texts": lambda: _trained(4096),
-    "same size, other ids": lambda: _changed(_reversed_ids),
-    "same size, other special ids": lambda: _changed(_swapped_special),
-    "same size, lower case": lambda: _changed(_lower_case),
-    "same size, other merges": lambda: _changed(_no_merges),
+    "smaller": lambda: _train(1000),
+    "half as large": lambda: _train(2048),
+    "larger": lambda: _train(8000),
+    "same size, other texts": lambda: _train(4096),
+    "same size, other ids": lambda: _with_change(_reversed_ids),
+    "same size, other special ids": lambda: _with_change(_swapped_special),
+    "same size, lower case": lambda: _with_change(_lower_case),
+    "same size, other merges": lambda: _with_change(_no_merges),
 }
 
 
 def write(folder: Path, tokenizer: Tokenizer) -> Path:
-    """A folder with this tokenizer and the demo's other files, but for the ids of its config."""
+    """Write a folder with this tokenizer and the demo's other files, without the ids of its
+    config.
+    """
     folder.mkdir(parents=True)
     for name in _FILES:
         if (MODEL / name).is_file():
@@ -96,16 +98,16 @@ def write(folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 def without_tool_tokens(folder: Path) -> Path:
-    """The demo's, from before tools were added: four tokens fewer than the engine has rows."""
+    """Write the demo's from before tools were added: four tokens fewer than the engine has rows."""
 
     def change(definition: dict[str, Any]) -> None:
         definition["added_tokens"] = [t for t in definition["added_tokens"] if t["id"] < 4092]
 
-    return write(folder, _changed(change))
+    return write(folder, _with_change(change))
 
 
 def with_spare_token(folder: Path) -> Path:
-    """The demo's, and a padding token that the engine has no row for."""
+    """Write the demo's with a padding token for which the engine has no row."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     tokenizer.add_special_tokens(["<pad>"])
     return write(folder, tokenizer)

@@ -1,4 +1,4 @@
-"""Releases of xgrammar, as the package registry has them.
+"""Releases of xgrammar from the package registry.
 
 The wheels are installed once, into build/xgrammar.
 """
@@ -17,7 +17,7 @@ import pytest
 
 _TVM = ("apache-tvm-ffi==0.1.12", "typing-extensions")
 RELEASES = {"0.1.13": (), "0.1.18": (), "0.1.25": (), "0.1.32": _TVM, "0.2.8": _TVM}
-"""What else each release needs to be imported."""
+"""Additional requirements of each release."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,7 +37,7 @@ def compile_guides(
 ) -> list[tuple[str | None, float]]:
     """Return why a release throws on each guide, None if not, and the CPU time in seconds.
 
-    `vocabulary` are the arguments that `tests.support.xgrammar_worker` takes for one.
+    `vocabulary` are the vocabulary arguments of `tests.support.xgrammar_worker`.
     """
     return [(why, seconds) for why, seconds, _ in _run_worker(folder, guides, vocabulary)]
 

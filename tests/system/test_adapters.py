@@ -281,12 +281,12 @@ def test_converted_adapters_are_imported(
     admin: httpx.Client, client: openai.OpenAI, up: Up, tmp_path: Path
 ) -> None:
     from adapters import npy  # noqa: PLC0415
-    from tests.support.generated_adapters import converted  # noqa: PLC0415
+    from tests.support.generated_adapters import convert_folder  # noqa: PLC0415
 
     folder = write_adapter(tmp_path / "a", DEMO_MODEL, seed=12)
     assert _upload(admin, "peft", folder).status_code == 201
     (tmp_path / "npy").mkdir()
-    npy.write(converted(folder, _shapes(up)), tmp_path / "npy")
+    npy.write(convert_folder(folder, _shapes(up)), tmp_path / "npy")
     imported = _lora(up, "import-npy", "npy", str(tmp_path / "npy"), "--base", "demo")
     assert imported.returncode == 0, imported.stderr
     assert _answer(client, "npy") == _answer(client, "peft")

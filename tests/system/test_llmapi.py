@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.event_clock import EventClock
 from tests.support.in_process import metric_of, running
-from tests.support.llmapi_models import ENDLESS, RELEASES, asked, render_releases
+from tests.support.llmapi_models import ENDLESS, RELEASES, build_inputs, render_releases
 from tests.support.triton_server import MODEL, Server, render_core, serving
 from triton_repo.cpu_executor import engine
 from triton_repo.llmapi_repository import render_llmapi
@@ -115,7 +115,9 @@ async def test_fifty_chats_at_once_are_those_of_the_old_repository(
 
 async def serves_the_next(triton: Server, model: str) -> None:
     """The engine is free again: it has one place, and what it runs does not end."""
-    ask = asked("x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True)
+    ask = build_inputs(
+        "x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True
+    )
     [reply] = await asyncio.to_thread(triton.ask, ask, model)
     assert reply.outputs["text_output"][0] == b" one"
 
@@ -136,7 +138,7 @@ async def test_however_a_request_is_left_the_engine_is_free(
                 if queued:
                     blocker = stack.enter_context(triton.stream())
                     more = {"sampling_param_max_tokens": ENDLESS, "streaming": True}
-                    blocker.send(asked("x", **more), model, request_id="blocker")
+                    blocker.send(build_inputs("x", **more), model, request_id="blocker")
                     if model != "like_1_2":
                         await asyncio.to_thread(blocker.next)
                 await left(found, clock, reason, headers, begins=begins, stream=stream)

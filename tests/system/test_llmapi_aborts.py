@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.event_clock import EventClock
 from tests.support.in_process import metric_of, running
-from tests.support.llmapi_models import ENDLESS, RELEASES, asked, build_synthetic
+from tests.support.llmapi_models import ENDLESS, RELEASES, build_inputs, build_synthetic
 from tests.support.triton_server import MODEL, Server, serving
 from triton_repo.llmapi_repository import render_llmapi
 
@@ -104,7 +104,9 @@ async def leave(request: Coroutine[Any, Any, str], is_there: Callable[[], bool])
 
 async def serves_the_next(triton: Server, model: str) -> None:
     """The engine has one place, and what it runs does not end."""
-    one = asked("x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True)
+    one = build_inputs(
+        "x", sampling_param_max_tokens=1, sampling_param_exclude_input_from_output=True
+    )
     [reply] = await asyncio.to_thread(triton.ask, one, model)
     assert reply.outputs["text_output"][0] == b" one"
 
@@ -130,7 +132,7 @@ async def test_each_ends_once_and_frees_the_engine(
                 with contextlib.ExitStack() as stack:
                     if phase == "queued":
                         blocker = stack.enter_context(triton.stream())
-                        block = asked("x", sampling_param_max_tokens=ENDLESS, streaming=True)
+                        block = build_inputs("x", sampling_param_max_tokens=ENDLESS, streaming=True)
                         blocker.send(block, model, request_id="blocker")
                         if streams:
                             await asyncio.to_thread(blocker.next)
@@ -144,7 +146,7 @@ async def test_each_ends_once_and_frees_the_engine(
                         assert timeouts or tokens == _SHORT
                     await until(lambda: requests.in_flight == 0)
                     if phase == "queued":
-                        blocker.send(asked("", stop=True), model, request_id="blocker")
+                        blocker.send(build_inputs("", stop=True), model, request_id="blocker")
                         await serves_the_next(triton, model)
                 await serves_the_next(triton, model)
         for stop, tokens in STOPS.items() if streams else ():

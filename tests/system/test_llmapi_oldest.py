@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.in_process import running
-from tests.support.llmapi_models import ENDLESS, asked, build_synthetic
+from tests.support.llmapi_models import ENDLESS, build_inputs, build_synthetic
 from tests.support.triton_server import MODEL, serving
 from triton_repo.llmapi_repository import V1_2, render_llmapi
 
@@ -52,5 +52,5 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
         # It has one place, so an answer shows that the other request is gone.
         more = {"sampling_param_max_tokens": 1, "sampling_param_exclude_input_from_output": True}
-        [reply] = await asyncio.to_thread(triton.ask, asked("x", **more), "oldest")
+        [reply] = await asyncio.to_thread(triton.ask, build_inputs("x", **more), "oldest")
         assert reply.outputs["text_output"][0] == b" one"

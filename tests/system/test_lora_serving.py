@@ -24,7 +24,7 @@ from tests.support.generated_adapters import (
     PROMPT,
     TOKENS,
     base_model,
-    converted,
+    convert_folder,
     expected_answers,
     write_adapter,
 )
@@ -77,7 +77,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
     )
     # Some seeds fall into the same gibberish; each adapter must be told by its answer.
     made = [write_adapter(folder / f"s{n}", DEMO_MODEL, seed=n) for n in range(ADAPTERS * 5 // 4)]
-    tensors = [converted(path, engine_dir) for path in made]
+    tensors = [convert_folder(path, engine_dir) for path in made]
     by_answer = dict(zip(expected_answers(engine_dir, DEMO_MODEL, tensors), made, strict=True))
     chosen = [(answer, path) for answer, path in by_answer.items() if answer][:ADAPTERS]
     answers = {f"a{n}": answer for n, (answer, _) in enumerate(chosen)}

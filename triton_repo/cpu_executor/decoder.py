@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 
 
 class SequenceDecoder:
-    """Chooses tokens for sequences whose logits are ready and ends sequences."""
+    """Chooser of tokens for sequences whose logits are ready; it also ends sequences."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
         self._vocab_size = vocab_size

@@ -28,7 +28,7 @@ from triton_repo.cpu_executor.synthetic import SyntheticLoop
 
 
 class Executor:
-    """Runs requests of one engine folder in a background thread, with in-flight batching.
+    """Executor of one engine folder's requests in a background thread, with in-flight batching.
 
     All methods may be called from any thread. The constructor blocks until the model is loaded.
     Durations are ``datetime.timedelta`` or float seconds.

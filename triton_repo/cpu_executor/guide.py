@@ -19,7 +19,7 @@ class GuideError(Exception):
 
 
 class GuideState:
-    """Masks logits so that the sequence follows the grammar."""
+    """Position in a grammar that masks logits so that the sequence follows it."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher

@@ -28,7 +28,7 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiles guides one at a time, in its own thread: a slow guide must not delay a step."""
+    """Compiler of guides, one at a time in its own thread: a slow guide must not delay a step."""
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         tokenizer, stop_ids = config.tokenizer_str, config.stop_token_ids

@@ -32,7 +32,7 @@ PREPARATION_POLL_SECONDS = 0.002
 
 
 class InflightLoop(RequestLoop):
-    """Runs a model for the requests of a mailbox."""
+    """Loop that runs a model for the requests of a mailbox."""
 
     def __init__(
         self, model: CausalLM, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox

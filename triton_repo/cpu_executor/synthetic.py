@@ -105,7 +105,7 @@ def build(
 
 
 class SyntheticLoop(RequestLoop):
-    """Emits each request's script by the clock."""
+    """Loop that emits each request's script by the clock."""
 
     def __init__(self, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
         self._pace = pace_from(config.synthetic)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.cpu import costs_less_than
 from tests.support.local_stack import Stack, Up
 from tests.support.patience import PATIENCE_S
-from tests.support.raw_http import connected, next_answer, post
+from tests.support.raw_http import connect, next_answer, post
 
 CPU_SECONDS = 1.0  # of the gateway, with the upload; the slowest takes 0.3
 MEGABYTES = 8 * 1024 * 1024
@@ -123,7 +123,7 @@ def test_what_is_packed_is_counted_too(stack: Stack) -> None:
 @pytest.mark.parametrize("path", GOOD)
 def test_a_body_that_says_it_is_too_large_is_not_waited_for(stack: Stack, path: str) -> None:
     head = post(path, b"").replace(b"length: 0", b"length: 1000000000")
-    with connected(stack.gateway) as connection:
+    with connect(stack.gateway) as connection:
         connection.sendall(head)
         answer = next_answer(connection)
     assert answer.status == 413

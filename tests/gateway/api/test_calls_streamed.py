@@ -29,7 +29,7 @@ from gateway.tokenization.stop_strings import StopStrings
 from gateway.tokenization.text_stream import with_events
 from tests.support.answers_read import Written, chat_choice_of, message_of, response_of
 from tests.support.generations import batch
-from tests.support.tool_calls import cut, piece_sizes
+from tests.support.tool_calls import piece_sizes, split_text
 
 STRING = {"properties": {"a": {"type": "string"}}}
 QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
@@ -167,7 +167,7 @@ def test_a_streamed_answer_is_the_whole_one(
     for name, text in TEXTS.items():
         written = "So. " * (name not in ("required", "pythonic")) + text.replace("%s", value)
         size = data.draw(st.integers(0, len(written))) if data.draw(st.booleans()) else len(written)
-        _agree(_deltas(name, list(cut(written[:size], sizes)), finish, stop))
+        _agree(_deltas(name, list(split_text(written[:size], sizes)), finish, stop))
 
 
 def test_every_form_is_tried() -> None:

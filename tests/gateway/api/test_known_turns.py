@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_llmapi import FakeLlmapi, build_outputs
 from tests.support.fake_triton import serving
 from tests.support.in_process import running
 from tests.support.redis_server import RedisServer
@@ -88,7 +88,7 @@ async def test_only_what_is_new_is_tokenized_by_another_process(
         return fresh(folder, endpoint, **changed)
 
     numbers = itertools.count()
-    async with serving(FakeLlmapi(told(ANSWER, "stop"))) as endpoint:
+    async with serving(FakeLlmapi(build_outputs(ANSWER, "stop"))) as endpoint:
         async with another() as (client, watched):
             made = (await client.post("/v1/conversations", json={})).json()["id"]
 
@@ -128,7 +128,7 @@ async def test_only_what_is_new_is_tokenized_by_another_process(
 async def test_known_turns_go_with_their_response(tmp_path: Path) -> None:
     """They are as much what was said as the text is."""
     async with (
-        serving(FakeLlmapi(told(ANSWER, "stop"))) as endpoint,
+        serving(FakeLlmapi(build_outputs(ANSWER, "stop"))) as endpoint,
         running(tmp_path, endpoint, tokenizer_dir=MODEL, max_seq_len=20_000) as (
             client,
             service,
@@ -143,7 +143,7 @@ async def test_known_turns_go_with_their_response(tmp_path: Path) -> None:
 
 async def test_many_short_turns_are_not_tokenized_again_either(tmp_path: Path) -> None:
     """What is little is kept with what follows."""
-    async with serving(FakeLlmapi(told(ANSWER, "stop"))) as endpoint:
+    async with serving(FakeLlmapi(build_outputs(ANSWER, "stop"))) as endpoint:
         async with fresh(tmp_path, endpoint) as (client, _):
             last = await answer(client, "Turn 0")
             for n in range(1, 40):

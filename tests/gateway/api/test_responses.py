@@ -39,8 +39,8 @@ from tests.support.response_streams import (
     answer,
     answer_to,
     chat,
-    streamed,
-    whole,
+    complete_answer,
+    stream_answer,
 )
 from tests.support.tool_calls import call_events
 
@@ -360,8 +360,8 @@ def test_a_stream_is_the_whole_answer(
     }
     if summarized:
         fields["reasoning"] = {"summary": "auto"}
-    found = whole(deltas, **fields)
-    assert _timeless(streamed(deltas, **fields)) == _timeless(found)
+    found = complete_answer(deltas, **fields)
+    assert _timeless(stream_answer(deltas, **fields)) == _timeless(found)
     usage = found["usage"]
     assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (100, 64)
     assert usage["output_tokens"] == len(events)
@@ -385,10 +385,10 @@ def test_a_stream_is_the_whole_answer(
 def test_plain_text_is_one_message(pieces: list[str]) -> None:
     deltas = [TextDelta(text, n + 1) for n, text in enumerate(pieces)]
     deltas.append(TextDelta("", len(deltas), "stop"))
-    response = streamed(deltas)
+    response = stream_answer(deltas)
     [message] = response["output"]
     assert message["content"][0]["text"] == "".join(pieces)
-    assert _timeless(response) == _timeless(whole(deltas))
+    assert _timeless(response) == _timeless(complete_answer(deltas))
 
 
 def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
@@ -416,7 +416,7 @@ def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
 def test_the_input_of_a_custom_tool(arguments: str, finish: Any, told: str) -> None:
     events = tuple(call_events("apply_patch", arguments, custom=True))
     deltas = [TextDelta("", 9, finish, events=events)]
-    for response in (streamed(deltas, tools=[PATCH]), whole(deltas, tools=[PATCH])):
+    for response in (stream_answer(deltas, tools=[PATCH]), complete_answer(deltas, tools=[PATCH])):
         [item] = response["output"]
         assert (item["type"], item["call_id"], item["input"]) == ("custom_tool_call", "id", told)
 
@@ -428,7 +428,7 @@ def test_reasoning_tokens_are_those_that_thoughts_came_with() -> None:
         TextDelta("", 6, events=(Reasoning("so"), Content("it"))),
         TextDelta("", 9, "stop", events=(Content(" is"),)),
     ]
-    usage = whole(deltas)["usage"]
+    usage = complete_answer(deltas)["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 5}
 
 
@@ -625,9 +625,9 @@ def test_what_is_long_is_not_told_again() -> None:
     """It would go out three times, and be kept for as long as the answer takes."""
     tool = FUNCTION | {"parameters": {"type": "object", "description": "x" * 2**18}}
     said = {"instructions": "I", "tools": [tool], "tool_choice": "none"}
-    short = whole([TextDelta("a", 1, "stop")], **said | {"tools": [FUNCTION]})
+    short = complete_answer([TextDelta("a", 1, "stop")], **said | {"tools": [FUNCTION]})
     assert (short["instructions"], [tool["name"] for tool in short["tools"]]) == ("I", ["f"])
-    long = whole([TextDelta("a", 1, "stop")], **said)
+    long = complete_answer([TextDelta("a", 1, "stop")], **said)
     assert (long["instructions"], long["tools"], long["tool_choice"]) == (None, [], "none")
 
 

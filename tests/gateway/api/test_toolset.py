@@ -19,7 +19,14 @@ from gateway.api.responses.stored import parse_items
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from tests.support.response_streams import FUNCTION, PATCH, QUESTION, chat, streamed, whole
+from tests.support.response_streams import (
+    FUNCTION,
+    PATCH,
+    QUESTION,
+    chat,
+    complete_answer,
+    stream_answer,
+)
 from tests.support.tool_calls import call_events
 
 QUERY = {"type": "function", "name": "query", "description": "Runs SQL"}
@@ -90,7 +97,7 @@ def test_each_tool_has_a_name_of_its_own_which_leads_back(
     assert all(FLAT.fullmatch(name) for name in flat)
     for (space, name), model in zip(keys, flat, strict=True):
         deltas = [TextDelta("", 1, "stop", events=tuple(call_events(model)))]
-        [item] = whole(deltas, tools=tools)["output"]
+        [item] = complete_answer(deltas, tools=tools)["output"]
         assert (item.get("namespace"), item["name"]) == (space, name)
         said = {k: v for k, v in item.items() if k != "id"}
         again = chat(input=[QUESTION, said], tools=tools).messages[1].tool_calls or []
@@ -118,8 +125,8 @@ def test_a_call_tells_the_namespace_and_the_bare_name(
     arguments = '{"input":"x"}'
     events = tuple(call_events(f"mcp__pg__{name}", arguments))
     deltas = [TextDelta("", 1, "stop", events=events)]
-    [item] = whole(deltas, tools=tools)["output"]
-    assert streamed(deltas, tools=tools)["output"] == [item]
+    [item] = complete_answer(deltas, tools=tools)["output"]
+    assert stream_answer(deltas, tools=tools)["output"] == [item]
     assert (item["type"], item["namespace"], item["name"]) == (kind, "mcp__pg", name)
     assert item[text] == ("x" if text == "input" else arguments)
     messages = chat(input=[QUESTION, item], tools=tools).messages
@@ -266,8 +273,8 @@ def test_a_search_without_its_call_is_refused() -> None:
 def test_a_search_is_an_item_that_the_client_executes(arguments: str) -> None:
     events = tuple(call_events("tool_search", arguments, call_id="c1"))
     deltas = [TextDelta("", 1, "stop", events=events)]
-    [item] = whole(deltas, tools=[SEARCH])["output"]
-    assert streamed(deltas, tools=[SEARCH])["output"] == [item]
+    [item] = complete_answer(deltas, tools=[SEARCH])["output"]
+    assert stream_answer(deltas, tools=[SEARCH])["output"] == [item]
     assert (item["type"], item["execution"], item["call_id"]) == (
         *("tool_search_call", "client"),
         "c1",
@@ -319,7 +326,7 @@ def test_a_tool_of_an_earlier_item_is_at_fault_with_its_conversation() -> None:
 
 def test_a_response_tells_namespaces_again() -> None:
     deltas = [TextDelta("x", 1, "stop")]
-    [told] = whole(deltas, tools=[POSTGRES])["tools"]
+    [told] = complete_answer(deltas, tools=[POSTGRES])["tools"]
     assert (told["name"], told["tools"][0]["name"]) == ("mcp__pg", "query")
 
 
@@ -336,7 +343,7 @@ def test_a_namespace_costs_by_its_length_alone() -> None:
 def test_a_search_too_deep_for_a_request_is_text(depth: int) -> None:
     arguments = '{"a":' * depth + "1" + "}" * depth
     events = tuple(call_events("tool_search", arguments, call_id="c1"))
-    [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
+    [item] = complete_answer([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
     assert item["arguments"] == arguments
     chat(input=[QUESTION, item], tools=[SEARCH])
 
@@ -344,7 +351,7 @@ def test_a_search_too_deep_for_a_request_is_text(depth: int) -> None:
 def test_a_search_as_deep_as_a_request_can_hold_is_an_object() -> None:
     arguments = '{"a":' * 90 + "1" + "}" * 90
     events = tuple(call_events("tool_search", arguments, call_id="c1"))
-    [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
+    [item] = complete_answer([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
     assert item["arguments"] == json.loads(arguments)
     chat(input=[QUESTION, item], tools=[SEARCH])
 

@@ -26,12 +26,12 @@ from tests.support.disk_engine import (
     DiskEngine,
     answer_of,
     save_model,
-    written,
+    write_back,
 )
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import metric_of, running
 from tests.support.lora_files import pair, qv_tensors, write_peft
-from tests.support.peft_agents import Told, running_agent
+from tests.support.peft_agents import AgentNotices, running_agent
 from tests.support.redis_server import RedisServer
 
 MODEL = "demo"
@@ -70,7 +70,7 @@ def _text(response: httpx.Response) -> str:
     return text
 
 
-def _seen(told: Told) -> set[int]:
+def _seen(told: AgentNotices) -> set[int]:
     """The revisions that gateways have seen of agents."""
     return {n for named in told.notices.named().values() for _, n in named.seen.values()}
 
@@ -115,7 +115,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
     sources = {
         f"a{n}": [_source(tmp_path, 10 * n + version) for version in (1, 2)] for n in range(8)
     }
-    bound = 17 * written(sources["a0"][0]).nbytes  # of all of them, and of one more
+    bound = 17 * write_back(sources["a0"][0]).nbytes  # of all of them, and of one more
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(engine)) for engine in engines]
         gateway = _gateway(tmp_path, endpoints, redis_url=redis_server.url)
@@ -142,7 +142,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
                 exact[name] = exact[await _add(service, name, source)] = answer_of(source)
         for number in range(3):
             await start(number)
-        told = Told(_redis(redis_server))
+        told = AgentNotices(_redis(redis_server))
         stack.callback(told.notices.close)
         await becomes(lambda: len(told.holds()) == 2 * len(sources))
 
@@ -236,7 +236,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
     headers = {"authorization": f"Bearer {admin}"}
     settings = _redis(redis_server)
     disk, other = tmp_path / "disk", tmp_path / "other"
-    size = written(_source(tmp_path, 1)).nbytes
+    size = write_back(_source(tmp_path, 1)).nbytes
     async with (
         serving(DiskEngine(disk)) as endpoint,
         serving(DiskEngine(other)) as second,
@@ -342,10 +342,10 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
         serving(DiskEngine(disk)) as endpoint,
         _gateway(tmp_path, [endpoint], redis_url=redis_server.url) as (client, service),
     ):
-        told = Told(settings)
+        told = AgentNotices(settings)
         source = _source(tmp_path, 1)
         small = write_peft(tmp_path / "sources" / "small", qv_tensors(rank=1), r=1)
-        bound = written(source).nbytes + written(small).nbytes
+        bound = write_back(source).nbytes + write_back(small).nbytes
         await _add(service, "zh", source)
         with running_agent(disk, settings, endpoint, max_bytes=bound):
             endless = {"model": "zh", "prompt": FOR_EVER, "stream": True}

@@ -12,7 +12,7 @@ import pytest
 from gateway.http.protocol import MAX_HEAD_BYTES
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
-from tests.support.raw_http import answers, connected, received
+from tests.support.raw_http import answers, connect, receive_all
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
 # Some reads of the server's: what comes in the same read as a request's start is not counted.
@@ -120,9 +120,9 @@ def test_a_websocket_handshake_is_sent_to_http(stack: Stack, path: bytes) -> Non
 
 
 def test_what_comes_behind_a_handshake_is_not_read(stack: Stack) -> None:
-    with connected(stack.gateway) as connection:
+    with connect(stack.gateway) as connection:
         connection.sendall(b"GET /v1/responses HTTP/1.1\r\n" + HANDSHAKE + b"\x81\x05hello" + HEAD)
-        [answer] = answers(received(connection))
+        [answer] = answers(receive_all(connection))
     assert answer.status == 426
 
 

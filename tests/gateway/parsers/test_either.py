@@ -11,7 +11,7 @@ import pytest
 from gateway.parsers.tools.either import Either, either_schema
 from guides.kinds import Backend
 from guides.worker import Checker
-from tests.support.tool_calls import calls_of, content_of, parsed
+from tests.support.tool_calls import calls_of, content_of, parse_pieces
 
 TITLE: dict[str, Any] = {
     "type": "object",
@@ -119,7 +119,7 @@ def test_a_schema_that_refers_elsewhere_is_refused_by_name() -> None:
 def test_what_came_is_told_by_how_it_begins(
     text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
-    events = parsed(Either(may_have_name=False).parser, *text)
+    events = parse_pieces(Either(may_have_name=False).parser, *text)
     assert (calls_of(events), content_of(events)) == (calls, content)
 
 
@@ -137,7 +137,7 @@ def test_what_came_is_told_by_how_it_begins(
 def test_an_answer_may_have_a_name_too(
     text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
-    events = parsed(Either(may_have_name=True).parser, *text)
+    events = parse_pieces(Either(may_have_name=True).parser, *text)
     assert (calls_of(events), content_of(events)) == (calls, content)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.parsers.harmony import FINAL, MARKERS, TURN, HarmonyParser, read_open_header
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
-from tests.support.tool_calls import cut, piece_sizes
+from tests.support.tool_calls import piece_sizes, split_text
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
@@ -166,7 +166,7 @@ def test_the_result_does_not_depend_on_the_cuts(
     text: str, prompt: str, calls: bool, sizes: list[int]
 ) -> None:
     whole = _read([text], prompt, calls=calls)
-    assert _read(cut(text, sizes), prompt, calls=calls) == whole
+    assert _read(split_text(text, sizes), prompt, calls=calls) == whole
     assert not any(marker in part for _, part in whole for marker in MARKERS)
     if not any(marker in text for marker in MARKERS) and prompt != PROMPTS[2]:
         assert "".join(part for _, part in whole) in (text, "" if text.isspace() else text)

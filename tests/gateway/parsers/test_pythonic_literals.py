@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.parsers.tools.events import CallStart
 from gateway.parsers.tools.forms import PARSERS
-from tests.support.tool_calls import calls_of, content_of, cut, parsed, piece_sizes
+from tests.support.tool_calls import calls_of, content_of, parse_pieces, piece_sizes, split_text
 
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -26,7 +26,9 @@ LITERALS = st.recursive(
 
 @given(LITERALS, piece_sizes)
 def test_python_literals_become_json(value: object, sizes: list[int]) -> None:
-    [(_, arguments)] = calls_of(parsed(PARSERS["pythonic"], *cut(f"[f(a={value!r})]", sizes)))
+    [(_, arguments)] = calls_of(
+        parse_pieces(PARSERS["pythonic"], *split_text(f"[f(a={value!r})]", sizes))
+    )
     assert json.loads(arguments) == {"a": json.loads(json.dumps(value))}
 
 
@@ -66,12 +68,12 @@ def test_python_literals_become_json(value: object, sizes: list[int]) -> None:
     ],
 )
 def test_values_of_python_calls(source: str, value: object) -> None:
-    [(_, arguments)] = calls_of(parsed(PARSERS["pythonic"], *f"[f(a={source}, b=1)]"))
+    [(_, arguments)] = calls_of(parse_pieces(PARSERS["pythonic"], *f"[f(a={source}, b=1)]"))
     assert json.loads(arguments) == {"a": value, "b": 1}
 
 
 @pytest.mark.parametrize("source", ["]", "", "{1, 2}", "{'a': }", "[1}", "'a' b"])
 def test_a_python_call_that_breaks_off_loses_nothing(source: str) -> None:
-    events = parsed(PARSERS["pythonic"], f"[f(a={source}, b=1)]")
+    events = parse_pieces(PARSERS["pythonic"], f"[f(a={source}, b=1)]")
     assert events[0] == CallStart(0, "f")
     assert content_of(events).endswith(", b=1)]")

@@ -12,7 +12,7 @@ from gateway.parsers.tools.arguments import end_call
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.parser import Functions, ToolParser
-from tests.support.tool_calls import MAKERS, calls_of, content_of, parsed
+from tests.support.tool_calls import MAKERS, calls_of, content_of, parse_pieces
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALL: list[Event] = [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
@@ -77,7 +77,7 @@ def _parser(form: str) -> ToolParser:
     ],
 )  # fmt: skip
 def test_calls_and_what_is_around_them(form: str, text: str, events: list[Event]) -> None:
-    assert parsed(MAKERS[form], text) == events
+    assert parse_pieces(MAKERS[form], text) == events
 
 
 @pytest.mark.parametrize("name", ["ns:tool", "ns/tool", "fs.read", "a-b"])
@@ -96,7 +96,7 @@ def test_calls_and_what_is_around_them(form: str, text: str, events: list[Event]
 )
 def test_a_functions_name_may_have_all_that_requests_may(form: str, text: str, name: str) -> None:
     written = text.replace("{}", name, 1)
-    assert parsed(MAKERS[form], written) == [CallStart(0, name), CallArguments(0, '{"a": 1}')]
+    assert parse_pieces(MAKERS[form], written) == [CallStart(0, name), CallArguments(0, '{"a": 1}')]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_functions_name_may_have_all_that_requests_may(form: str, text: str, n
     ],
 )
 def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) -> None:
-    assert parsed(MAKERS[form], text) == [Content(text)]
+    assert parse_pieces(MAKERS[form], text) == [Content(text)]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) 
 )  # fmt: skip
 def test_a_call_that_is_cut_stays_cut(form: str, text: str, events: list[Event]) -> None:
     """The markup of a call whose arguments have not begun is no content."""
-    assert parsed(partial(_parser, form), text, cut=True) == events
+    assert parse_pieces(partial(_parser, form), text, cut=True) == events
 
 
 QWEN = ("<function=f>\n<parameter=s>\n", "\n</parameter>\n", "</function>\n</tool_call>")
@@ -224,11 +224,11 @@ def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
     before, behind, end = tags
     text = f"{before}{value}{behind}{end}"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    [(name, arguments)] = calls_of(parsed(partial(PARSERS[form], STRING), *pieces))
+    [(name, arguments)] = calls_of(parse_pieces(partial(PARSERS[form], STRING), *pieces))
     assert (name, json.loads(arguments)) == ("f", {"s": value})
     # Neither the model's end behind a closing tag, nor another call, needs the closing tags.
     for last in ("", end[: end.index(">") + 1], f"{end}\n{text}"):
-        events = parsed(partial(PARSERS[form], STRING), f"{before}{value}{behind}{last}")
+        events = parse_pieces(partial(PARSERS[form], STRING), f"{before}{value}{behind}{last}")
         assert {arguments for _, arguments in calls_of(events)} == {arguments}
         assert content_of(events) == ""
 
@@ -246,7 +246,9 @@ def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
     ],
 )
 def test_a_value_without_its_closing_tag(text: str, values: list[str | None]) -> None:
-    events = parsed(partial(_parser, "text"), f"<tool_call><function=f>\n<parameter=s>\n{text}")
+    events = parse_pieces(
+        partial(_parser, "text"), f"<tool_call><function=f>\n<parameter=s>\n{text}"
+    )
     found = [(arguments, end_call(0, arguments).state) for _, arguments in calls_of(events)]
     assert len(found) == len(values)
     for (arguments, state), value in zip(found, values, strict=True):

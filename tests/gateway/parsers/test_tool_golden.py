@@ -14,7 +14,7 @@ import pytest
 
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import Functions
-from tests.support.tool_calls import calls_of, content_of, folded, parsed
+from tests.support.tool_calls import calls_of, content_of, fold, parse_pieces
 
 FILES = Path(__file__).parents[2] / "data" / "tool_forms"
 FUNCTIONS: Functions = {
@@ -41,13 +41,13 @@ CASES = [
 def test_each_form_is_read_wherever_it_is_cut(form: Any, case: dict[str, Any]) -> None:
     maker = partial(PARSERS[form], FUNCTIONS)
     text = "\n".join(case["text"])
-    whole = parsed(maker, text)
+    whole = parse_pieces(maker, text)
     assert content_of(whole) == case["content"]
     calls = [(call["name"], call["arguments"]) for call in case["tool_calls"]]
     assert calls_of(whole) == calls
-    assert parsed(maker, *text) == whole
+    assert parse_pieces(maker, *text) == whole
     for size in range(1, len(text), 3):
-        assert parsed(maker, text[:size], text[size:]) == whole
+        assert parse_pieces(maker, text[:size], text[size:]) == whole
     # What is out stays out.
     parser, events = maker(), []
     for char in text:
@@ -55,7 +55,7 @@ def test_each_form_is_read_wherever_it_is_cut(form: Any, case: dict[str, Any]) -
         for said, meant in zip(calls_of(events), calls, strict=False):
             assert meant[0] == said[0]
             assert meant[1].startswith(said[1])
-    assert folded(events + parser.finish()) == whole
+    assert fold(events + parser.finish()) == whole
 
 
 def test_a_form_without_a_file_has_not_been_tried() -> None:

@@ -15,7 +15,15 @@ from gateway.parsers.tools.events import CallStart
 from gateway.parsers.tools.forced import ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS, Form
 from tests.support.examples import scale_examples
-from tests.support.tool_calls import MAKERS, calls_of, content_of, cut, folded, parsed, piece_sizes
+from tests.support.tool_calls import (
+    MAKERS,
+    calls_of,
+    content_of,
+    fold,
+    parse_pieces,
+    piece_sizes,
+    split_text,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +49,8 @@ wild_text = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=
 @given(text=wild_text, sizes=piece_sizes)
 def test_the_result_does_not_depend_on_the_cuts(text: str, sizes: list[int]) -> None:
     for form, maker in MAKERS.items():
-        whole = parsed(maker, text)
-        assert parsed(maker, *cut(text, sizes)) == whole, form
+        whole = parse_pieces(maker, text)
+        assert parse_pieces(maker, *split_text(text, sizes)) == whole, form
         # A forced call that was cut before its name is nothing to show.
         if not calls_of(whole) and not (
             form in ("required", "named", "either", "either, named")
@@ -56,8 +64,8 @@ def test_the_result_does_not_depend_on_the_cuts(text: str, sizes: list[int]) -> 
 def test_what_is_out_is_never_taken_back(text: str, data: st.DataObject) -> None:
     first = text[: data.draw(st.integers(0, len(text)))]
     for form, maker in MAKERS.items():
-        pushed = folded(maker().parse(first))
-        whole = parsed(maker, text)
+        pushed = fold(maker().parse(first))
+        whole = parse_pieces(maker, text)
         assert len(pushed) <= len(whole), form
         if pushed:
             assert pushed[:-1] == whole[: len(pushed) - 1], form
@@ -193,7 +201,7 @@ def test_calls_come_back_as_they_were_written(
     calls: Calls, dump: Callable[[Any], str], sizes: list[int]
 ) -> None:
     for writer, form in WRITERS.items():
-        events = parsed(MAKERS[form], *cut(writer(calls, dump), sizes))
+        events = parse_pieces(MAKERS[form], *split_text(writer(calls, dump), sizes))
         read = [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
         assert read == calls, writer
         assert content_of(events) == "", writer
@@ -245,7 +253,7 @@ def test_values_have_the_types_of_their_schema(
         texts[name] = {k: v if isinstance(v, str) else dump(v) for k, v in arguments.items()}
     for form, writer in TYPED_WRITERS.items():
         written = "\n".join(writer(name, arguments) for name, arguments in texts.items())
-        events = parsed(partial(PARSERS[form], functions), *cut(written, sizes))
+        events = parse_pieces(partial(PARSERS[form], functions), *split_text(written, sizes))
         read = {name: json.loads(arguments) for name, arguments in calls_of(events)}
         assert read == calls, form
         assert content_of(events) == "", form
@@ -254,7 +262,7 @@ def test_values_have_the_types_of_their_schema(
 @given(calls=call_lists, sizes=piece_sizes)
 def test_a_required_call_is_bare_json(calls: Calls, sizes: list[int]) -> None:
     text = json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
-    events = parsed(ForcedToolParser, *cut(text + "\n", sizes))
+    events = parse_pieces(ForcedToolParser, *split_text(text + "\n", sizes))
     assert [(name, json.loads(arguments)) for name, arguments in calls_of(events)] == calls
     assert content_of(events) == ""
 
@@ -278,7 +286,7 @@ FORCED = '[{"name": "f", "arguments": {"a": [1]}}, {"arguments": {"b": 2}, "name
     ],
 )
 def test_a_required_call_that_was_cut(end: str, calls: list[tuple[str, str]]) -> None:
-    events = parsed(ForcedToolParser, FORCED[: FORCED.index(end) + len(end)])
+    events = parse_pieces(ForcedToolParser, FORCED[: FORCED.index(end) + len(end)])
     assert calls_of(events) == calls
     assert content_of(events) == ""
 
@@ -288,13 +296,13 @@ NAMED = '[{"name": "f", "arguments": '
 
 def test_no_cut_shows_the_guides_json() -> None:
     for size in range(len(FORCED) + 1):
-        assert content_of(parsed(ForcedToolParser, FORCED[:size])) == "", size
+        assert content_of(parse_pieces(ForcedToolParser, FORCED[:size])) == "", size
 
 
 def test_a_forced_call_is_reported_once_its_arguments_have_begun() -> None:
     for size in range(len(NAMED) + 1):
-        assert not parsed(MAKERS["named"], NAMED[:size], cut=True)
+        assert not parse_pieces(MAKERS["named"], NAMED[:size], cut=True)
     for arguments in ("{", '{"a": [1'):
-        events = parsed(MAKERS["named"], " \n" + NAMED + arguments, cut=True)
+        events = parse_pieces(MAKERS["named"], " \n" + NAMED + arguments, cut=True)
         assert calls_of(events) == [("f", arguments)]
         assert content_of(events) == ""

@@ -24,8 +24,8 @@ from tests.support.two_replicas import (
     events,
     numbers,
     pair,
-    streamed,
-    whole,
+    read_choice,
+    stream_fields,
 )
 
 CUDA = "[TensorRT-LLM][ERROR] CUDA runtime error: an illegal memory access"
@@ -43,8 +43,8 @@ async def test_wherever_a_replica_fails_the_answer_is_the_same(
         it.first.error = error
         for step in range(1, len(it.ids)):
             await it.breaks(fault, step)
-            answer = await it.ask(**GREEDY, **streamed(stream))
-            choice = whole(answer, stream=stream)
+            answer = await it.ask(**GREEDY, **stream_fields(stream))
+            choice = read_choice(answer, stream=stream)
             assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
             assert "continued" not in choice
             (rest,) = it.other.requests
@@ -59,8 +59,8 @@ async def test_what_is_sampled_goes_on_by_another_seed_and_says_so(tmp_path: Pat
         seeds = set()
         for stream in (True, False, False):
             await it.breaks("abort", 2)
-            answer = await it.ask(seed=7, **streamed(stream))
-            choice = whole(answer, stream=stream)
+            answer = await it.ask(seed=7, **stream_fields(stream))
+            choice = read_choice(answer, stream=stream)
             assert (choice["text"], choice["continued"]) == (TEXT, True)
             assert numbers(it.first.requests[-1], "random_seed", "Q") == [7]
             seeds.add(numbers(it.other.requests[0], "random_seed", "Q")[0])

@@ -22,7 +22,7 @@ from ops.local_stack.ports import PortClaims
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
-from tests.support.two_replicas import GREEDY, TEXT, Pair, events, pair, streamed, whole
+from tests.support.two_replicas import GREEDY, TEXT, Pair, events, pair, read_choice, stream_fields
 
 
 async def until_idle(it: Pair) -> None:
@@ -108,7 +108,7 @@ async def test_a_message_is_read_on(tmp_path: Path) -> None:
 
 
 async def _message(it: Pair, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    answer = await it.client.post("/v1/chat/completions", json=body | streamed(stream))
+    answer = await it.client.post("/v1/chat/completions", json=body | stream_fields(stream))
     if not stream:
         (choice,) = answer.json()["choices"]
         parts = [choice["message"]]
@@ -136,7 +136,7 @@ async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
             while it.other.reached < 2:
                 await asyncio.sleep(0.01)
         it.other.fault = None
-        assert whole(await asked, stream=False)["text"] == TEXT
+        assert read_choice(await asked, stream=False)["text"] == TEXT
         assert not it.replica(1).breaker.open
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
@@ -179,8 +179,8 @@ async def test_stop_strings_and_what_is_held_back_for_them(tmp_path: Path, strea
     async with pair(tmp_path, "abcXYZd") as it:
         for step in range(1, 7):
             await it.breaks("abort", step)
-            answer = await it.ask(stop=["XYZ", "bcQ"], **GREEDY, **streamed(stream))
-            choice = whole(answer, stream=stream, tokens=6)
+            answer = await it.ask(stop=["XYZ", "bcQ"], **GREEDY, **stream_fields(stream))
+            choice = read_choice(answer, stream=stream, tokens=6)
             assert (choice["text"], choice["finish_reason"]) == ("abc", "stop")
 
 

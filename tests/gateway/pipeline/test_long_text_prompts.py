@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.tokenization.threads import INLINE_CHARS
-from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_llmapi import FakeLlmapi, build_outputs
 from tests.support.fake_triton import serving
 from tests.support.in_process import running, save_tokenizer
 
@@ -44,7 +44,7 @@ async def test_the_event_loop_decodes_no_long_prompt(tmp_path: Path, as_ids: boo
     if as_ids:
         prompt = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a").ids * LONG
     async with (
-        serving(FakeLlmapi(told("hello", "stop"))) as endpoint,
+        serving(FakeLlmapi(build_outputs("hello", "stop"))) as endpoint,
         running(tmp_path, endpoint, max_seq_len=2 * LONG) as (client, service, _),
     ):
         service.prompts.tokenizer = watched = Watched(service.prompts.tokenizer)

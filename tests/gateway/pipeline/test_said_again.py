@@ -20,8 +20,8 @@ from tests.support.two_replicas import (
     events,
     numbers,
     pair,
-    streamed,
-    whole,
+    read_choice,
+    stream_fields,
 )
 
 GUIDED = {"guided_regex": "h.*", "seed": 7}
@@ -36,8 +36,8 @@ async def test_wherever_a_replica_fails_a_guided_answer_is_the_same(
         for step in range(1, len(it.ids)):
             await it.breaks("abort", step)
             it.other.tokens = it.ids
-            answer = await it.ask(**GUIDED, **streamed(stream), temperature=temperature)
-            choice = whole(answer, stream=stream)
+            answer = await it.ask(**GUIDED, **stream_fields(stream), temperature=temperature)
+            choice = read_choice(answer, stream=stream)
             assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
             assert "continued" not in choice
             (again,) = it.other.requests

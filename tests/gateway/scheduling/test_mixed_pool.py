@@ -25,7 +25,7 @@ from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.discovery import Target
 from gateway.scheduling.kinds import Kinds
-from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_llmapi import FakeLlmapi, build_outputs
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -126,8 +126,8 @@ async def pool(
     save_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
     engines = FakeTriton(tokens=ids_of(folder, OLD), fault=None, step=1), FakeLlmapi()
-    engines[1].steps = [told("ne"), told(NEW, "stop")]
-    engines[1].of_prompt = {FOR_EVER: (told("ne"), None)}
+    engines[1].steps = [build_outputs("ne"), build_outputs(NEW, "stop")]
+    engines[1].of_prompt = {FOR_EVER: (build_outputs("ne"), None)}
     config = folder / "c.yaml"
     if tenants:
         write_config(config, *[tenant(*pair) for pair in KEYS.items()])
@@ -306,7 +306,7 @@ async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path
 async def test_an_answer_that_came_as_text_goes_on_nowhere(tmp_path: Path) -> None:
     """Nobody knows its ids, so one that takes ids would begin anew behind what the client has."""
     async with pool(tmp_path, 0, 100) as both:
-        both.new.steps = [told("ne"), "Stub process 'm' is not healthy."]
+        both.new.steps = [build_outputs("ne"), "Stub process 'm' is not healthy."]
         answer = await both.ask(stream=True)
         assert '"text":"ne"' in answer.text
         assert '"code":"engine_unavailable"' in answer.text

@@ -198,13 +198,13 @@ async def test_a_killed_replica_costs_nothing(pair: Pair) -> None:
         victim.wait_ready()
         await pair.wait_both()
         # It has its share of the load again, and the adapters where they are needed.
-        before = victim.answered()
+        before = victim.count_answered()
         streams = [asyncio.create_task(_stream(client, 100)) for _ in range(8)]
         for model in ("zh", "ja"):
             assert _right(await _ask(client, model), model)
         assert {_end_of(events) for events in await asyncio.gather(*streams)} == {"whole"}
     pair.tritons.wait_idle()
-    assert victim.answered() > before
+    assert victim.count_answered() > before
 
 
 async def test_a_frozen_replica_makes_nobody_wait_past_the_deadline(pair: Pair) -> None:

@@ -178,18 +178,18 @@ def test_redis_counts_as_python_does(
             # Within a lease: what it holds of places would end with it.
             for _ in range(pause // 10_000):
                 run.now += 10_000
-                lease.tell()
+                lease.report()
             run.now += pause % 10_000
             if settled and run.running:
                 settlement = run.settlement()
                 run.local.settle(settlement)
                 lease.lease.settle(settlement)
-                lease.tell()
+                lease.report()
             asked = run.ask(wanted, places)
             if asked.limits:
                 lease.lease._refusal = None  # one that is repeated says what was counted before
                 assert lease.take(asked) == run.take(asked, used)
-                lease.tell()
+                lease.report()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.tenancy.limits.request import Settlement
 from lora_store.peft_notices import Held, Named, PeftNotices
 from lora_store.redis import RedisSettings
 from tests.support.limit_requests import PATIENT_S, limit_request
-from tests.support.redis_cost import MAX_CALL_US, longest_call_us, measured
+from tests.support.redis_cost import MAX_CALL_US, longest_call_us, measure_calls
 from tests.support.redis_server import RedisServer
 
 _KEYS = 25_000
@@ -107,7 +107,7 @@ async def test_limits(redis_server: RedisServer, at_redis: redis.Redis) -> None:
     unfit_keys: list[None] = []
     costs = []
     for _ in range(3):
-        with measured(at_redis) as calls:
+        with measure_calls(at_redis) as calls:
             async with SharedLimits(
                 redis_server.url, timeout_s=PATIENT_S, on_refused=lambda: unfit_keys.append(None)
             ) as limits:

@@ -19,7 +19,7 @@ from gateway.tokenization.stop_strings import StopStrings
 from gateway.tokenization.text_stream import TextStream
 from tests.support.generations import generation
 from tests.support.small_tokenizers import BYTES, VOCABULARY, encode
-from tests.support.tool_calls import cut, piece_sizes
+from tests.support.tool_calls import piece_sizes, split_text
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 CALL = "<|channel|>commentary to=functions.f<|message|>"
@@ -38,7 +38,7 @@ def _parts(events: list[object]) -> Parts:
 def _read(asked: Generation, written: str, sizes: list[int], *, as_text: bool) -> list[TextDelta]:
     """The deltas of a stream until its finish."""
     stream = PieceStream(BYTES, asked) if as_text else TextStream(VOCABULARY, asked)
-    pieces = list(cut(written, sizes))
+    pieces = list(split_text(written, sizes))
     deltas: list[TextDelta] = []
     for number, piece in enumerate(pieces, 1):
         given = TokenDelta([] if as_text else encode(piece), number == len(pieces))

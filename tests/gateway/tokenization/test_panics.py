@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_triton import FakeTriton, serving
-from tests.support.http2_peer import Server, connected, grpc_message, silence, until
+from tests.support.http2_peer import Server, connect, grpc_message, silence, until
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
 TEXT = "hello"
@@ -61,7 +61,7 @@ async def test_where_the_engines_bytes_are_received_others_share_the_connection(
         raise Panic
 
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         one = await transport.stream("/a/Stream", [b"x"], bytes, {})
         other = await transport.stream("/a/Stream", [b"x"], bytes, {})
         fed = asyncio.create_task(one.feed(panics))

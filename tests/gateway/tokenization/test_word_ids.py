@@ -21,7 +21,7 @@ from gateway.tokenization.word_ids import WordIds
 from gateway.tokenization.word_pattern import piece_start_of
 from ops.commands.up import DEMO_MODEL
 from tests.support.examples import scale_examples
-from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_llmapi import FakeLlmapi, build_outputs
 from tests.support.fake_triton import serving
 from tests.support.in_process import running, save_tokenizer
 from tests.support.small_tokenizers import BYTES, SPACES
@@ -275,7 +275,7 @@ async def test_a_metric_tells_whether_words_are_kept(
     save_tokenizer(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     async with (
-        serving(FakeLlmapi(told("hello", "stop"))) as endpoint,
+        serving(FakeLlmapi(build_outputs("hello", "stop"))) as endpoint,
         running(tmp_path, endpoint, max_seq_len=100) as (client, _, _),
     ):
         metrics = (await client.get("/metrics")).text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repositories import Place, rendered
+from tests.support.repositories import RenderedRepository, render_repository
 from tests.support.triton_server import MODEL
 from triton_repo.cpu_executor import engine
 
@@ -24,5 +24,5 @@ def cpu_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(cpu_engine: Path, tmp_path: Path) -> Place:
-    return rendered(tmp_path, cpu_engine)
+def place(cpu_engine: Path, tmp_path: Path) -> RenderedRepository:
+    return render_repository(tmp_path, cpu_engine)

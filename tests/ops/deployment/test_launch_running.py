@@ -20,7 +20,7 @@ from ops.deployment.launch import LLMAPI_LAUNCH
 from ops.deployment.running import other_servers
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.servers import Ports
-from tests.support.llmapi_models import asked
+from tests.support.llmapi_models import build_inputs
 from tests.support.local_stack import SHARED_MEMORY
 from tests.support.stopped import stop, wait_until_sent
 from tests.support.triton_server import (
@@ -261,7 +261,9 @@ def test_the_llmapi_repository_serves_without_mpi_and_below_it(
         launched.wait_ready()
         assert set(launched.ranks()) == {0}
         assert len(launched.named("sleep")) == ranks - 1
-        question = asked("The capital of Peru is", sampling_param_max_tokens=4, streaming=True)
+        question = build_inputs(
+            "The capital of Peru is", sampling_param_max_tokens=4, streaming=True
+        )
         replies = launched.server.ask(question)
         assert replies[-1].error is None
         assert b"Lima" in replies[-1].outputs["text_output"][0]

@@ -13,7 +13,7 @@ import pytest
 from ops.deployment.check import check
 from ops.deployment.llmapi_repository import write_llmapi
 from tests.support.commands import gateway
-from tests.support.repositories import CORE, Found, error, note, warning
+from tests.support.repositories import CORE, FindingKey, error, note, warning
 from tests.support.triton_server import MODEL
 
 ADAPTER = MODEL.parent / "adapters" / "zh"  # of rank 16
@@ -52,7 +52,7 @@ class Place:
         if gpus:
             self.config('name: "tensorrt_llm"', f'{TWO_INSTANCES}"{gpus}" }} }}')
 
-    def found(self, *adapters: Path) -> set[Found]:
+    def found(self, *adapters: Path) -> set[FindingKey]:
         findings = check(self.repository, adapters=adapters)
         return {(one.severity, one.model, one.field) for one in findings}
 
@@ -96,7 +96,7 @@ class Mistake:
     """`plant` makes it; `problem` and `fix` are words that the finding must say."""
 
     plant: Callable[[Place], object]
-    finding: Found
+    finding: FindingKey
     problem: str
     fix: str
 

@@ -10,7 +10,7 @@ import pytest
 from ops.deployment.release import ReleaseError, ToolsRemoved, parse_release, read_sets
 from tests.support.commands import gateway
 from tests.support.hf_configs import write_config
-from tests.support.repositories import BLS, CORE, ENSEMBLE, Place
+from tests.support.repositories import BLS, CORE, ENSEMBLE, RenderedRepository
 from triton_repo.releases import V0_17, V0_19, V0_20
 
 
@@ -85,7 +85,7 @@ def test_an_import_has_the_names_of_what_serves_it(
 
 
 @pytest.mark.parametrize("release", ["1.2.1", "25.10", "0.20"])
-def test_a_description_names_a_release(place: Place, release: str) -> None:
+def test_a_description_names_a_release(place: RenderedRepository, release: str) -> None:
     """YAML reads the last two as numbers, without their zero."""
     file, out = place.folder / "description.yaml", place.folder / "out"
     file.write_text(
@@ -97,7 +97,7 @@ def test_a_description_names_a_release(place: Place, release: str) -> None:
     assert inputs(out, CORE) == {"seed", "min_tokens"}
 
 
-def test_a_release_without_templates_is_refused(place: Place) -> None:
+def test_a_release_without_templates_is_refused(place: RenderedRepository) -> None:
     answer = gateway(
         *("repo", "render", "--engine-dir", place.engine, "--tokenizer-dir", place.tokenizer),
         *("--release", "0.16", "--output", place.folder / "out"),
@@ -110,7 +110,9 @@ def test_a_release_without_templates_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("repository", ["inflight_batcher_llm", "gpt"])
-def test_the_engines_release_is_taken_where_none_is_given(place: Place, repository: str) -> None:
+def test_the_engines_release_is_taken_where_none_is_given(
+    place: RenderedRepository, repository: str
+) -> None:
     place.build("", version="1.1.0")
     out = place.folder / "out"
     options = ("--engine-dir", place.engine, "--tokenizer-dir", place.tokenizer, "--output", out)
@@ -134,7 +136,7 @@ def test_a_name_that_triton_cannot_have_is_refused(tmp_path: Path, name: str) ->
     assert not out.exists()
 
 
-def test_a_check_is_told_what_will_serve(place: Place) -> None:
+def test_a_check_is_told_what_will_serve(place: RenderedRepository) -> None:
     place.edit(CORE, 'backend: "python"', 'backend: "tensorrtllm"')
     (place.engine / "rank0.engine").touch()
     answers = {

@@ -17,43 +17,45 @@ from tests.support.repositories import (
     BLS,
     CORE,
     ENSEMBLE,
-    Place,
+    RenderedRepository,
     error,
-    found,
+    list_findings,
     note,
     warning,
 )
 
 
-def test_a_right_repository_has_no_findings(place: Place) -> None:
+def test_a_right_repository_has_no_findings(place: RenderedRepository) -> None:
     assert check(place.repository) == []
 
 
-def test_static_batching_with_what_only_inflight_batching_has(place: Place) -> None:
+def test_static_batching_with_what_only_inflight_batching_has(place: RenderedRepository) -> None:
     place.set(CORE, "gpt_model_type", "V1")
-    assert found(place) == {
+    assert list_findings(place) == {
         error(CORE, "enable_kv_cache_reuse"),
         error(CORE, "guided_decoding_backend"),
         warning(CORE, "batching_strategy"),
     }
 
 
-def test_a_repository_for_another_machine_is_checked_with_local_folders(place: Place) -> None:
+def test_a_repository_for_another_machine_is_checked_with_local_folders(
+    place: RenderedRepository,
+) -> None:
     for model in (CORE, "preprocessing"):
         place.set(model, "gpt_model_path", "/models/engine")
     for model in ("preprocessing", "postprocessing", CORE):
         place.set(model, "tokenizer_dir", "/models/tokenizer")
-    assert found(place) == {
+    assert list_findings(place) == {
         error(CORE, "engine_dir"),
         error("preprocessing", "tokenizer_dir"),
     }
     where = {"engine_dir": place.engine, "tokenizer_dir": place.tokenizer}
-    assert found(place, **where) == set()
+    assert list_findings(place, **where) == set()
     place.build("build_config", max_batch_size=8)
-    assert found(place, **where) == {error(CORE, "triton_max_batch_size")}
+    assert list_findings(place, **where) == {error(CORE, "triton_max_batch_size")}
 
 
-def test_the_model_whose_tokenizer_is_not_there_is_named(place: Place) -> None:
+def test_the_model_whose_tokenizer_is_not_there_is_named(place: RenderedRepository) -> None:
     place.set("postprocessing", "tokenizer_dir", "/nowhere")
     findings = check(place.repository)
     assert {(one.severity, one.model, one.field) for one in findings} == {
@@ -62,19 +64,23 @@ def test_the_model_whose_tokenizer_is_not_there_is_named(place: Place) -> None:
     assert any("/nowhere is not a folder" in one.problem for one in findings)
 
 
-def test_a_chat_template_may_be_a_file_of_its_own(place: Place) -> None:
+def test_a_chat_template_may_be_a_file_of_its_own(place: RenderedRepository) -> None:
     place.drop_chat_template()
     (place.tokenizer / "chat_template.jinja").touch()
     assert check(place.repository) == []
 
 
-def test_a_prompt_may_fill_the_context_so_max_utilization_refuses_nothing(place: Place) -> None:
+def test_a_prompt_may_fill_the_context_so_max_utilization_refuses_nothing(
+    place: RenderedRepository,
+) -> None:
     place.set(CORE, "batch_scheduler_policy", "max_utilization")
     place.build("build_config", max_input_len=2048)
-    assert found(place) == set()
+    assert list_findings(place) == set()
 
 
-def test_a_draft_model_is_a_core_model_that_the_ensemble_does_not_use(place: Place) -> None:
+def test_a_draft_model_is_a_core_model_that_the_ensemble_does_not_use(
+    place: RenderedRepository,
+) -> None:
     draft = place.repository / "draft"
     shutil.copytree(place.repository / CORE, draft)
     place.edit("draft", 'name: "tensorrt_llm"', 'name: "draft"')
@@ -83,24 +89,24 @@ def test_a_draft_model_is_a_core_model_that_the_ensemble_does_not_use(place: Pla
     place.drop_lora_from_ensemble()
     assert [one.model for one in check(place.repository)] == [ENSEMBLE]
     place.set("draft", "gpt_model_type", "")
-    assert error("draft", "batching_strategy") in found(place)
+    assert error("draft", "batching_strategy") in list_findings(place)
 
 
-def test_engines_before_v08_have_other_file_names(place: Place) -> None:
+def test_engines_before_v08_have_other_file_names(place: RenderedRepository) -> None:
     (place.engine / "model.safetensors").unlink()
     (place.engine / "llama_float16_tp1_rank0.engine").touch()
-    assert found(place) == set()
+    assert list_findings(place) == set()
 
 
-def test_adapters_are_for_the_llmapi_repository(place: Place) -> None:
+def test_adapters_are_for_the_llmapi_repository(place: RenderedRepository) -> None:
     with pytest.raises(RepositoryError, match="--adapter: only for a model of the llmapi"):
         check(place.repository, adapters=[place.folder])
 
 
-def test_a_single_quoted_hole_is_a_string(place: Place) -> None:
+def test_a_single_quoted_hole_is_a_string(place: RenderedRepository) -> None:
     place.add(CORE, "x", "y")
     place.edit(CORE, 'string_value: "y"', "string_value: '${y}' # ${z}\n")
-    assert found(place) == {note(CORE, "parameters")}
+    assert list_findings(place) == {note(CORE, "parameters")}
 
 
 def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -114,7 +120,9 @@ def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_prints_findings_and_says_errors_by_its_exit_code(place: Place) -> None:
+def test_the_command_prints_findings_and_says_errors_by_its_exit_code(
+    place: RenderedRepository,
+) -> None:
     place.edit(BLS, "count: 4", "count: 1")
     answer = _command(place.repository)
     assert answer.returncode == 0

@@ -13,8 +13,8 @@ from tests.support.repositories import (
     BLS,
     CORE,
     ENSEMBLE,
-    Found,
-    Place,
+    FindingKey,
+    RenderedRepository,
     error,
     note,
     warning,
@@ -26,48 +26,48 @@ from tests.support.triton_server import MODEL
 class Mistake:
     """`plant` makes it; `problem` and `fix` are words that the finding must say."""
 
-    plant: Callable[[Place], object]
-    finding: Found
+    plant: Callable[[RenderedRepository], object]
+    finding: FindingKey
     problem: str
     fix: str
 
 
-def _not_decoupled(place: Place) -> None:
+def _not_decoupled(place: RenderedRepository) -> None:
     for model in (CORE, BLS):
         place.edit(model, "decoupled: true", "decoupled: false")
 
 
-def _bfloat16_engine(place: Place) -> None:
+def _bfloat16_engine(place: RenderedRepository) -> None:
     place.build("pretrained_config", dtype="bfloat16")
     place.build("build_config.plugin_config", lora_plugin="auto")
 
 
-def _old_text_names(place: Place) -> None:
+def _old_text_names(place: RenderedRepository) -> None:
     """The core model of a newer release beside the BLS of an older one."""
     place.rename(CORE, "min_length", "min_tokens")
     place.edit(ENSEMBLE, 'key: "min_length"', 'key: "min_tokens"')
 
 
-def _gpu_engine(place: Place) -> None:
+def _gpu_engine(place: RenderedRepository) -> None:
     """An engine for two GPUs of which one file is missing."""
     (place.engine / "model.safetensors").unlink()
     (place.engine / "rank0.engine").touch()
     place.build("pretrained_config.mapping", world_size=2, tp_size=2)
 
 
-def _cxx_backend(place: Place) -> None:
+def _cxx_backend(place: RenderedRepository) -> None:
     place.edit(CORE, 'backend: "python"', 'backend: "tensorrtllm"')
     (place.engine / "rank0.engine").touch()
 
 
-def _engines(place: Place, count: int, gpus: str) -> None:
+def _engines(place: RenderedRepository, count: int, gpus: str) -> None:
     _cxx_backend(place)
     place.set(CORE, "guided_decoding_backend", "")
     place.set(CORE, "gpu_device_ids", gpus)
     place.edit(CORE, "count: 1", f"count: {count}")
 
 
-def _core_alone_of(place: Place, version: str) -> None:
+def _core_alone_of(place: RenderedRepository, version: str) -> None:
     """Leave the C++ core model alone, with an engine of `version` and its name for statistics."""
     for name in (ENSEMBLE, BLS):
         shutil.rmtree(place.repository / name)
@@ -77,7 +77,7 @@ def _core_alone_of(place: Place, version: str) -> None:
     place.build("", version=version)
 
 
-def _unset_fraction(place: Place) -> None:
+def _unset_fraction(place: RenderedRepository) -> None:
     place.set(CORE, "kv_cache_free_gpu_mem_fraction", "${kv_cache_free_gpu_mem_fraction}")
 
 
@@ -280,7 +280,7 @@ MISTAKES: dict[str, Mistake] = {
         "--tokenizer-dir",
     ),
     "a tokenizer without chat template": Mistake(
-        Place.drop_chat_template,
+        RenderedRepository.drop_chat_template,
         note("preprocessing", "tokenizer_dir"),
         "no chat template",
         "chat_template.jinja",
@@ -377,7 +377,7 @@ MISTAKES: dict[str, Mistake] = {
         "generate_xgrammar_tokenizer_info.py",
     ),
     "an ensemble from before LoRA": Mistake(
-        Place.drop_lora_from_ensemble,
+        RenderedRepository.drop_lora_from_ensemble,
         warning(ENSEMBLE, "lora_task_id"),
         "before v0.15",
         "take ensemble from v0.15 or later",
@@ -537,7 +537,7 @@ MISTAKES: dict[str, Mistake] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_planted_mistake_is_found_with_its_fix(place: Place, name: str) -> None:
+def test_a_planted_mistake_is_found_with_its_fix(place: RenderedRepository, name: str) -> None:
     mistake = MISTAKES[name]
     mistake.plant(place)
     findings = check(place.repository)
@@ -546,6 +546,6 @@ def test_a_planted_mistake_is_found_with_its_fix(place: Place, name: str) -> Non
     assert mistake.fix in findings[0].fix
 
 
-def test_engines_may_have_gpus_of_their_own(place: Place) -> None:
+def test_engines_may_have_gpus_of_their_own(place: RenderedRepository) -> None:
     _engines(place, 2, "0,1;2,3")
     assert check(place.repository) == []

@@ -20,7 +20,7 @@ from tests.support.commands import gateway
 from tests.support.local_stack import Up
 from tests.support.patience import PATIENCE_S
 from tests.support.refused_start import refusals
-from tests.support.repositories import Place, rendered
+from tests.support.repositories import RenderedRepository, render_repository
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 GIT_LFS = "is a Git LFS pointer, not the file that it stands for"
@@ -97,7 +97,7 @@ def test_import_of_other_forms_of_a_model(tmp_path: Path) -> None:
 
 
 def test_repo_check_finds_them(tmp_path: Path, cpu_engine: Path) -> None:
-    place = rendered(tmp_path, cpu_engine)
+    place = render_repository(tmp_path, cpu_engine)
 
     def errors() -> list[tuple[str, str, str]]:
         found = check(place.repository)
@@ -116,7 +116,7 @@ def test_repo_check_finds_them(tmp_path: Path, cpu_engine: Path) -> None:
     assert f"trtllm-build --checkpoint_dir {place.engine} and name what it writes" in problem
 
 
-def _copy_back(place: Place) -> None:
+def _copy_back(place: RenderedRepository) -> None:
     shutil.copyfile(DEMO_MODEL / "tokenizer.json", place.tokenizer / "tokenizer.json")
 
 
@@ -245,10 +245,10 @@ def test_up_refuses_before_it_starts_anything(
 def test_declared_adapters_of_upstreams_converter_are_served(up: Up, tmp_path: Path) -> None:
     """`gateway up --adapter` takes npy files as it takes PEFT's."""
     from adapters import npy  # noqa: PLC0415
-    from tests.support.generated_adapters import converted  # noqa: PLC0415
+    from tests.support.generated_adapters import convert_folder  # noqa: PLC0415
 
     (tmp_path / "npy").mkdir()
-    npy.write(converted(DEMO_ADAPTERS / "zh", up.state_dir / "engine"), tmp_path / "npy")
+    npy.write(convert_folder(DEMO_ADAPTERS / "zh", up.state_dir / "engine"), tmp_path / "npy")
     with Up(tmp_path, "--port", "0", "--adapter", f"zh={tmp_path / 'npy'}") as other:
         url = other.wait_ready().gateway
         question = {"model": "zh", "prompt": "Hello", "max_tokens": 1}

@@ -1,7 +1,7 @@
-"""A BLS model that looks after its callers as little as upstream's does.
+"""A BLS model that ignores its callers' disconnects like upstream's.
 
-Up to v0.17 it asks `tensorrt_llm` without an id, since v0.19 with one that it draws; the parameter
-`inner_ids` says which. No release looks whether its own caller is still there.
+Up to v0.17 it calls `tensorrt_llm` without an id, since v0.19 with a random one; the parameter
+`inner_ids` selects the behaviour. No release checks whether its own caller is still connected.
 """
 
 import json
@@ -17,7 +17,7 @@ BETWEEN = {
     "REQUEST_OUTPUT_LEN": "request_output_len",
     "OUT_END_ID": "end_id",
 }
-ASIDE = {
+PASSED_THROUGH = {
     "top_k": "runtime_top_k",
     "stream": "streaming",
     "exclude_input_in_output": "exclude_input_in_output",
@@ -33,8 +33,8 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            [before] = ask("preprocessing", renamed(inputs, BEFORE), list(BETWEEN))
-            core = renamed(before, BETWEEN) | renamed(inputs, ASIDE)
+            [before] = ask("preprocessing", rename_arrays(inputs, BEFORE), list(BETWEEN))
+            core = rename_arrays(before, BETWEEN) | rename_arrays(inputs, PASSED_THROUGH)
             inner_id = str(uuid.uuid4()) if self._draws_ids else ""
             for tokens in ask("tensorrt_llm", core, ["output_ids", "sequence_length"], inner_id):
                 after = {
@@ -47,12 +47,12 @@ class TritonPythonModel:
             sender.send(flags=FINAL)
 
 
-def renamed(arrays, names):
+def rename_arrays(arrays, names):
     return {names[name]: array for name, array in arrays.items() if name in names}
 
 
 def ask(model, inputs, outputs, request_id=""):
-    """The outputs of each response that has any."""
+    """Yield the outputs of each response that has any."""
     request = pb_utils.InferenceRequest(
         model_name=model,
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],

@@ -1,4 +1,4 @@
-"""A model that hands its input through torch's DLPack, as upstream's BLS does since v0.16."""
+"""A model that passes its input through torch's DLPack, as upstream's BLS does since v0.16."""
 
 import triton_python_backend_utils as pb_utils
 from torch.utils.dlpack import from_dlpack, to_dlpack

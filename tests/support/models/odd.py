@@ -1,4 +1,4 @@
-"""A model whose answers are as wrong as its inputs say, and which tells of `wait` in a file."""
+"""A model with wrong answers selected by its inputs, which reports `wait` in a file."""
 
 import time
 from pathlib import Path

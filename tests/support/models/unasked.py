@@ -1,8 +1,8 @@
-"""A core model that makes all that it declares for the flags sent, whoever asked for which.
+"""A core model that sends all outputs enabled by the flags, whatever outputs were requested.
 
 So does upstream's `tensorrt_llm/1/model.py`: one thread sends the responses of all requests, with
-`batch_index` where Triton gave it several at once, and all statistics where any is wanted. Triton
-has to drop what the client did not name. Token ids here are those of the prompt, over and over.
+`batch_index` if Triton gave it several at once, and all statistics if any is wanted. Triton has to
+drop the outputs that the client did not name. Token ids here are those of the prompt, repeated.
 """
 
 import queue
@@ -59,7 +59,9 @@ class TritonPythonModel:
             thread.join()
 
     def _watch(self):
-        """Other work of the interpreter, as upstream's threads for cancellation and metrics are."""
+        """Generate other work for the interpreter, like upstream's threads for cancellation and
+        metrics.
+        """
         while not self._stopping.is_set():
             [np.expand_dims(np.array([n], np.int32), 0) for n in range(20)]
             time.sleep(0)
@@ -73,7 +75,7 @@ class TritonPythonModel:
                 *(pb_utils.Tensor(name, np.array([[index]], dtype)) for name, dtype in more),
             ]
             response = pb_utils.InferenceResponse(tensors)
-            # Whatever Triton drops of it is now freed where it drops it.
+            # Triton frees the outputs that it drops from now on.
             del tensors
             if rest:
                 self._steps.put((sender, index, more, rest))

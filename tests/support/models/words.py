@@ -1,7 +1,7 @@
-"""A real embedding model: the static word embeddings that the wheel of wordllama carries.
+"""A real embedding model: the static word embeddings in the wheel of wordllama.
 
-A text's vector is the mean of its tokens' (as WordLlama does it). The parameter `takes` says what
-the model is given: `text`, token `ids` with their mask, or a query and a document (`pair`), whose
+A text's vector is the mean of its tokens' (as WordLlama computes it). The parameter `takes` selects
+the model's input: `text`, token `ids` with their mask, or a query and a document (`pair`), whose
 score is the cosine of their vectors.
 """
 
@@ -19,7 +19,7 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         self._answer = getattr(self, "_" + config["parameters"]["takes"]["string_value"])
-        # Not imported: all of it that is wanted are two files.
+        # Not imported: only two files of it are needed.
         wheel = Path(importlib.util.find_spec("wordllama").origin).parent
         [weights] = load_file(wheel / "weights" / "l2_supercat_256.safetensors").values()
         self._weights = weights.astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ops.commands.up import DEMO_ADAPTERS
-from tests.support.llmapi_models import ENDLESS, RELEASES, asked, render_releases
+from tests.support.llmapi_models import ENDLESS, RELEASES, build_inputs, render_releases
 from tests.support.triton_server import MODEL, Arrays, Reply, Server, Stream, error_of, serving
 from triton_repo.llmapi_repository import render_llmapi
 
@@ -48,7 +48,7 @@ def streamed(**more: Any) -> Arrays:
 
 
 def whole(prompt: str = PROMPT, **more: Any) -> Arrays:
-    return asked(prompt, sampling_param_exclude_input_from_output=True, **more)
+    return build_inputs(prompt, sampling_param_exclude_input_from_output=True, **more)
 
 
 def text_of(reply: Reply, output: str = "text_output") -> str:
@@ -82,7 +82,7 @@ def test_a_stream_brings_the_whole_text_so_far(triton: Server) -> None:
 
 
 def test_an_answer_that_is_not_streamed_begins_with_the_prompt(triton: Server) -> None:
-    (reply,) = triton.ask(asked(PROMPT), "real")
+    (reply,) = triton.ask(build_inputs(PROMPT), "real")
     assert reply.outputs.keys() == {"text_output"}
     assert text_of(reply) == f"user\nWhat is the capital of France?\nassistant\n{ANSWER}"
     assert answer(triton, whole()) == ANSWER
@@ -164,7 +164,7 @@ JA_ZH = ((1, "ja"), (2, "zh"))
 def test_what_is_wrong_is_an_error_of_that_request(
     triton: Server, wrong: dict[str, Any], why: str
 ) -> None:
-    (reply,) = triton.ask(asked(**{"text": PROMPT, **wrong}), "real")
+    (reply,) = triton.ask(build_inputs(**{"text": PROMPT, **wrong}), "real")
     assert reply.error is not None
     assert "Error generating request: " in reply.error
     assert why in reply.error
@@ -206,7 +206,7 @@ def test_each_release_ends_a_stream_in_its_way(triton: Server, model: str) -> No
 @pytest.mark.parametrize("model", RELEASES)
 def test_an_early_error_is_answered_but_by_the_1_3_line(triton: Server, model: str) -> None:
     with triton.stream() as stream:
-        stream.send(asked(b"\xff"), model, request_id="wrong")
+        stream.send(build_inputs(b"\xff"), model, request_id="wrong")
         stream.send(whole(sampling_param_max_tokens=1), model, request_id="right")
         first = stream.next()
         if model == "like_1_3":
@@ -228,7 +228,7 @@ def send_endless(stream: Stream, model: str, *, streaming: bool) -> None:
 def test_a_stop_request_frees_the_engine(triton: Server, model: str, streaming: bool) -> None:
     with triton.stream() as stream:
         send_endless(stream, model, streaming=streaming)
-        stream.send(asked("", stop=True), model, request_id="endless")
+        stream.send(build_inputs("", stop=True), model, request_id="endless")
         stream.send(whole(sampling_param_max_tokens=1), model, request_id="next")
         replies = [stream.next()]
         while not (replies[-1].request_id == "next" and replies[-1].final):
@@ -248,7 +248,7 @@ def test_a_cancelled_call_frees_the_engine(triton: Server, model: str) -> None:
 
 
 def test_a_stop_request_needs_an_id_and_nothing_to_stop(triton: Server) -> None:
-    stop = asked("", stop=True)
+    stop = build_inputs("", stop=True)
     assert error_of(triton.ask(stop, "real")) == (
         "A request id must be provided for request cancellation"
     )

@@ -1,4 +1,4 @@
-"""Polls for disconnected clients as TensorRT-LLM's model.py does, to reproduce its crash in tests.
+"""Watch for disconnected clients like TensorRT-LLM's model.py, to reproduce its crash in tests.
 
 Upstream's watcher is a thread, and another thread sends streamed answers. So requests are polled
 for cancellation while their final response is being sent, and afterwards. By then Triton 2.51 has
@@ -21,7 +21,7 @@ class WatchedAnswer(Protocol):
 
 
 class UpstreamWatch:
-    """Polls each request every `period_s` seconds, and streamed ones once more after their end.
+    """Poller of each request every `period_s` seconds, and of streamed ones once after their end.
 
     `on_left` is called in the watcher's thread for a request whose client has disconnected.
     """

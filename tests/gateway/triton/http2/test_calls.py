@@ -25,7 +25,7 @@ from tests.support.http2_peer import (
     Headers,
     Peer,
     Server,
-    connected,
+    connect,
     echo,
     grpc_message,
     listening,
@@ -44,7 +44,7 @@ async def everything(call: Any) -> list[bytes]:
 
 async def test_what_a_request_looks_like() -> None:
     server = Server(echo)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport, b"one", memoryview(b"two"), b"", traceparent="00-ab-cd-01")
         assert await everything(call) == [b"onetwo"]
         (peer,) = server.peers
@@ -87,7 +87,7 @@ async def test_long_metadata_and_metadata_of_every_call() -> None:
     ],
 )
 async def test_metadata_that_grpc_does_not_allow(metadata: dict[str, str]) -> None:
-    async with connected(Server(echo)) as transport:
+    async with connect(Server(echo)) as transport:
         with pytest.raises(ValueError, match="metadata"):
             await start(transport, **metadata)
 
@@ -113,7 +113,7 @@ async def test_messages_and_frames_need_not_agree() -> None:
     ]
     frames = [(piece, {"pad_length": 7} if len(piece) < 9 else {}) for piece in pieces]
     frames.insert(3, (b"", {}))
-    async with connected(Server(in_frames(*frames))) as transport:
+    async with connect(Server(in_frames(*frames))) as transport:
         assert await everything(await start(transport)) == [b"a", b"", b"bc", long, b"d"]
 
 
@@ -131,7 +131,7 @@ class Taker:
 
 async def test_what_has_come_together_is_fed_together() -> None:
     both = grpc_message(b"1") + grpc_message(b"2")
-    async with connected(Server(in_frames((both, {}), (grpc_message(b"3"), {})))) as transport:
+    async with connect(Server(in_frames((both, {}), (grpc_message(b"3"), {})))) as transport:
         call = await start(transport)
         assert await call.read() == b"1"
         await until(lambda: call.status is not None)
@@ -168,7 +168,7 @@ async def test_feeding_stops_when_asked_and_goes_on_where_it_stopped(
 
 async def test_what_a_taker_raises_ends_nothing_but_its_own_feeding() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(2)]
         takers = [Taker(), Taker()]
 
@@ -280,7 +280,7 @@ async def test_failures_are_those_of_grpc(name: str) -> None:
 async def test_a_stream_that_ends_within_a_message() -> None:
     """Not even a good status makes it whole. (grpc.aio drops the half and reports success.)"""
     server = Server(after_one(lambda p, s: (p.send(s, b"\0\0\0\0\5ab"), p.end(s))))
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         messages, error = await until_the_end(await start(transport))
         assert messages == [b"first"]
         assert type(error) is EngineBroken
@@ -288,7 +288,7 @@ async def test_a_stream_that_ends_within_a_message() -> None:
 
 async def test_an_answer_that_is_not_grpc() -> None:
     headers = [(":status", "200"), ("content-type", "text/html")]
-    async with connected(Server(lambda p, s: p.begin(s, headers))) as transport:
+    async with connect(Server(lambda p, s: p.begin(s, headers))) as transport:
         with pytest.raises(EngineUnavailable):
             await (await start(transport)).read()
 
@@ -298,13 +298,13 @@ async def test_informational_headers_are_not_the_answer() -> None:
         peer.begin(stream_id, [(":status", "103")])
         echo(peer, stream_id)
 
-    async with connected(Server(answer)) as transport:
+    async with connect(Server(answer)) as transport:
         assert await everything(await start(transport, b"abc")) == [b"abc"]
 
 
 async def test_a_message_longer_than_triton_may_send() -> None:
     server = Server(after_one(lambda p, s: p.send(s, b"\0\x80\0\0\0")))
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport)
         assert await call.read() == b"first"
         with pytest.raises(EngineError):
@@ -314,7 +314,7 @@ async def test_a_message_longer_than_triton_may_send() -> None:
 
 async def test_cancelling_resets_one_stream_and_no_other() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         readers = [asyncio.create_task(call.read()) for call in calls]
         await until(lambda: len(server.peers[0].answered) == 3)
@@ -334,7 +334,7 @@ async def test_cancelling_resets_one_stream_and_no_other() -> None:
 
 async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport)
         await until(lambda: server.peers[0].answered)
         with pytest.raises(TimeoutError):
@@ -346,14 +346,14 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
 
 async def test_unary_deadline() -> None:
     server = Server(echo)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         # The time to connect is part of the deadline.
         await transport.unary("/a/B", b"", HANGS_AFTER_S)
         server.answer = silence
         with pytest.raises(TimeoutError):
             await transport.unary("/a/B", b"", 0.1)
         await until(lambda: server.peers[0].resets == {3: 8})
-    async with connected(Server(trailers_only(*OK, ("grpc-status", "4")))) as transport:
+    async with connect(Server(trailers_only(*OK, ("grpc-status", "4")))) as transport:
         with pytest.raises(TimeoutError):
             await transport.unary("/a/B", b"", HANGS_AFTER_S)
 
@@ -361,6 +361,6 @@ async def test_unary_deadline() -> None:
 @pytest.mark.parametrize("count", [0, 2])
 async def test_a_unary_call_has_one_answer(count: int) -> None:
     frames = [(grpc_message(b"x"), {})] * count
-    async with connected(Server(in_frames(*frames))) as transport:
+    async with connect(Server(in_frames(*frames))) as transport:
         with pytest.raises(EngineError):
             await transport.unary("/a/B", b"", HANGS_AFTER_S)

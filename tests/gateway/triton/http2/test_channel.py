@@ -26,7 +26,7 @@ from tests.support.http2_peer import (
     HANGS_AFTER_S,
     Peer,
     Server,
-    connected,
+    connect,
     echo,
     grpc_message,
     listening,
@@ -44,7 +44,7 @@ def to(server: Server) -> Http2Transport:
 
 
 async def test_one_connection_for_all() -> None:
-    async with connected(Server(echo)) as transport:
+    async with connect(Server(echo)) as transport:
         calls = await asyncio.gather(*[start(transport, b"%d" % n) for n in range(50)])
         assert [await call.read() for call in calls] == [b"%d" % n for n in range(50)]
         assert len(transport._connections) == 1
@@ -66,7 +66,7 @@ def test_a_connection_keeps_nothing_of_the_request_that_opened_it(loop: Any) -> 
         return weakref.ref(request)
 
     async def run() -> None:
-        async with connected(Server(echo)) as transport:
+        async with connect(Server(echo)) as transport:
             request = await asyncio.create_task(ask(transport))
             await until(lambda: gc.collect() >= 0 and request() is None)
             assert len(transport._connections) == 1
@@ -77,7 +77,7 @@ def test_a_connection_keeps_nothing_of_the_request_that_opened_it(loop: Any) -> 
 
 async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:
     server = Server(silence, max_concurrent_streams=2)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = await asyncio.gather(*[start(transport) for _ in range(5)])
         await until(lambda: sum(len(peer.answered) for peer in server.peers) == 5)
         assert [len(peer.answered) for peer in server.peers] == [2, 2, 1]
@@ -119,14 +119,14 @@ def _reset(server: socket.socket) -> None:
 
 
 async def test_a_server_that_takes_no_streams_is_away() -> None:
-    async with connected(Server(echo, max_concurrent_streams=0)) as transport:
+    async with connect(Server(echo, max_concurrent_streams=0)) as transport:
         with pytest.raises(EngineUnavailable):
             await start(transport)
 
 
 async def test_goaway_lets_what_runs_finish() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         first = server.peers[0]
         await until(lambda: len(first.answered) == 3)
@@ -148,7 +148,7 @@ async def test_goaway_lets_what_runs_finish() -> None:
 
 async def test_goaway_of_an_idle_connection_closes_it() -> None:
     server = Server(echo)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         await (await start(transport)).read()
         server.peers[0].goaway(1, code=11)
         await until(server.peers[0].closed.is_set)
@@ -158,7 +158,7 @@ async def test_goaway_of_an_idle_connection_closes_it() -> None:
 
 async def test_a_lost_connection_fails_its_calls_and_is_renewed() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         await until(lambda: len(server.peers[0].answered) == 3)
         readers = [asyncio.create_task(call.read()) for call in calls[:2]]
@@ -238,7 +238,7 @@ async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_giving_up_while_connecting_leaves_the_others() -> None:
     server = Server(echo)
     server.greets = False
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [asyncio.create_task(start(transport, b"%d" % n)) for n in range(3)]
         await until(lambda: server.peers)
         calls[0].cancel()
@@ -290,7 +290,7 @@ async def test_what_is_not_http2_is_away(greeting: bytes, caplog: pytest.LogCapt
 
 async def test_pings_are_answered_and_unknown_frames_are_not() -> None:
     server = Server(echo)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         await (await start(transport)).read()
         peer = server.peers[0]
         peer.transport.write(b"\0\0\3\xee\0\0\0\0\0abc" + b"\0\0\5\2\0\0\0\0\1\0\0\0\0\0")
@@ -310,7 +310,7 @@ async def test_a_header_block_in_many_frames() -> None:
         peer.end(stream_id, 14, grpc_message="%41")
 
     server = Server(long)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         with pytest.raises(EngineUnavailable):
             await (await start(transport)).read()
         server.answer = answer

@@ -14,13 +14,13 @@ from gateway.triton.http2.deliveries import DeliveryQueue
 from tests.support.http2_peer import (
     MANY,
     Server,
-    begun,
-    connected,
+    begin_calls,
+    connect,
     count_reads,
+    count_turns_until,
     grpc_message,
     silence,
     start,
-    turns_until,
     until,
 )
 
@@ -66,25 +66,27 @@ async def feeding(calls: Sequence[Any], take: Callable[[int], bool]) -> AsyncIte
 async def test_an_awaited_message_is_read_at_once_beside_many_streams() -> None:
     """Also where a read is put off when the wait begins; so are tokens that come meanwhile."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         for number in range(10):
             for call in calls[:3]:
                 before = call.unread
                 peer.send(call.stream_id, grpc_message(b"token"))
-                await turns_until(lambda call=call, before=before: call.unread > before)
+                await count_turns_until(lambda call=call, before=before: call.unread > before)
             new = await start(transport)
             reading = asyncio.create_task(new.read())
             # 3 by count, and hundreds where it is put off.
-            assert await turns_until(lambda n=number: len(peer.answered) == MANY + n + 1) < 10
+            assert await count_turns_until(lambda n=number: len(peer.answered) == MANY + n + 1) < 10
             for call in calls[:3]:
                 before = call.unread
                 peer.send(call.stream_id, grpc_message(b"token"))
-                took = await turns_until(lambda call=call, before=before: call.unread > before)
+                took = await count_turns_until(
+                    lambda call=call, before=before: call.unread > before
+                )
                 assert took < 10
             peer.send(new.stream_id, grpc_message(b"first"))
-            assert await turns_until(reading.done) < 10
+            assert await count_turns_until(reading.done) < 10
             assert reading.result() == b"first"
             peer.end(new.stream_id)
             assert await new.read() is None
@@ -95,8 +97,8 @@ async def test_reads_are_gathered_again_when_no_task_waits(
 ) -> None:
     """However the waits ended: with a message, the stream's end, a failure, or cancelled."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         others = [await start(transport) for _ in range(5)]
         tasks = [asyncio.create_task(call.read()) for call in others]
@@ -121,8 +123,8 @@ async def test_tokens_that_were_read_together_are_delivered_over_many_turns(
     """
     delivered: Counter[int] = Counter()
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server, STREAMS)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, STREAMS)
         peer = server.peers[0]
         with Turns() as turns:
 
@@ -144,8 +146,8 @@ async def test_tokens_that_were_read_together_are_delivered_over_many_turns(
 
 async def test_a_task_that_waits_is_woken_before_what_was_read_with_its_message() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server, STREAMS)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, STREAMS)
         peer = server.peers[0]
         delivered = 0
 
@@ -176,8 +178,8 @@ async def test_each_stream_has_its_messages_once_and_in_order() -> None:
     """While some are fed, some are read, and some change from one to the other."""
     server = Server(silence)
     rounds = 30
-    async with connected(server) as transport:
-        calls = await begun(transport, server, MANY)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, MANY)
         peer = server.peers[0]
         got: list[list[bytes]] = [[] for _ in calls]
 
@@ -209,8 +211,8 @@ async def test_a_server_that_sends_fast_is_read_no_faster_than_messages_are_deli
     """Undelivered data stays below two large reads, instead of a window for each stream."""
     size, most = 8000, 0
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server, STREAMS)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, STREAMS)
         peer = server.peers[0]
         delivered = 0
 

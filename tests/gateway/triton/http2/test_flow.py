@@ -22,7 +22,7 @@ from tests.support.http2_peer import (
     HANGS_AFTER_S,
     Peer,
     Server,
-    connected,
+    connect,
     echo,
     grpc_message,
     silence,
@@ -42,7 +42,7 @@ async def test_small_windows_of_the_server(window: int) -> None:
     """h2 would object to a single byte too many."""
     server = Server(echo, initial_window_size=window)
     request = bytes(range(256)) * 4
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport, request) for _ in range(3)]
         assert [await call.read() for call in calls] == [request] * 3
 
@@ -51,7 +51,7 @@ async def test_an_upload_waits_for_windows_and_survives_their_shrinking() -> Non
     server = Server(echo, initial_window_size=1000)
     server.acknowledges = False
     request = b"x" * 5000
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport, request)
         peer = server.peers[0]
         await until(lambda: len(peer.requests.get(1, b"")) == 1000)
@@ -71,7 +71,7 @@ async def test_an_upload_waits_for_windows_and_survives_their_shrinking() -> Non
 async def test_one_stuck_upload_holds_up_nobody() -> None:
     server = Server(echo)
     server.acknowledges = False
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         peer_stuck = asyncio.create_task((await start(transport, bytes(5 * MB))).read())
         peer = server.peers[0]
         # The default window of the stream and of the connection are the same 64 KiB.
@@ -89,7 +89,7 @@ async def test_uploads_take_turns_and_leave_room_for_the_small() -> None:
     """While 64 MB go up, an equal one keeps pace and small calls are answered at once."""
     server = Server(echo, initial_window_size=2**20, max_frame_size=2**16)
     weights = memoryview(bytearray(32 * MB))
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         await (await start(transport, b"hello")).read()
         peer = server.peers[0]
         large = [await start(transport, b"head", weights) for _ in range(2)]
@@ -146,7 +146,7 @@ def test_a_flood_ends_the_turn_after_one_read() -> None:
 async def test_an_answer_before_the_end_of_the_request_ends_the_upload() -> None:
     server = Server(echo)
     server.acknowledges = False
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport, bytes(MB))
         peer = server.peers[0]
         await until(lambda: 1 in peer.requests)
@@ -162,7 +162,7 @@ async def test_an_answer_before_the_end_of_the_request_ends_the_upload() -> None
 
 async def test_a_server_that_does_not_read_its_socket_fills_no_memory() -> None:
     server = Server(silence, initial_window_size=2**31 - 1)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         await start(transport, b"x")
         peer = server.peers[0]
         peer.h2.increment_flow_control_window(2**30)
@@ -179,7 +179,7 @@ async def test_a_server_that_does_not_read_its_socket_fills_no_memory() -> None:
 
 async def test_messages_longer_than_the_window() -> None:
     message = bytes(range(256)) * 20_000
-    async with connected(Server(echo)) as transport:
+    async with connect(Server(echo)) as transport:
         call = await start(transport, message)
         assert await call.read() == message
         assert await call.read() is None
@@ -200,7 +200,7 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
 
     fed: list[bytes] = []
     server = Server(answer)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         slow = await start(transport, b"many")
         assert await slow.feed(enough)
         await until(lambda: server.peers and server.peers[0].unsent(1))
@@ -222,7 +222,7 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
 async def test_answers_of_calls_that_have_ended_do_not_use_up_the_connection() -> None:
     """What arrives after a reset belongs to nobody, and still counts for the window."""
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         await start(transport, b"x")
         peer = server.peers[0]
         for n in range(60):

@@ -21,13 +21,13 @@ from tests.support.http2_peer import (
     MANY,
     Peer,
     Server,
-    begun,
-    connected,
+    begin_calls,
+    connect,
     count_reads,
+    count_turns_until,
     grpc_message,
     silence,
     start,
-    turns_until,
     until,
 )
 
@@ -37,8 +37,8 @@ MB = 2**20
 async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost or mixed up."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         reads = await count_reads(monkeypatch, server.peers[0], calls, 600)
         assert reads < 200  # 300 where each is read as soon as it is there
         for n in range(600):
@@ -58,14 +58,14 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BaseConnection, "_resume_reading", counting)
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         pauses = []
         for n in range(100):
             call = calls[n % MANY]
             unread, before = call.unread, resumed
             server.peers[0].send(call.stream_id, grpc_message(b"token"))
-            await turns_until(lambda call=call, unread=unread: call.unread > unread)
+            await count_turns_until(lambda call=call, unread=unread: call.unread > unread)
             pauses.append(resumed - before)
         assert max(pauses) <= 2
         assert resumed > 0
@@ -77,8 +77,8 @@ async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s: float) -> None:
     """Of few streams; for an upload, which must hear of the server's windows; and the seldom."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server, count)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server, count)
         peer = server.peers[0]
         if uploads:
             server.acknowledges = False
@@ -91,23 +91,25 @@ async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s
             before = call.unread
             peer.send(call.stream_id, grpc_message(b"token"))
             # 2 by count, and hundreds where it is put off.
-            assert await turns_until(lambda call=call, before=before: call.unread > before) < 10
+            assert (
+                await count_turns_until(lambda call=call, before=before: call.unread > before) < 10
+            )
 
 
 async def test_an_upload_does_not_wait_for_a_read_that_is_put_off() -> None:
     """For the window that its second half needs."""
     server = Server(silence)
-    async with connected(server) as transport:
-        calls = await begun(transport, server)
+    async with connect(server) as transport:
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         for n in range(10):
             for call in calls[:2]:
                 before = call.unread
                 peer.send(call.stream_id, grpc_message(b"token"))
-                await turns_until(lambda call=call, before=before: call.unread > before)
+                await count_turns_until(lambda call=call, before=before: call.unread > before)
             last = await start(transport, bytes(100_000))
-            await turns_until(lambda n=n: len(peer.answered) == MANY + n)
-            took = await turns_until(lambda n=n: len(peer.answered) == MANY + n + 1)
+            await count_turns_until(lambda n=n: len(peer.answered) == MANY + n)
+            took = await count_turns_until(lambda n=n: len(peer.answered) == MANY + n + 1)
             assert took < 30
             last.cancel()
 
@@ -131,7 +133,7 @@ def test_what_has_come_over_tls_is_read_when_the_server_has_gone(tmp_path: Path)
         listener = await loop.create_server(lambda: Peer(server), LOCALHOST, 0, ssl=context)
         endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{listener.sockets[0].getsockname()[1]}")
         transport = Http2Transport(endpoint, ConnectionOptions(tls_ca=authority.file))
-        calls = await begun(transport, server)
+        calls = await begin_calls(transport, server)
         peer = server.peers[0]
         for n in range(MANY):
             peer.send(calls[n].stream_id, grpc_message(b"token"))

@@ -17,7 +17,7 @@ from tests.support.http2_peer import (
     HANGS_AFTER_S,
     Peer,
     Server,
-    connected,
+    connect,
     echo,
     grpc_message,
     listening,
@@ -30,7 +30,7 @@ from tests.support.http2_peer import (
 async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.triton.http2.connection.ABANDON_GRACE_S", HANGS_AFTER_S)
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         readers = [asyncio.create_task(call.read()) for call in calls[:2]]
         await until(lambda: len(server.peers[0].answered) == 3)
@@ -91,7 +91,7 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
 async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.triton.http2.connection.MAX_ABANDONED", 2)
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(4)]
         await until(lambda: len(server.peers[0].answered) == 4)
         told: dict[int, bool] = {}
@@ -104,7 +104,7 @@ async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatc
 
 async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
     server = Server(silence)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         calls = [await start(transport) for _ in range(2)]
         await until(lambda: len(server.peers[0].answered) == 2)
         server.peers[0].end(1)
@@ -120,7 +120,7 @@ async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
 async def test_a_request_that_is_left_half_written_is_reset() -> None:
     server = Server(silence)
     server.acknowledges = False
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport, bytes(2**20))
         await until(lambda: bool(server.peers[0].requests))
         call.abandon()
@@ -138,7 +138,7 @@ async def test_what_is_left_behind_a_full_window_ends_by_itself(
         peer.send_within_windows(stream_id, answer, [("grpc-status", "0")])
 
     server = Server(flood)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport)
         assert await call.read() is not None
         # The server stands still: nobody reads, and its window is full.
@@ -161,7 +161,7 @@ async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPa
 
     unsent: list[int] = []
     server = Server(flood)
-    async with connected(server) as transport:
+    async with connect(server) as transport:
         call = await start(transport)
         await until(lambda: server.peers and server.peers[0].unsent(1))
         peer = server.peers[0]

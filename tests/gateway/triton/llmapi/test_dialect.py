@@ -17,11 +17,16 @@ from tokenizers.processors import TemplateProcessing
 from gateway.config.tenants import key_hash
 from gateway.triton import bytes_tensor
 from tests.support.event_clock import EventClock
-from tests.support.fake_llmapi import FakeLlmapi, Step, inputs_of, told
+from tests.support.fake_llmapi import FakeLlmapi, Step, build_outputs, inputs_of
 from tests.support.fake_triton import serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
-HELLO = (told("he"), told("hell"), told("hello"), told("hello, you", "stop"))
+HELLO = (
+    build_outputs("he"),
+    build_outputs("hell"),
+    build_outputs("hello"),
+    build_outputs("hello, you", "stop"),
+)
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ async def test_a_request_is_scalars_without_a_batch_dimension(tokenizer_dir: Pat
 async def test_the_model_streams_only_what_somebody_reads_as_it_comes(
     tokenizer_dir: Path, streams: bool, asked: dict[str, Any], sent: bool
 ) -> None:
-    servicer = FakeLlmapi(told("hello", "stop"), streams=streams)
+    servicer = FakeLlmapi(build_outputs("hello", "stop"), streams=streams)
     response = await complete(tokenizer_dir, servicer, **asked)
     assert response.status_code == 200, response.text
     [request] = servicer.requests
@@ -105,7 +110,7 @@ async def test_the_model_streams_only_what_somebody_reads_as_it_comes(
 async def test_admins_are_told_once_of_a_model_that_may_end_triton(
     tokenizer_dir: Path, caplog: pytest.LogCaptureFixture, facts: dict[str, Any], warned: bool
 ) -> None:
-    servicer = FakeLlmapi(told("hello", "stop"), **facts)
+    servicer = FakeLlmapi(build_outputs("hello", "stop"), **facts)
     tenant = {"name": "a", "keys": [key_hash("of-a")], "models": ["*"]}
     (tokenizer_dir / "gateway.yaml").write_text(json.dumps({"tenants": [tenant]}))
     fields = {"admin_key": "k" * 40, "config": tokenizer_dir / "gateway.yaml"}
@@ -197,10 +202,10 @@ async def test_what_meets_the_time_limit_before_it_came_whole_is_charged(
     "steps",
     [
         HELLO,
-        (told("hello, you", "stop"),),
-        (told("hello, y"), told("hello, you", "stop"), {}),
-        (told("hello, you"), {}),
-        (told("hell\ufffd"), told("hello, you"), told("hello, you")),
+        (build_outputs("hello, you", "stop"),),
+        (build_outputs("hello, y"), build_outputs("hello, you", "stop"), {}),
+        (build_outputs("hello, you"), {}),
+        (build_outputs("hell\ufffd"), build_outputs("hello, you"), build_outputs("hello, you")),
     ],
     ids=["as it grows", "in one piece", "reason before the end", "no reason", "mended"],
 )
@@ -223,7 +228,7 @@ async def test_texts_so_far_become_deltas(
 async def test_the_engine_says_why_it_ended_and_what_it_had(
     tokenizer_dir: Path, behind: tuple[Step, ...]
 ) -> None:
-    ended = told("hello", "length", kv_cache_reused_block="2", kv_cache_hit_rate="0.5")
+    ended = build_outputs("hello", "length", kv_cache_reused_block="2", kv_cache_hit_rate="0.5")
     prompt = "x" * 40
     servicer = FakeLlmapi(ended, *behind)
     answer = (await complete(tokenizer_dir, servicer, prompt=prompt, max_tokens=9)).json()
@@ -231,7 +236,7 @@ async def test_the_engine_says_why_it_ended_and_what_it_had(
     # Special tokens do not show, but were made: it is the limit that was reached.
     assert answer["usage"]["completion_tokens"] == 9
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 40
-    other = told("hello", "stop") | {"stop_reason": "17"}
+    other = build_outputs("hello", "stop") | {"stop_reason": "17"}
     answer = (await complete(tokenizer_dir, FakeLlmapi(other, *behind), max_tokens=9)).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 6  # with the end token that has a number
@@ -241,7 +246,9 @@ async def test_the_engine_says_why_it_ended_and_what_it_had(
 async def test_stop_strings_are_exact_and_stop_the_engine(
     tokenizer_dir: Path, include: bool
 ) -> None:
-    servicer = FakeLlmapi(told("a."), told("a. b.c"), told("a. b.c.d"), None)
+    servicer = FakeLlmapi(
+        build_outputs("a."), build_outputs("a. b.c"), build_outputs("a. b.c.d"), None
+    )
     body = {"stop": [".c.", "x"], "include_stop_str_in_output": include}
     answer = (await complete(tokenizer_dir, servicer, **body)).json()
     assert answer["choices"][0]["text"] == ("a. b.c." if include else "a. b")
@@ -252,7 +259,7 @@ async def test_stop_strings_are_exact_and_stop_the_engine(
 
 async def test_the_oldest_dialect_is_left_by_a_reset_alone(tokenizer_dir: Path) -> None:
     """Of tag v0.19.0, which takes beams, and neither stop requests nor metrics."""
-    servicer = FakeLlmapi(told("a."), told("a. b"), None, streams=False)
+    servicer = FakeLlmapi(build_outputs("a."), build_outputs("a. b"), None, streams=False)
     servicer.drop = ("stop", "sampling_param_return_perf_metrics")
     servicer.has = ("sampling_param_beam_width",)
     async with (
@@ -301,7 +308,7 @@ async def test_what_cannot_be_driven_says_why(
 
 
 async def test_without_decoupled_mode_nothing_streams(tokenizer_dir: Path) -> None:
-    servicer = FakeLlmapi(told("hello", "stop"), decoupled=False)
+    servicer = FakeLlmapi(build_outputs("hello", "stop"), decoupled=False)
     refused = await complete(tokenizer_dir, servicer, stream=True)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert servicer.requests == []
@@ -349,7 +356,7 @@ async def test_reasoning_is_told_apart_or_refused(tokenizer_dir: Path, special: 
     tags = [AddedToken(tag, special=special) for tag in ("[THINK]", "[/THINK]")]
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tags)
     tokenizer.save(str(tokenizer_dir / "tokenizer.json"))
-    servicer = FakeLlmapi(told("[THINK]hm"), told("[THINK]hm[/THINK]yes", "stop"))
+    servicer = FakeLlmapi(build_outputs("[THINK]hm"), build_outputs("[THINK]hm[/THINK]yes", "stop"))
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, reasoning_parser="mistral") as (client, _, _),

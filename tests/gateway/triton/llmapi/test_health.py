@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.event_clock import EventClock
-from tests.support.fake_llmapi import FakeLlmapi, inputs_of, told
+from tests.support.fake_llmapi import FakeLlmapi, build_outputs, inputs_of
 from tests.support.fake_triton import serving
 from tests.support.in_process import metric_of, running, save_tokenizer
 
-OK = (told("hello", "stop"),)
+OK = (build_outputs("hello", "stop"),)
 DEAD = "Error generating request: the worker processes have ended"
 _WITHIN_S = 60.0
 
@@ -211,7 +211,7 @@ async def test_a_whole_answer_hides_no_engine_whose_streams_have_stopped(
     monkeypatch.setattr("gateway.triton.llmapi.token_probe._PROBE_TIMEOUT_S", 0.3)
     monkeypatch.setattr("gateway.triton.engine._MAX_SILENT_PROBES", 1_000_000)
     servicer = FakeLlmapi(None)
-    servicer.of_prompt |= {"poison": (DEAD,), "flows": (told("he"), None)}
+    servicer.of_prompt |= {"poison": (DEAD,), "flows": (build_outputs("he"), None)}
     async with gateway(tokenizer_dir, servicer) as (ask, service):
         [replica] = service.replicas
         streamed = asyncio.create_task(ask("flows", stream=True))
@@ -273,7 +273,7 @@ async def test_an_engine_whose_queue_is_full_is_not_dead_for_that(
 async def test_an_engine_that_gives_up_is_no_end_of_an_answer(
     tokenizer_dir: Path, reason: str
 ) -> None:
-    servicer = FakeLlmapi(told("he"), told("hell", reason))
+    servicer = FakeLlmapi(build_outputs("he"), build_outputs("hell", reason))
     async with gateway(tokenizer_dir, servicer) as (ask, _):
         assert (await ask()).status_code == 503
         streamed = (await ask(stream=True)).text
