@@ -191,7 +191,7 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
         # All have been seen to leave, while one is worked for.
-        bodies, turns = service.bodies, service.prompts.threads.long
+        bodies, turns = service.body_budget, service.prompts.threads.long
         await _until(lambda: not (turns.waiting_chars or bodies.waiting or bodies.in_flight))
         free.set()
         answer = await client.post("/tokenize", **request | {"headers": SMALL})

@@ -178,7 +178,7 @@ async def _no_room_for_bodies(here: World) -> AsyncIterator[bytes]:
     most = here.service.settings.max_body_bytes
     async with AsyncExitStack() as stack:
         for number in range(4):
-            await stack.enter_async_context(here.service.bodies.permit(str(number), cost=most))
+            await stack.enter_async_context(here.service.body_budget.permit(str(number), cost=most))
         head = post("/v1/completions", b"").replace(b"length: 0", b"length: %d" % most)
         yield head + b"x" * 2**20
 
@@ -189,12 +189,12 @@ async def test_bodies_that_wait_for_room_give_way(tmp_path: Path) -> None:
     async with world(tmp_path, max_connections=limit) as here, _no_room_for_bodies(here) as large:
         here.fake.released.set()
         held = [await here.connect(large) for _ in range(limit)]
-        await here.until(lambda: here.service.bodies.waiting == limit)
+        await here.until(lambda: here.service.body_budget.waiting == limit)
         async with asyncio.timeout(HANGS_AFTER_S):
             while (await here.ask("/v1/completions")).status_code != 200:
                 await asyncio.sleep(0.2)
         await here.until(lambda: here.connections < limit)
-        assert here.service.bodies.waiting == here.connections == limit - 1, "one is enough"
+        assert here.service.body_budget.waiting == here.connections == limit - 1, "one is enough"
         assert len(held) == limit
 
 
@@ -202,14 +202,14 @@ async def test_few_bodies_of_a_tenant_wait_for_room(tmp_path: Path) -> None:
     most, more = 32, 5
     async with world(tmp_path) as here, _no_room_for_bodies(here) as large:
         held = [await here.connect(large) for _ in range(most)]
-        await here.until(lambda: here.service.bodies.waiting == most)
+        await here.until(lambda: here.service.body_budget.waiting == most)
         for _ in range(more):
             reader, writer = await here.connect(large)
             async with asyncio.timeout(HANGS_AFTER_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             writer.close()
-        assert here.service.bodies.waiting == len(held)
+        assert here.service.body_budget.waiting == len(held)
 
 
 async def test_an_address_has_a_bound_of_its_own(tmp_path: Path) -> None:

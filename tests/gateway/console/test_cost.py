@@ -100,7 +100,7 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
         made: list[dict[str, Any]] = []
         for _ in range(5):
             began = time.thread_time()
-            made.append(await console._state())
+            made.append(await console._build_state())
             spent.append(time.thread_time() - began)
         began = time.thread_time()
         change = difference(made[-2], made[-1])
