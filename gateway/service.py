@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.mapped import MappedModels, MappedRouter
-from gateway.catalog.router import Router
-from gateway.catalog.shortfall import shortfalls
+from gateway.catalog.router import ModelRouter
+from gateway.catalog.shortfall import find_shortfalls
 from gateway.config.file import ConfigurationFile
 from gateway.config.mapped import EmbeddingModel, RerankModel
 from gateway.config.settings import Settings
@@ -66,15 +66,15 @@ class Service:
     guides: GuideCheck
     logits: TurnThread
     """Where the likeliest tokens are found and many numbers written, in turn by tenant."""
-    adapters: Adapters
+    adapters: AdapterCatalog
     mapped: MappedModels
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
     vectors: Admission
     """Whose turn it is to have many numbers of an answer here; a place is a byte."""
-    declared: Declared
-    router: Router
+    declared: DeclaredAdapters
+    router: ModelRouter
     troubles: Troubles
     """Conditions that hold now; `conditions` finds most of them."""
     unknown_models: UnknownModels
@@ -106,7 +106,7 @@ class Service:
     @property
     def shortfalls(self) -> list[str]:
         """What disks of replicas lack, in words for operators."""
-        return shortfalls(self.adapters.placement, self.disks())
+        return find_shortfalls(self.adapters.placement, self.disks())
 
     def placement(self, weights: str) -> dict[str, str]:
         """By endpoint of what reads adapters from its disk, what is known of these weights."""
@@ -130,7 +130,7 @@ class Service:
             tasks.create_task(self.configuration.watch(self.troubles))
             tasks.create_task(self.monitor.follow(self.troubles))
             tasks.create_task(self.overrides.follow(self.troubles))
-            tasks.create_task(self.accounting.keep_books())
+            tasks.create_task(self.accounting.record_usage())
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.disks, self.troubles))
             if self.keys is not None:
@@ -173,5 +173,5 @@ class Service:
                 self.troubles.hold("replicas", logging.ERROR, text, exc_info=True)
             else:
                 self.troubles.clear("replicas")
-            self.admission.fill()
+            self.admission.grant_free_slots()
             await asyncio.sleep(_TICK_S)

@@ -73,7 +73,7 @@ def metrics_reader(request: Request) -> Service:
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         _admin_key(request)
-    elif service.access.open:
+    elif service.access.is_open:
         check_website(request.scope)
     return service
 
@@ -89,7 +89,7 @@ def may_read_details(request: Request) -> bool:
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         return service.access.is_admin(credentials_of(request.scope))
-    return not service.access.open or may_come(request.scope)
+    return not service.access.is_open or may_come(request.scope)
 
 
 Running = Annotated[Service, Depends(_service)]
@@ -113,7 +113,7 @@ def _admin_key(request: Request) -> str:
 
 
 def _metrics_need_a_key(request: Request) -> bool:
-    return request.app.state.admin_port is None and not service_of(request.scope).access.open
+    return request.app.state.admin_port is None and not service_of(request.scope).access.is_open
 
 
 def is_for_admins(request: Request) -> bool:

@@ -17,7 +17,7 @@ from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.successors import OF_EMBEDDINGS
 from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
-from gateway.catalog.mapped import MappedModel
+from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped import Inputs, Vectors, of_ids, of_texts, shaped
@@ -99,7 +99,7 @@ async def embeddings(request: Request) -> Response:
 
 
 async def _inputs(
-    service: Service, model: MappedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
+    service: Service, model: ServedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
 ) -> Inputs:
     if wanted.dimensions is not None and not model.entry.dimensions:
         raise InvalidRequest(
@@ -122,7 +122,7 @@ async def _answer(asked: Asking[EmbeddingsRequest, EmbeddingModel]) -> Response:
             await _pieces(asked, await asked.rows(found), as_base64=as_base64), asked.headers
         )
     room = service.vectors
-    cost = min(size, room.largest() or size)
+    cost = min(size, room.max_cost() or size)
     permit = room.permit(asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.left_s)
     try:
         await permit.__aenter__()
@@ -131,9 +131,9 @@ async def _answer(asked: Asking[EmbeddingsRequest, EmbeddingModel]) -> Response:
     try:
         pieces = await _pieces(asked, await asked.rows(found), as_base64=as_base64)
     except BaseException:
-        permit.leave()
+        permit.release()
         raise
-    return LargeAnswer(pieces, asked.headers, permit.leave)
+    return LargeAnswer(pieces, asked.headers, permit.release)
 
 
 async def _pieces(

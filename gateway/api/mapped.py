@@ -22,7 +22,7 @@ from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import timeout_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
-from gateway.catalog.mapped import C, MappedModel, MappedRouter
+from gateway.catalog.mapped import C, MappedRouter, ServedModel
 from gateway.config.tenants import Tenant
 from gateway.pipeline.mapped import (
     Deadline,
@@ -52,7 +52,7 @@ class Asking(Generic[W, C]):
     request: Request
     tenant: Tenant | None
     wanted: W
-    model: MappedModel[C]
+    model: ServedModel[C]
     inputs: Inputs
     account: InputAccount
     deadline: Deadline
@@ -91,7 +91,7 @@ async def asking(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
-    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
+    inputs: Callable[[Service, ServedModel[C], W, str], Awaitable[Inputs]],
 ) -> Asking[W, C]:
     """Raises what the table of `failures` has rows for."""
     service = service_of(request.scope)
@@ -102,7 +102,7 @@ async def asking(
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
-        with await service.accounting.count(tenant, places=1) as reservation:
+        with await service.accounting.count(tenant, slots=1) as reservation:
             read = partial(parse, kind, **rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
             service.metrics.count_unknown_parameters(unknown, name)
@@ -114,7 +114,7 @@ async def asking(
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
             # The last thing that may fail or wait: from here on the account is sure to be closed.
-            reservation.keep()
+            reservation.detach()
             request_id = secrets.token_hex(16)
             account = InputAccount(
                 service.accounting,

@@ -64,16 +64,16 @@ async def list_models(
 ) -> Models | ModelPage:
     response.headers.append(*_VARIES)
     base = service.settings.model_name
-    data = [_base(service)] if service.access.sees(tenant, base) else []
+    data = [_base(service)] if service.access.can_see(tenant, base) else []
     data += [
         _adapter(service, record.name, record.version)
         for record in service.adapters.records
-        if service.access.sees(tenant, record.name)
+        if service.access.can_see(tenant, record.name)
     ]
     data += [
         _mapped(service, model)
         for model in service.mapped.all
-        if service.access.sees(tenant, model.name)
+        if service.access.can_see(tenant, model.name)
     ]
     if _wants_anthropic(request):
         return select_page(request, [_info(model) for model in data])

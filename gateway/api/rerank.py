@@ -16,7 +16,7 @@ from gateway.api.mapped import MappedRequest, asking
 from gateway.api.messages import Strict
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
-from gateway.catalog.mapped import MappedModel
+from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import RerankModel
 from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped import Inputs, of_texts, scores
@@ -97,7 +97,7 @@ async def rerank(request: Request) -> Response:
 
 
 async def _inputs(
-    service: Service, model: MappedModel[RerankModel], wanted: RerankRequest, tenant: str
+    service: Service, model: ServedModel[RerankModel], wanted: RerankRequest, tenant: str
 ) -> Inputs:
     texts = wanted.texts
     chars = len(wanted.query) * len(texts) + sum(map(len, texts))

@@ -110,7 +110,7 @@ async def prepared(
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
-        with await service.accounting.count(tenant, places=1) as reservation:
+        with await service.accounting.count(tenant, slots=1) as reservation:
             await service.replicas.wait_until_back()
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
@@ -209,7 +209,7 @@ async def _prepare(
     route = service.access.route(service.router, tenant, wanted.model)
     places, limit = _places(tenant, wanted), _output_limit(tenant, wanted)
     timeout_s = timeout_of(request, service.settings.request_timeout)
-    await reservation.take_more(places - 1)
+    await reservation.take_slots(places - 1)
     chat = service.prompts.chat_of(route.chat_template)
     first_token_within = tenant.first_token_within if tenant else None
     caller = Caller(
@@ -268,7 +268,7 @@ async def _prepare(
 def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
     """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
     sends = service.cold_sends
-    cost = min(nbytes, sends.largest() or nbytes)
+    cost = min(nbytes, sends.max_cost() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 

@@ -76,7 +76,7 @@ class Text:
 async def tokenize(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = tenant_of(request)
-    with await service.accounting.count(tenant, places=1):
+    with await service.accounting.count(tenant, slots=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, TokenizeRequest)
             chat = service.prompts.chat
@@ -129,7 +129,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
 async def detokenize(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = tenant_of(request)
-    with await service.accounting.count(tenant, places=1):
+    with await service.accounting.count(tenant, slots=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, DetokenizeRequest)
             if wanted.model is not None:

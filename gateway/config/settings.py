@@ -1,4 +1,4 @@
-"""Settings of one gateway process, read once at the entry: ``GATEWAY_*`` variables, and files."""
+"""Settings of one gateway process, read once at start: ``GATEWAY_*`` variables, and files."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from adapters.base_names import MAX_ALIASES, alias_problem, repeated_alias
 from adapters.errors import InvalidSource
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
-from gateway.scheduling.discovery import checked
+from gateway.scheduling.discovery import check_endpoint
 from gateway.sources.source import parse_prefix
 from lora_store import redis_url
 
-MIN_ADMIN_KEY = 32
-"""Characters; `gateway key new --admin` makes 46, of 256 random bits."""
+MIN_ADMIN_KEY_CHARS = 32
+"""Minimum length; `gateway key new --admin` makes 46 characters of 256 random bits."""
 
 
-def _long_enough(key: SecretStr) -> SecretStr:
-    if len(key.get_secret_value()) < MIN_ADMIN_KEY:
+def _check_admin_key(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY_CHARS:
         raise ValueError(
             f"has {len(key.get_secret_value())} characters; it must have at least "
-            f"{MIN_ADMIN_KEY}, as those that `gateway key new --admin` prints"
+            f"{MIN_ADMIN_KEY_CHARS}, as those that `gateway key new --admin` prints"
         )
     return key
 
 
 def is_service_link(value: str) -> bool:
-    """Whether this is what Kubernetes writes into the variable NAME_PORT for a Service `name`."""
+    """Return True if Kubernetes writes such a value into the variable NAME_PORT for a Service
+    `name`.
+    """
     return value.startswith(("tcp://", "udp://", "sctp://"))
 
 
-def _no_service_link(value: Any) -> Any:
+def _refuse_service_link(value: Any) -> Any:
     if isinstance(value, str) and is_service_link(value):
         raise ValueError(
             f"{value} is what Kubernetes puts there for a Service of that name (a service link); "
@@ -50,20 +52,20 @@ def _no_service_link(value: Any) -> Any:
     return value
 
 
-AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
-Port = Annotated[int, BeforeValidator(_no_service_link), Field(ge=0, le=65535)]
+AdminKey = Annotated[SecretStr, AfterValidator(_check_admin_key)]
+Port = Annotated[int, BeforeValidator(_refuse_service_link), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 _SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
-    """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
+    """Settings of a process. Field `foo` is read from ``GATEWAY_FOO``; tests set it directly."""
 
     model_config = SettingsConfigDict(
         env_prefix="GATEWAY_",
         env_ignore_empty=True,
         frozen=True,
-        # Where containers find secrets: the file gateway_foo, if the variable is not set.
+        # Containers mount secrets here: the file gateway_foo is read if the variable is not set.
         secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
     )
 
@@ -465,7 +467,7 @@ class Settings(BaseSettings):
 
     @property
     def refuse_unknown(self) -> bool:
-        """Return True if a parameter whose name is unknown gets 400."""
+        """True if a parameter with an unknown name gets 400."""
         return self.strict_parameters or self.unknown_parameters == "refuse"
 
     @property
@@ -474,17 +476,17 @@ class Settings(BaseSettings):
 
     @field_validator("triton_grpc")
     @classmethod
-    def _endpoints_are_whole(cls, endpoints: str) -> str:
+    def _check_endpoints(cls, endpoints: str) -> str:
         for endpoint in endpoints.split(","):
             try:
-                checked(endpoint.strip())
+                check_endpoint(endpoint.strip())
             except ValueError as error:
                 raise ValueError(f"{endpoint.strip()!r} {error}") from None
         return endpoints
 
     @field_validator("adapter_sources")
     @classmethod
-    def _sources_are_whole(cls, sources: list[str]) -> list[str]:
+    def _check_sources(cls, sources: list[str]) -> list[str]:
         for number, text in enumerate(sources):
             try:
                 source = parse_prefix(text)
@@ -496,7 +498,7 @@ class Settings(BaseSettings):
 
     @field_validator("base_model_aliases")
     @classmethod
-    def _aliases_are_names(cls, aliases: list[str]) -> list[str]:
+    def _check_aliases(cls, aliases: list[str]) -> list[str]:
         if len(aliases) > MAX_ALIASES:
             raise ValueError(f"has {len(aliases)} names; at most {MAX_ALIASES} are allowed")
         for number, alias in enumerate(aliases):
@@ -508,14 +510,14 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis_url_is_whole(cls, url: str | None) -> str | None:
-        # The client's own error would quote what it takes for the port: a piece of the password.
+    def _check_redis_url(cls, url: str | None) -> str | None:
+        # redis-py's own error would quote part of the password, which it takes for the port.
         if url is not None:
             redis_url.parse(url)
         return url
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Settings:
+    def _check_tls(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -523,7 +525,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _workers_share_redis(self) -> Settings:
+    def _check_workers(self) -> Settings:
         if self.workers > 1 and self.redis_url is None:
             raise ValueError("GATEWAY_WORKERS above 1 needs GATEWAY_REDIS_URL")
         return self

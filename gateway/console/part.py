@@ -41,7 +41,7 @@ class Parts:
             "waiting": service.admission.waiting,
             "waiting_to_begin": service.starts.waiting,
             "in_flight": service.admission.in_flight,
-            "places": service.admission.places,
+            "places": service.admission.slots,
             "adapters": await self._adapters.of(service, rates, whole=whole),
             "tenants": await self._tenants.of(service, whole=whole),
             "troubles": service.troubles.facts(),

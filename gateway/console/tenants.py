@@ -92,14 +92,14 @@ class TenantFacts:
 
 
 def _limits(service: Service, tenant: Tenant, places: int) -> dict[str, Mapping[str, int]]:
-    told = service.accounting.used(tenant.name)
+    told = service.accounting.report_limits(tenant.name)
     found: dict[str, Mapping[str, int]] = {}
     for name, kind in LIMITS.items():
         limit = getattr(tenant, name)
         if limit is None:
             continue
         used = told[name].used if name in told else 0
-        if kind.counts == "places":
+        if kind.counts == "slots":
             used = places
         found[name] = {"limit": limit, "used": used}
     return found

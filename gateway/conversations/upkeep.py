@@ -81,7 +81,7 @@ class Upkeep:
         self._remembered = Known()
 
     def close(self) -> None:
-        self._lock.let_go()
+        self._lock.release()
         if self._worker >= 0:
             os.close(self._worker)
 
@@ -109,7 +109,7 @@ class Upkeep:
 
         `follow` has ended, and nothing is put any more.
         """
-        self._lock.let_go()  # for the one that is last
+        self._lock.release()  # for the one that is last
         # A worker that held the lock may have ended with a second bring still due.
         self._stale_s = self._again_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import Stats
 from gateway.metrics.scraped import (
@@ -24,8 +24,8 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import Stopping
-from gateway.tenancy.limits.budgets import Standings
-from gateway.tenancy.usage_log import Usage
+from gateway.tenancy.limits.budgets import BudgetUsage
+from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import ColdSend
 
 # Clients choose these names: a bound for each keeps memory and the number of series bounded.
@@ -202,7 +202,7 @@ class Metrics:
         )
         self.usage_lost = Counter(
             "gateway_usage_records_lost_total",
-            "Usage records that could not be written.",
+            "UsageRecord records that could not be written.",
             registry=self.registry,
         )
         self.limits_refused = Counter(
@@ -267,11 +267,11 @@ class Metrics:
             self.inference.labels(model),
         )
 
-    def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
+    def export_lora(self, adapters: AdapterCatalog, replicas: Iterable[Replica]) -> None:
         """Adds what is read at scrape time: the store's counts and the adapters in use."""
         self.registry.register(LoraCollector(adapters, replicas))
 
-    def export_declared(self, declared: Declared) -> None:
+    def export_declared(self, declared: DeclaredAdapters) -> None:
         """Adds how many adapters of the configuration file are in each state."""
         self.registry.register(DeclaredCollector(declared))
 
@@ -285,7 +285,7 @@ class Metrics:
         """Adds who waits, and the state of each replica, read at scrape time."""
         self.registry.register(LoadCollector(admission, starts, replicas))
 
-    def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
+    def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
         """Adds where tenants stand with their budgets, read at scrape time."""
         self.registry.register(BudgetCollector(configuration, standings))
 
@@ -317,7 +317,7 @@ class Metrics:
     def count_refusal(self, tenant: str, limit: str) -> None:
         self.rate_limited.labels(tenant, limit).inc()
 
-    def count_usage(self, usage: Usage) -> None:
+    def count_usage(self, usage: UsageRecord) -> None:
         """Of a tenant; what no tenant uses is in the metrics of the models."""
         if usage.tenant is None:
             return

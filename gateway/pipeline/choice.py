@@ -126,7 +126,7 @@ class Choice:
         self._stays_until = math.inf if self._replica is self._left else 0.0
         sent, take = self._continuation.sent, self._emit
         if sent is None:
-            sent = self._generation.for_kind(lease.replica.kind)
+            sent = self._generation.for_kind(lease.replica.variant)
             self._text = text_stream(service, sent)
         elif self._continuation.again:
             take = self._emit_new
@@ -156,7 +156,7 @@ class Choice:
                 # The engine waits for no client that reads slowly. Each response is a token.
                 batch.meter.untold += self._continuation.beyond(tokens.unread)
                 raise
-        if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
+        if lease.uses_reused_tokens and tokens.tells_reuse and self._continuation.sent is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
@@ -176,7 +176,7 @@ class Choice:
         while self._last.finish is None:
             if self._continuation.differs:
                 raise AnswerLost("Another replica would have said something else; try again.")
-            if self._replica.sends_away and time.monotonic() >= self._stays_until:
+            if self._replica.is_migrating and time.monotonic() >= self._stays_until:
                 self._leave()
             try:
                 await self._sink.drain(self._batch.deadline)
@@ -193,7 +193,9 @@ class Choice:
             now = time.perf_counter()
             if not self._whole:  # of that nobody knows when its first token was made
                 self._of_model.time_to_first_token.observe(now - self._started)
-                self._service.admission.answered(self._batch.caller.tenant, now - self._started)
+                self._service.admission.record_first_token(
+                    self._batch.caller.tenant, now - self._started
+                )
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         ids = tokens.ids
@@ -207,7 +209,7 @@ class Choice:
         return (
             self._sink.accept(self._index, last)
             and last.finish is None
-            and not (self._replica.sends_away and time.monotonic() >= self._stays_until)
+            and not (self._replica.is_migrating and time.monotonic() >= self._stays_until)
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
@@ -233,7 +235,7 @@ class Choice:
         """Raises ReplicaLeft where another replica can go on with it."""
         rest = self._rest(failed=False)
         # It works, and so is left for nothing that may not.
-        if rest and self._service.replicas.has_other_than([self._replica], rest, works=True):
+        if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left = self._replica
             raise ReplicaLeft
         self._stays_until = time.monotonic() + _LOOK_S
@@ -243,7 +245,7 @@ class Choice:
         rest = self._rest(failed=failed)
         if rest is not None and failed:
             deadline = self._batch.deadline
-            if not await self._service.replicas.until_other([left], rest, deadline):
+            if not await self._service.replicas.wait_for_other([left], rest, deadline):
                 rest = None
         if rest is not None:
             tokens = self._continuation.goes_on(rest, failed=failed)
@@ -293,7 +295,7 @@ def model_name(service: Service, generation: Generation) -> str:
 
 def answered(lease: ReplicaLease, batch: Batch, index: int) -> None:
     """The first token is there."""
-    lease.answered()
+    lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
         fingerprints[index] = fingerprint
@@ -339,7 +341,7 @@ async def _prompt_logprobs(
     first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.generations[first].for_kind(lease.replica.kind)
+        sent = batch.generations[first].for_kind(lease.replica.variant)
         found = await lease.engine.prompt_logprobs(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
             on_sent=partial(batch.sent, first),

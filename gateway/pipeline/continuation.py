@@ -17,7 +17,7 @@ from hashlib import blake2b
 from gateway.deltas import TokenDelta
 from gateway.generation import MAX_SEED, Generation
 from gateway.pipeline.fit import longest_prompt
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 
 
 class Continuation:
@@ -110,7 +110,7 @@ class Continuation:
 
 
 def _takes(kind: object, length: int) -> bool:
-    return isinstance(kind, Kind) and length <= longest_prompt(kind.capabilities)
+    return isinstance(kind, ModelVariant) and length <= longest_prompt(kind.capabilities)
 
 
 def _another(seed: int, times: int) -> int:

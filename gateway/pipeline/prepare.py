@@ -12,7 +12,7 @@ from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
 from gateway.pipeline.refusals import Refusals
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
 
@@ -30,7 +30,7 @@ async def prepare(
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
-    kinds = service.replicas.kinds
+    kinds = service.replicas.variants
     able, options = await _able(service, kinds, options, chat=chat)
     fitted: list[FittedPrompt] = []
     for each in prompts:
@@ -61,14 +61,14 @@ async def prepare(
 
 
 async def _able(
-    service: Service, kinds: Sequence[Kind], options: Options, *, chat: bool
-) -> tuple[list[Kind], Options]:
+    service: Service, kinds: Sequence[ModelVariant], options: Options, *, chat: bool
+) -> tuple[list[ModelVariant], Options]:
     """The kinds that have all that is asked for, and the options, with the guide as they take it.
 
     Raises what the first refuses, where all do.
     """
     refusals = Refusals()
-    able: list[Kind] = []
+    able: list[ModelVariant] = []
     for kind in kinds:
         try:
             check_supported(kind.capabilities, options, chat=chat)

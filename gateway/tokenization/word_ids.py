@@ -32,7 +32,7 @@ from gateway.tokenization.word_pattern import (
     char_class,
     pattern_of,
     piece_start_of,
-    translated,
+    translate_errors,
 )
 from gateway.tokenization.word_samples import make_samples
 
@@ -89,7 +89,7 @@ class WordIds:
         `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
         pattern, added = pattern_of(definition), _added(definition)
-        words = None if pattern is None else translated(pattern)
+        words = None if pattern is None else translate_errors(pattern)
         if (
             pattern is None
             or words is None

@@ -68,7 +68,7 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
     return None
 
 
-def translated(pattern: str) -> re.Pattern[str] | None:
+def translate_errors(pattern: str) -> re.Pattern[str] | None:
     """The same expression for Python, within the alphabet; None where that is not sure."""
     found, at, within = "", 0, False
     while at < len(pattern):

@@ -100,11 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Blocks until SIGINT or SIGTERM; returns the exit code."""
-    from gateway.config.environment import unknown_variables
+    from gateway.config.environment import find_unknown_variables
     from ops.local_stack.up import WantedPorts, up
 
     # Before anything starts; the gateway itself looks when Redis and Triton run.
-    if problems := unknown_variables():
+    if problems := find_unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = WantedPorts(
         gateway=parsed.port,

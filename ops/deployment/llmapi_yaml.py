@@ -48,7 +48,7 @@ class LlmapiYaml:
 
     def at(self, *place: str) -> str:
         """FILE:LINE of the value, or of what it would stand in."""
-        return f"{self.path.name}:{self.document.line(place)}"
+        return f"{self.path.name}:{self.document.find_line(place)}"
 
     @property
     def is_ours(self) -> bool:

@@ -24,7 +24,7 @@ from gateway.pipeline.fit import fit
 from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.discovery import Target
-from gateway.scheduling.kinds import Kinds
+from gateway.scheduling.kinds import VariantRegistry
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -242,8 +242,8 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
             drained_at = next(iter(service.replicas)).drained_at
             folders.set({first: {digest: "/there"}}, {}, {}, {})
             waits = AdapterWait(service.replicas, 60)
-            await waits.until_there(_batch(lora, drained_at - 1))
-            new = asyncio.create_task(waits.until_there(_batch(lora, drained_at)))
+            await waits.wait_until_available(_batch(lora, drained_at - 1))
+            new = asyncio.create_task(waits.wait_until_available(_batch(lora, drained_at)))
             await asyncio.sleep(0)
             assert not new.done()
             folders.set({second: {digest: "/there"}}, {}, {}, {})
@@ -255,7 +255,7 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
 async def test_room_that_nobody_has_now_is_not_waited_for(tmp_path: Path) -> None:
     async with pool(tmp_path) as both:
         small = both.service.replicas.kinds[0]
-        away = Kinds().of(replace(small.capabilities, max_seq_len=128))
+        away = VariantRegistry().find_or_add(replace(small.capabilities, max_seq_len=128))
         asked = Options(seed=1, max_tokens=100)
         found = await fit(both.service, [small, away], "x", asked, chat=False)
         assert (set(found.forms), found.max_tokens) == ({small, away}, 63)
