@@ -300,7 +300,7 @@ class PeftDiskManager:
         # Withdrawn versions will free their space anyway.
         going = [*self._withdrawn, *leave]
         room = self._max_bytes - self.nbytes + sum(self._stored[digest] for digest in going)
-        order = {each.digest: place for place, each in enumerate(wanted)}
+        order = {each.digest: index for index, each in enumerate(wanted)}
         spare = [d for d in self._stored if d not in target and d not in going]
         spare.sort(key=lambda digest: order.get(digest, len(order)), reverse=True)
         for digest in spare:

@@ -152,13 +152,13 @@ class PeftNotices:
             found = read_hash(client, f"{self._prefix}:{name}")
         return {_decode(key): raw for key, raw in found.items()}
 
-    def _parse(self, place: str, raw: bytes, read: Callable[[bytes], T]) -> T | None:
+    def _parse(self, key: str, raw: bytes, read: Callable[[bytes], T]) -> T | None:
         try:
             if len(raw) > _MAX_BYTES:
                 raise ValueError(f"{len(raw)} bytes")
             return read(raw)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            self.refusals.add(f"{self._prefix}:{place}", error)
+            self.refusals.add(f"{self._prefix}:{key}", error)
             return None
 
 

@@ -28,8 +28,8 @@ def with_memory_files(url: str) -> str:
     try:
         # Releases of redis-py decode it once or twice.
         password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
-        kept = copy_to_memory(_NAME, ClientFiles(*named), password)
+        copies = copy_to_memory(_NAME, ClientFiles(*named), password)
     except OSError:
         return url
-    paths = {name: str(path) for name, path in zip(_OPTIONS, kept, strict=True) if path}
+    paths = {name: str(path) for name, path in zip(_OPTIONS, copies, strict=True) if path}
     return f"{before}{mark}{urlencode(options | paths)}"

@@ -23,13 +23,13 @@ class RefusedValues:
         self._logged: dict[str, None] = {}
         self.count = 0
 
-    def add(self, place: str, reason: object) -> None:
+    def add(self, key: str, reason: object) -> None:
         with self._lock:
-            if place in self._logged:
+            if key in self._logged:
                 return
             if len(self._logged) == _REMEMBERED:
                 del self._logged[next(iter(self._logged))]
-            self._logged[place] = None
+            self._logged[key] = None
             self.count += 1
         self._on_new()
-        _LOG.error("left alone in Redis: %.200r: %.200s", place, reason)
+        _LOG.error("left alone in Redis: %.200r: %.200s", key, reason)

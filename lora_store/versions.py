@@ -48,10 +48,10 @@ class Versions:
         The copy in memory is right whatever happened to its file. But if the file was written to,
         check it now, while it can be repaired from memory.
         """
-        kept = self._memory.get(digest)
-        if kept is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
+        stored = self._memory.get(digest)
+        if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
             self._stats.memory_hits += 1
-            return kept
+            return stored
         self._stats.memory_misses += 1
         return await self._load_shared(digest, keep=True)
 
@@ -59,14 +59,14 @@ class Versions:
         """Store a version on disk and in Redis; if Redis is down, it gets the version later."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
-        kept = await self._from_disk(digest)
-        if kept is None:
+        stored = await self._from_disk(digest)
+        if stored is None:
             raise VersionUnavailable(digest, "the copy just written cannot be read back")
-        self._store_in_memory(kept)
+        self._store_in_memory(stored)
         if not self._link.is_configured:
             return
         try:
-            await self._link.call(lambda redis: redis.put(kept))
+            await self._link.call(lambda redis: redis.put(stored))
         except StoreError as error:
             self._mark_unsent([digest], error)
 
@@ -98,14 +98,14 @@ class Versions:
         missing = [digest for digest in candidates if digest not in present]
         room = await self._link.call(RedisTier.free_bytes) if missing else None
         left = math.inf if room is None else room
-        for place, digest in enumerate(missing):
+        for index, digest in enumerate(missing):
             left -= 0 if room is None else await self._link.run(partial(self._disk.nbytes, digest))
             if left < 0:
                 return
             try:
                 await self._send(digest)
             except WritesRefused as error:
-                self._mark_unsent(missing[place:], error)
+                self._mark_unsent(missing[index:], error)
                 return
 
     async def send_if_stored(self, digest: str) -> None:
@@ -157,10 +157,10 @@ class Versions:
             self._stats.disk_hits += 1
             return found
         self._stats.disk_misses += 1
-        kept = self._memory.get(digest)
-        if kept is not None:
-            await self._restore(kept)
-            return kept
+        stored = self._memory.get(digest)
+        if stored is not None:
+            await self._restore(stored)
+            return stored
         if not self._link.is_configured:
             raise VersionUnavailable(digest, "no intact copy on disk")
         found = await self._from_redis(digest)
@@ -190,11 +190,11 @@ class Versions:
             _LOG.error("copy of %s on disk cannot be read: %s", digest[:12], error)
         return None
 
-    async def _restore(self, kept: Converted) -> None:
+    async def _restore(self, stored: Converted) -> None:
         try:
-            await self._link.run(partial(self._disk.put, kept))
+            await self._link.run(partial(self._disk.put, stored))
         except StoreError as error:
-            _LOG.error("copy of %s on disk cannot be mended: %s", kept.digest[:12], error)
+            _LOG.error("copy of %s on disk cannot be mended: %s", stored.digest[:12], error)
 
     async def _from_redis(self, digest: str) -> Converted | None:
         """Copy a version from Redis to the disk. Return None without an intact copy; delete a bad

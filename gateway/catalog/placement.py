@@ -103,14 +103,14 @@ class Placement:
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
         """Count the version as in use on the replica inside the context."""
-        place = address_of(endpoint), digest
-        self._in_use[place] += 1
+        key = address_of(endpoint), digest
+        self._in_use[key] += 1
         try:
             yield
         finally:
-            self._in_use[place] -= 1
-            if not self._in_use[place]:
-                del self._in_use[place]
+            self._in_use[key] -= 1
+            if not self._in_use[key]:
+                del self._in_use[key]
 
     async def wait_for_poll(self, digest: str) -> None:
         """Wait for the next poll. Raise EngineError if no replica will ever hold the version."""

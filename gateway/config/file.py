@@ -128,40 +128,40 @@ def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedY
             problems = [found]
     if problems:
         lines = sorted(
-            (document.find_line(place), _format_path(place), text) for place, text in problems
+            (document.find_line(field), _format_path(field), text) for field, text in problems
         )
         raise ConfigurationError(
-            "\n".join(f"{path}:{line}: {place}{text}" for line, place, text in lines)
+            "\n".join(f"{path}:{line}: {field}{text}" for line, field, text in lines)
         )
     return configuration, document
 
 
-def _format_path(place: FieldPath) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def _format_path(field: FieldPath) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field)
     return f"{text.lstrip('.')}: " if text else ""
 
 
 def _describe_error(error: dict[str, Any]) -> tuple[FieldPath, str]:
     """Return the field and text of a pydantic error; quote the value unless it may be a secret."""
-    place: FieldPath = error["loc"]
+    field: FieldPath = error["loc"]
     found = error.get("input")
     if error["type"] == "extra_forbidden":
-        return place, f"unknown; allowed: {', '.join(_list_allowed_fields(place[:-1]))}"
-    if error["type"] == "string_pattern_mismatch" and {"keys", "admin_keys"} & set(place):
-        return place, "must be `sha256:` and 64 hex digits, as `gateway key new` prints it"
+        return field, f"unknown; allowed: {', '.join(_list_allowed_fields(field[:-1]))}"
+    if error["type"] == "string_pattern_mismatch" and {"keys", "admin_keys"} & set(field):
+        return field, "must be `sha256:` and 64 hex digits, as `gateway key new` prints it"
     message = _MESSAGE_BY_ERROR_TYPE.get(error["type"])
     if message is None:
         message = error["msg"].replace("Input should", "must").replace("String should", "must")
         message = message.replace("List should", "must").removeprefix("Value error, ")
-    if isinstance(found, str | int | float) and not _SECRET_FIELDS & set(place):
-        return place, f"found {str(found)[:80]!r}; {message}"
-    return place, message
+    if isinstance(found, str | int | float) and not _SECRET_FIELDS & set(field):
+        return field, f"found {str(found)[:80]!r}; {message}"
+    return field, message
 
 
-def _list_allowed_fields(place: FieldPath) -> list[str]:
-    """Return the names that are allowed in the mapping at `place`."""
+def _list_allowed_fields(field: FieldPath) -> list[str]:
+    """Return the names that are allowed in the mapping at `field`."""
     model: type[BaseModel] = Configuration
-    for part in place:
+    for part in field:
         # Other parts are list indices, and names that the file chooses.
         if isinstance(part, str) and part in model.model_fields:
             model = next(_find_models(model.model_fields[part].annotation), model)
@@ -227,13 +227,13 @@ def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPa
         owners[key] = "the admin"
     for index, tenant in enumerate(configuration.tenants or ()):
         if tenant.name in names:
-            place: FieldPath = ("tenants", index, "name")
-            yield place, f"{tenant.name!r} is used twice; first by tenants[{names[tenant.name]}]"
+            field: FieldPath = ("tenants", index, "name")
+            yield field, f"{tenant.name!r} is used twice; first by tenants[{names[tenant.name]}]"
         names.setdefault(tenant.name, index)
         for number, key in enumerate(tenant.keys):
             if key in owners:
-                place = ("tenants", index, "keys", number)
-                yield place, f"used twice; it is already a key of {owners[key]}"
+                field = ("tenants", index, "keys", number)
+                yield field, f"used twice; it is already a key of {owners[key]}"
             owners.setdefault(key, tenant.name)
 
 

@@ -47,13 +47,13 @@ class MarkedYaml:
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise YamlProblem(1, f"not YAML: {type(error).__name__}") from None
 
-    def find_line(self, place: Sequence[str | int]) -> int:
-        """Return the line of the value at `place` (keys and indices from the root), from 1.
+    def find_line(self, path: Sequence[str | int]) -> int:
+        """Return the line of the value at `path` (keys and indices from the root), from 1.
 
         For a missing value, return the line of the nearest value around it.
         """
         node, line = self._root, 1
-        for part in place:
+        for part in path:
             found = _find_child(node, part)
             if found is None:
                 break

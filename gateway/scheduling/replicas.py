@@ -350,8 +350,8 @@ class Replicas:
         leaves.
         """
         self._targets = {**(self._targets if away else {}), **targets}
-        kept = "names of replicas cannot be looked up now: the addresses that were known stay"
-        self.lookup_problem = kept if away else ""
+        problem = "names of replicas cannot be looked up now: the addresses that were known stay"
+        self.lookup_problem = problem if away else ""
         targets = {
             endpoint: self._apply_override(target, endpoint) for endpoint, target in targets.items()
         }

@@ -192,16 +192,16 @@ class Sources:
 
         async with remote.open_location(
             source, partial(self._may_redirect_to, source, trusted)
-        ) as place:
-            return _build_stamp(source, [await place.stat(name) for name in FILES])
+        ) as location:
+            return _build_stamp(source, [await location.stat(name) for name in FILES])
 
     async def _fetch_remote(self, source: Source, folder: Path, trusted: bool) -> Stamp:
         from gateway.sources import remote  # noqa: PLC0415
 
         async with remote.open_location(
             source, partial(self._may_redirect_to, source, trusted)
-        ) as place:
-            found = {name: await place.stat(name) for name in FILES}
+        ) as location:
+            found = {name: await location.stat(name) for name in FILES}
             for name, file in found.items():
                 if file is None and name in FILES[:2]:
                     says = f"there is no such file at {source}; an adapter needs {_NEEDED}"
@@ -210,17 +210,17 @@ class Sources:
                     raise _too_large_error(name, f"{file.size}", self._max_bytes_of(name))
             for name, file in found.items():
                 if file is not None:
-                    await self._receive(place, name, file, folder / name)
+                    await self._receive(location, name, file, folder / name)
             # If a release was published during the fetch, the files may be of two releases.
             for name, file in found.items():
-                if await place.stat(name) != file:
+                if await location.stat(name) != file:
                     raise remote.unavailable_error(
                         name, "another than when the fetch began", "the same"
                     )
         return _build_stamp(source, found.values())
 
     async def _receive(
-        self, place: RemoteLocation, name: str, file: RemoteFile, path: Path
+        self, location: RemoteLocation, name: str, file: RemoteFile, path: Path
     ) -> None:
         """Write one file. Raise `TooLarge` at the first excess byte, `CorruptFile` for a wrong
         size.
@@ -228,7 +228,7 @@ class Sources:
         size = 0
         # This loop serves no requests, so blocking writes are harmless.
         with store_errors(_INCOMING), path.open("xb") as written:
-            async with aclosing(place.read(name)) as pieces:
+            async with aclosing(location.read(name)) as pieces:
                 async for piece in pieces:
                     size += len(piece)
                     if size > self._max_bytes_of(name):

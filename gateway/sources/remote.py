@@ -139,7 +139,7 @@ class S3:
             async with file:
                 while piece := await file.read(_CHUNK_BYTES):
                     yield piece
-        except Exception as error:  # as in `look`
+        except Exception as error:  # as in `stat`
             raise unavailable_error(name, f"{type(error).__name__} {error}") from None
 
     def _path(self, name: str) -> str:
@@ -181,7 +181,7 @@ async def open_location(
     )
     try:
         session = await filesystem.set_session()
-    except Exception as error:  # as in `S3.look`
+    except Exception as error:  # as in `S3.stat`
         raise unavailable_error("request", f"{type(error).__name__} {error}") from None
     try:
         yield S3(source, filesystem)

@@ -119,8 +119,8 @@ def _parse_https(netloc: str, port: int | None, host: str, path: str, query: str
     host = f"[{host}]" if ":" in host else host
     if not _HOST.fullmatch(host):
         raise _invalid_source("no host", "https://HOST/FOLDER")
-    place = host if port in (None, 443) else f"{host}:{port}"
-    return Source("https", place, _parse_path(path), user=user or None, query=query)
+    authority = host if port in (None, 443) else f"{host}:{port}"
+    return Source("https", authority, _parse_path(path), user=user or None, query=query)
 
 
 def _parse_path(path: str, *, quoted: bool = True) -> tuple[str, ...]:

@@ -145,13 +145,13 @@ class Lease:
         return Decision(refused, wait_ms - age_ms, aged, now_ms)
 
     def settle(self, settlement: Settlement) -> None:
-        _, released, used, kept, places = settlement
-        freed = [0, 0, places]
-        if released or used or kept:
-            self._held[TOKENS] += kept - released
+        _, released, used, still_held, slots = settlement
+        freed = [0, 0, slots]
+        if released or used or still_held:
+            self._held[TOKENS] += still_held - released
             self._used[TOKENS] += used
-            freed[TOKENS] = max(0, released - kept - used)
-        self._held[SLOTS] -= places
+            freed[TOKENS] = max(0, released - still_held - used)
+        self._held[SLOTS] -= slots
         now = self._clock()
         # Near a limit, or above a lowered one, Redis distributes the units.
         may_reuse = self._is_covered(now) and self._is_calm

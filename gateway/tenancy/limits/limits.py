@@ -144,7 +144,7 @@ class Limits:
 
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
         """Return the request with the limits that apply without Redis. Raise LimitsUnavailable."""
-        kept: dict[LimitName, int] = {}
+        local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
             away: RedisUnavailablePolicy = getattr(self._unavailable_policies, name)
             if away == "refuse":
@@ -152,8 +152,8 @@ class Limits:
                     f"The limit of {_words(name)} cannot be counted now; try again.", limit=name
                 )
             if away == "local":
-                kept[name] = limit
-        return replace(request, limits=kept)
+                local_limits[name] = limit
+        return replace(request, limits=local_limits)
 
 
 def _build_refusal(

@@ -117,12 +117,12 @@ class LocalLimits:
 
     def settle(self, settlement: Settlement) -> None:
         """Count used tokens in the present second, and release the rest."""
-        request, released, used, kept, places = settlement
+        request, released, used, still_held, slots = settlement
         counts = self._tenants[request.tenant]
-        counts.tokens += kept - released
+        counts.tokens += still_held - released
         if used and "tokens_per_minute" in request.limits:
             counts.windows["tokens_per_minute"].add(self._clock_ms() // 1000, used)
-        counts.slots -= places
+        counts.slots -= slots
 
 
 def find_longest_wait(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:

@@ -212,8 +212,8 @@ class SharedLimits:
         if decision is not None and decision.refused is None:
             units = units_of_request(request).units
             tokens = request.tokens if TOKENS in units else 0
-            places = request.slots if SLOTS in units else 0
-            self.settle(Settlement(request, released=tokens, slots=places))
+            slots = request.slots if SLOTS in units else 0
+            self.settle(Settlement(request, released=tokens, slots=slots))
 
     def _submit_call(self, account: _Account) -> None:
         """Submit a call for the first waiting request, unless one is under way."""

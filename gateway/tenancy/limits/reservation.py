@@ -156,7 +156,7 @@ class Reservation:
         """
         if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
             last, left = self._reserved[-1], max(0, self.remaining_tokens(used))
-            self._release(used - self._recorded, kept=left)
+            self._release(used - self._recorded, still_held=left)
             self._reserved = [last._replace(tokens=left)]
             self._recorded = used
 
@@ -169,18 +169,18 @@ class Reservation:
                 freed += request.slots
             else:
                 counter.settle(Settlement(request, slots=request.slots))
-        self._release(max(0, used - self._recorded), places=freed)
+        self._release(max(0, used - self._recorded), slots=freed)
 
     def _hold(self, taken: CountedRequest) -> None:
         self._reserved.append(_ReservedTokens(taken.counter, taken.request, taken.request.tokens))
 
-    def _release(self, used: int = 0, kept: int = 0, places: int = 0) -> None:
-        """Give back all reserved tokens. Of these, `used` count now and `kept` remain reserved."""
+    def _release(self, used: int = 0, still_held: int = 0, slots: int = 0) -> None:
+        """Give back all reserved tokens: `used` count now, and `still_held` remain reserved."""
         if used and self._tenant is not None:
             self._ledger.spend(self._tenant, used)
         for counter, request, tokens in reversed(self._reserved):
-            counter.settle(Settlement(request, tokens, used, kept, places))
-            used = kept = places = 0
+            counter.settle(Settlement(request, tokens, used, still_held, slots))
+            used = still_held = slots = 0
         self._reserved = []
 
 

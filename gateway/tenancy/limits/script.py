@@ -88,12 +88,12 @@ def parse_grant(call: ScriptCall, numbers: Sequence[int]) -> Grant:
     """Parse an answer that passed `is_answer`."""
     refused, wait_ms, now_ms, _, may_return = numbers[:_DECISION_NUMBERS]
     units = numbers[_DECISION_NUMBERS:][:_UNIT_NUMBERS]
-    place = _DECISION_NUMBERS + _UNIT_NUMBERS
+    index = _DECISION_NUMBERS + _UNIT_NUMBERS
     quotas: dict[LimitName, Quota] = {}
     for name, limit in call.limits.items():
-        used, held, reset_ms = numbers[place : place + _LIMIT_NUMBERS]
+        used, held, reset_ms = numbers[index : index + _LIMIT_NUMBERS]
         quotas[name] = Quota(limit, used, reset_ms, held)
-        place += _LIMIT_NUMBERS
+        index += _LIMIT_NUMBERS
     name_of_it = list(call.limits)[refused - 1] if refused else None
     return Grant(name_of_it, wait_ms, now_ms, bool(may_return), units[::2], units[1::2], quotas)
 
@@ -107,9 +107,9 @@ def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetRe
     """Yield a report for each budget of a call."""
     if not call.budgets:
         return
-    counted, *told = numbers[-1 - 2 * len(call.budgets) :]
-    for place, (name, limit) in enumerate(call.budgets.items()):
-        used, reset_ms = told[2 * place :][:2]
+    counted, *numbers_of_budgets = numbers[-1 - 2 * len(call.budgets) :]
+    for index, (name, limit) in enumerate(call.budgets.items()):
+        used, reset_ms = numbers_of_budgets[2 * index :][:2]
         yield BudgetReport(
             call.tenant, name, limit=limit, used=used, counted=counted, reset_ms=reset_ms
         )
