@@ -202,7 +202,7 @@ class Metrics:
         )
         self.usage_lost = Counter(
             "gateway_usage_records_lost_total",
-            "UsageRecord records that could not be written.",
+            "Usage records that could not be written.",
             registry=self.registry,
         )
         self.limits_refused = Counter(

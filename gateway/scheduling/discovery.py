@@ -84,4 +84,4 @@ async def _resolve_name(endpoint: str) -> list[str] | None:
     endpoints = [
         f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in hosts
     ]
-    return [f"grpcs://{endpoint}#{host}" for endpoint in endpoints] if scheme else endpoints
+    return [f"grpcs://{each}#{host}" for each in endpoints] if scheme else endpoints

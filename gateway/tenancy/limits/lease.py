@@ -1,8 +1,8 @@
 """The limits of one tenant at this process: units granted by Redis, and requests that they admit.
 
 Redis counts granted units as used until the process reports otherwise, or its lease ends. A request
-that fits into the spare units is therefore admitted locally by a few additions. In limits per
-second, its use counts in the second of its report: a later one, never an earlier one.
+that fits into the spare units is therefore admitted locally by a few additions. Windows of seconds
+count it in the second of its report: a later one, never an earlier one.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ async def test_what_no_disk_may_have_waits_for_who_can_be_sent_it(
         endpoint = await old.enter_async_context(serving(sent))
         gateway = _gateway(tmp_path, [endpoint, new], redis_url=redis_server.url)
         async with gateway as (client, service):
-            await becomes(lambda: len(service.replicas.kinds) == 2)
+            await becomes(lambda: len(service.replicas.variants) == 2)
             await _add(service, "zh", _source(tmp_path, 1))
             limits = EngineLimits(max_rank=1)
             with running_agent(disk, _redis(redis_server), new, limits=limits):

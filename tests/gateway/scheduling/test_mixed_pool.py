@@ -136,7 +136,7 @@ async def pool(
         _write(config, endpoints, old, new)
         settings = {"config": config, "allow_anonymous": not tenants, "replica_in_flight": PLACES}
         async with running(folder, first, **settings | more) as (client, service, _):
-            await until(lambda: len(service.replicas.kinds) == 2)
+            await until(lambda: len(service.replicas.variants) == 2)
             yield Pool(*engines, endpoints, config, client, service)
 
 
@@ -254,7 +254,7 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
 
 async def test_room_that_nobody_has_now_is_not_waited_for(tmp_path: Path) -> None:
     async with pool(tmp_path) as both:
-        small = both.service.replicas.kinds[0]
+        small = both.service.replicas.variants[0]
         away = VariantRegistry().find_or_add(replace(small.capabilities, max_seq_len=128))
         asked = Options(seed=1, max_tokens=100)
         found = await fit(both.service, [small, away], "x", asked, chat=False)
@@ -271,7 +271,7 @@ async def test_one_that_is_back_while_it_still_finishes_is_told_of_as_it_is(
         old, new = Target(both.endpoints[OLD]), Target(both.endpoints[NEW])
         await both.service.replicas.configure([new])
         await both.service.replicas.configure([old, new])
-        await until(lambda: len(both.service.replicas.kinds) == 2)
+        await until(lambda: len(both.service.replicas.variants) == 2)
         health = (await both.client.get("/health/ready")).json()
         assert health["pool"][old.endpoint]["state"] == "ready"
         metrics = generate_latest(both.service.metrics.registry).decode()
@@ -319,7 +319,7 @@ async def test_nobody_is_waited_for_who_could_not_take_it(tmp_path: Path) -> Non
         (only_old,) = (await prepare(both.service, ["x"], options, chat=False)).generations
         old, new = both.service.replicas
         for left in (old, new):
-            asked = both.service.replicas.until_other([left], only_old, math.inf)
+            asked = both.service.replicas.wait_for_other([left], only_old, math.inf)
             found = asyncio.create_task(asked)
             await asyncio.sleep(0)
             assert found.result() is (left is new)
