@@ -72,7 +72,7 @@ class _Run:
         used = min(used, asked.tokens)
         kept = used // 3
         if kept:
-            self.running.append(_Running(replace(asked, tokens=kept, places=0), 0))
+            self.running.append(_Running(replace(asked, tokens=kept, slots=0), 0))
         return Settlement(asked, asked.tokens, used - kept, kept, places)
 
 
