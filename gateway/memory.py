@@ -1,4 +1,4 @@
-"""Return of free memory to the system; glibc would keep it for the process."""
+"""Return of free memory to the system; glibc would retain it for the process."""
 
 from __future__ import annotations
 
