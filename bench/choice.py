@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.generation import Generation
 from gateway.scheduling.balancer import choose
-from gateway.scheduling.cost import costs_of, key_of
+from gateway.scheduling.cost import affinity_key, estimate_costs
 from gateway.scheduling.replica import Replica
 from gateway.triton.engine import Engine
 from gateway.triton.prefix_cache import PrefixCache, hash_prefixes
@@ -72,8 +72,8 @@ def _costs(size: int, *, known: bool) -> list[float]:
         replicas[3].engine.prefixes.record_sent(prefixes)
 
     def pick() -> None:
-        key = key_of(generation, prefixes)
-        choose(replicas, key, costs_of(replicas, generation, prefixes))
+        key = affinity_key(generation, prefixes)
+        choose(replicas, key, estimate_costs(replicas, generation, prefixes))
 
     def learn() -> None:
         cache = replicas[3].engine.prefixes

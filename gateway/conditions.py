@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.replica_setup import describe_in_flight_guess
 from gateway.service import Service
-from gateway.tenancy.access import open_to_others
+from gateway.tenancy.access import describe_exposure
 
 _POLL_INTERVAL_S = 0.5
 _THOROUGH_EVERY_POLLS = 10  # finding conditions of adapters takes longer
@@ -93,7 +93,7 @@ def _find_store_conditions(service: Service, connections: str) -> Iterator[_Cond
     yield _Condition("busy", WARNING, _single(service.starts.problem))
     current = service.configuration.current
     yield _Condition("keys_latch", ERROR, _single(service.configuration.problem()))
-    yield _Condition("no_keys", WARNING, _single(open_to_others(service.settings, current)))
+    yield _Condition("no_keys", WARNING, _single(describe_exposure(service.settings, current)))
 
 
 def _find_model_conditions(service: Service) -> Iterator[_Condition]:
@@ -112,7 +112,7 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
     yield _Condition("engine_files", WARNING, files)
     yield _Condition("replica_names", WARNING, _single(service.replicas.lookup_problem))
     yield _Condition("other_models", ERROR, service.mapped_pool.misfits)
-    yield _Condition("disks", WARNING, {each: each for each in adapters.lacking.lasting})
+    yield _Condition("disks", WARNING, {each: each for each in adapters.shortfalls.lasting})
     refused = {
         name: f"adapter {name!r} of the configuration was refused: {why}"
         for name, why in adapters.refused.items()

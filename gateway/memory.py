@@ -1,14 +1,14 @@
-"""Free memory back to the system: glibc keeps it for the process."""
+"""Return of free memory to the system; glibc would retain it for the process."""
 
 from __future__ import annotations
 
 import ctypes
 
-# Other C libraries have none.
+# Only glibc has this function.
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim() -> None:
-    """Gives back what is free, wherever it lies; without glibc does nothing."""
+    """Release all free heap memory to the system. Do nothing without glibc."""
     if _TRIM is not None:
         _TRIM(0)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.mapped import MappedModels, MappedRouter
-from gateway.catalog.router import Router
-from gateway.catalog.shortfall import shortfalls
+from gateway.catalog.router import ModelRouter
+from gateway.catalog.shortfall import find_shortfalls
 from gateway.config.file import ConfigurationFile
 from gateway.config.mapped import EmbeddingModel, RerankModel
 from gateway.config.settings import Settings
@@ -71,15 +71,15 @@ class Service:
     guides: GuideCheck
     logits: FairThread
     """Thread that computes log probabilities and writes large answers (fair by tenant)."""
-    adapters: Adapters
+    adapters: AdapterCatalog
     mapped: MappedModels
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
     vector_budget: Admission
     """Byte budget for large answers of embeddings (fair by tenant)."""
-    declared: Declared
-    router: Router
+    declared: DeclaredAdapters
+    router: ModelRouter
     troubles: Troubles
     """Current problems, for logs and health checks; `gateway.conditions` detects most of them."""
     unknown_models: UnknownModels
@@ -117,7 +117,7 @@ class Service:
     @property
     def shortfalls(self) -> list[str]:
         """Messages for operators about adapter versions missing on replicas' disks."""
-        return shortfalls(self.adapters.placement, self.list_disks())
+        return find_shortfalls(self.adapters.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
         """Return the state of an adapter's weights on each replica that reads them from disk.
@@ -144,7 +144,7 @@ class Service:
             tasks.create_task(self.configuration.watch(self.troubles))
             tasks.create_task(self.monitor.follow(self.troubles))
             tasks.create_task(self.overrides.follow(self.troubles))
-            tasks.create_task(self.accounting.keep_books())
+            tasks.create_task(self.accounting.record_usage())
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.list_disks, self.troubles))
             if self.keys is not None:
@@ -188,5 +188,5 @@ class Service:
                 self.troubles.hold("replicas", logging.ERROR, text, exc_info=True)
             else:
                 self.troubles.clear("replicas")
-            self.admission.fill()
+            self.admission.grant_free_slots()
             await asyncio.sleep(_TICK_S)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from certificates.reloading import CertificatePoller
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.mapped import MappedModels, MappedRouter
-from gateway.catalog.router import Router
+from gateway.catalog.router import ModelRouter
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.mapped import EmbeddingModel, RerankModel
 from gateway.config.settings import Settings
@@ -32,17 +32,17 @@ from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
-from gateway.tenancy.access import Access, configuration_file, warn_if_open
+from gateway.tenancy.access import Access, load_configuration_file, warn_if_open
 from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.shared import SharedKeys
-from gateway.tenancy.limits.budgets import Standings
+from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.unknown_models import UnknownModels
-from gateway.tenancy.usage_log import Usage, UsageLog
+from gateway.tenancy.usage_log import UsageLog, UsageRecord
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.threads import FairThread
 from gateway.troubles import Troubles
@@ -80,7 +80,7 @@ def load_prompts(settings: Settings) -> Prompts:
 
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
     """Raise ConfigurationError if `run_service` would refuse the configuration file."""
-    configuration_file(settings, workers, MappedModels().check)
+    load_configuration_file(settings, workers, MappedModels().check)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def run_service(
     starts = starts or StartQueue()
     metrics = Metrics()
     mapped = MappedModels()
-    configuration = configuration_file(settings, workers, mapped.check)
+    configuration = load_configuration_file(settings, workers, mapped.check)
     configuration.subscribe(mapped.update)
     configuration.on_reload = metrics.count_reload
     troubles = Troubles()
@@ -121,7 +121,7 @@ async def run_service(
     logits = FairThread("logits", rest=_LOGITS_REST_RATIO)
     try:
         async with (
-            Adapters(
+            AdapterCatalog(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
             _open_keys(settings, access, metrics, workers) as keys,
@@ -131,13 +131,13 @@ async def run_service(
             # Folders of models have quoted names, so this name is free.
             LiveOverrides(
                 OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
-                replicas.override,
+                replicas.set_overrides,
             ) as overrides,
         ):
-            router = Router(settings.model_name, adapters, mapped.refuse)
+            router = ModelRouter(settings.model_name, adapters, mapped.refuse)
             mapped.adapters = lambda: [record.name for record in adapters.records]
             configuration.subscribe(adapters.update)
-            declared = Declared(adapters, adapters.declared_dir)
+            declared = DeclaredAdapters(adapters, adapters.declared_dir)
             configuration.subscribe(declared.update)
             metrics.export_lora(adapters, replicas)
             metrics.export_declared(declared)
@@ -252,9 +252,9 @@ async def _open_accounting(
         configuration.reload_now()
         on_hangup()
         if log is not None:
-            log.follow()
+            log.reopen_if_moved()
 
-    def record(usage: Usage) -> None:
+    def record(usage: UsageRecord) -> None:
         metrics.count_usage(usage)
         if log is not None:
             log.write(usage)
@@ -269,7 +269,7 @@ async def _open_accounting(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             # A worker starts with SIGHUP blocked; a signal since then is delivered now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        standings = Standings()
+        standings = BudgetUsage()
         metrics.export_budgets(configuration, standings)
         shared = None
         if settings.config is not None and settings.redis_url is not None:
@@ -278,7 +278,7 @@ async def _open_accounting(
                 metrics.limits_shared.set,
                 timeout_s=settings.redis_timeout,
                 on_refused=metrics.limits_refused.inc,
-                on_budget=standings.told,
+                on_budget=standings.update,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal, standings, metrics.limits_alone.inc)
@@ -287,7 +287,7 @@ async def _open_accounting(
             limits,
             record,
             settings.model_name,
-            logged=log is not None,
+            logs_anonymous=log is not None,
             log_problem=lambda: "" if log is None else log.problem,
         )
         yield accounting
@@ -317,16 +317,16 @@ def _make_admission(
     def cap(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
-    places = replicas.places
+    places = replicas.slots
     admission = Admission(
-        lambda: cap(places.now()),
+        lambda: cap(places.current_limit()),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
         capacity=lambda lane: cap(places.capacity(lane)),
-        scopes=partial(places.scopes, most=settings.max_in_flight),
+        scopes=partial(places.scopes, max_slots=settings.max_in_flight),
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )
-    replicas.awaited = lambda: admission.awaited
+    replicas.queued_lanes = lambda: admission.queued_lanes
     return admission
 
 

@@ -1,4 +1,4 @@
-"""Where converted adapters are kept: memory, disk and Redis, behind `adapters.registry.Store`.
+"""Storage of converted adapters: memory, disk and Redis, behind `adapters.registry.Store`.
 
-`TieredStore` (in `lora_store.tiered`) is what the gateway uses; the other files are its parts.
+`TieredStore` (in `lora_store.tiered`) is what the gateway uses; the other modules are its parts.
 """

@@ -1,4 +1,4 @@
-"""One converted adapter as bytes: the same form on disk and in Redis.
+"""Encoding of a converted adapter: the same bytes on disk and in Redis.
 
 Little-endian, version 1::
 
@@ -12,7 +12,7 @@ Little-endian, version 1::
     ...  zeros up to the next multiple of 4096
     ...  weights [rows, width], to the end
 
-All lengths follow from rows and width, so there is nothing else to contradict them.
+All lengths follow from rows and width, so no other field can contradict them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ _CONFIG_ROW_BYTES = 12
 
 
 class CorruptBlob(Exception):
-    """The bytes are not an intact version of this form; the message says what is wrong."""
+    """The bytes are not an intact encoded version; the message names the defect."""
 
 
 def encode(converted: Converted) -> tuple[bytes, memoryview]:
-    """(everything before the weights, the weights): written one after the other, uncopied."""
+    """Return the bytes before the weights, and the weights, to be written in this order without a
+    copy.
+    """
     fields = _FIELDS.pack(
         _MAGIC,
         _VERSION,
@@ -50,14 +52,15 @@ def encode(converted: Converted) -> tuple[bytes, memoryview]:
 
 
 def encoded_bytes(converted: Converted) -> int:
+    """Return the size of the encoded adapter."""
     return _weights_offset(converted.rows) + converted.nbytes
 
 
 def decode(blob: bytes, digest: str) -> Converted:
-    """The adapter in `blob`, every byte of it verified. Raises `CorruptBlob`.
+    """Decode the adapter in `blob`, verifying every byte. Raise `CorruptBlob` if it is damaged.
 
-    `digest` is what the bytes were asked for by. The weights are not copied: they are what was
-    verified, in memory that nothing can change.
+    `digest` is the digest under which the bytes were stored. The weights are not copied: they are
+    the verified bytes, in memory that cannot change.
     """
     dtype, rows, width = read_header(blob[:HEADER_BYTES], len(blob), digest)
     offset = _weights_offset(rows)
@@ -74,9 +77,10 @@ def decode(blob: bytes, digest: str) -> Converted:
 
 
 def read_header(head: bytes, size: int, digest: str) -> tuple[Dtype, int, int]:
-    """(data type, rows, width) by the first HEADER_BYTES of a version of `size` bytes.
+    """Return data type, rows and width from the first HEADER_BYTES of a version of `size` bytes.
 
-    Tells whether the rest is worth the memory to read it. Raises `CorruptBlob`.
+    Reading the header first avoids allocating memory for a damaged version. Raise `CorruptBlob` if
+    the header is invalid.
     """
     if len(head) < HEADER_BYTES:
         raise CorruptBlob(f"{len(head)} bytes are too few for a header")

@@ -1,4 +1,4 @@
-"""Deletes versions that no record names any more, here and in Redis."""
+"""Deletion of versions that no record names any more, on disk and in Redis."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from functools import partial
 
 from lora_store.disk import Disk
 from lora_store.link import Link
-from lora_store.memory import Memory
+from lora_store.memory import MemoryTier
 from lora_store.redis import RedisTier
 
 
-class Collector:
-    """Each version stays for a while after its last put, and for as long after its last name went:
-    what was asked of it by then may still wait for its turn, and read it."""
+class VersionCollector:
+    """Deletes unnamed versions after a grace time, counted from the last put and from the last
+    name.
 
-    def __init__(self, disk: Disk, link: Link, memory: Memory) -> None:
+    Until then, a request that resolved the version may still be queued, and read it.
+    """
+
+    def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # When each was first found without a name, by the monotonic clock.
+        # Time at which each was first found without a name, by the monotonic clock.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
-        """`in_use()` are those that records name. It is asked again for each that is to go, as it
-        may have been added anew meanwhile.
+        """Delete versions that are outside `in_use()`, the versions that records name.
 
-        Does nothing while a record is in quarantine: its versions may still be in use.
+        `in_use` is called again before each deletion, since the version may have been added again.
+        Do nothing while a record is in quarantine: its versions may still be in use.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

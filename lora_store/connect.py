@@ -1,12 +1,12 @@
-"""Clients for what a `RedisUrl` names: one server, the master of a sentinel's service, a cluster.
+"""Clients for a `RedisUrl`: one server, the master of a sentinel's service, or a cluster.
 
-The redis-py clients differ by kind, but take the same commands on one key each. None of them tries
-again by itself: whoever uses them knows what a lost answer means.
+The redis-py clients differ by type, but take the same commands on one key each. None retries by
+itself: only the caller knows what a lost answer means.
 
-Nothing here or elsewhere loads redis-py before it is used: a gateway alone has no Redis, and it is
-9 MiB, with what it imports for its own metrics. `load` does so sooner, where that is better.
+redis-py is imported on first use everywhere: a gateway without Redis saves 9 MiB, with the metrics
+that redis-py imports. `load` imports it earlier, where that is better.
 
-`undocumented` lists what this file uses of redis-py that its documentation does not promise.
+`list_undocumented` lists the undocumented names of redis-py that this module uses.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakSet
 
-from lora_store.redis_role import agreeing_sentinels, checked, greet
+from lora_store.redis_role import agreeing_sentinels, greet, make_checked_class
 from lora_store.redis_tls import with_memory_files
 from lora_store.redis_url import RedisUrl
 
 
 @cache
 def load() -> Any:
-    """redis-py, with `asyncio`, `cluster`, `exceptions` and `sentinel` in it."""
+    """Import redis-py with its modules `asyncio`, `cluster`, `exceptions` and `sentinel`."""
     redis = import_module("redis")
     for part in ("asyncio", "cluster", "sentinel"):
         import_module(f"redis.{part}")
     return redis
 
 
-def undocumented() -> Mapping[type, tuple[str, ...]]:
-    """And `redis.connection.parse_url`, which makes a connection's arguments of a URL."""
+def list_undocumented() -> Mapping[type, tuple[str, ...]]:
+    """Return the undocumented names of redis-py that this module uses, by class.
+
+    It also uses `redis.connection.parse_url`, which makes a connection's arguments of a URL.
+    """
     redis = load()
     return {
         redis.Redis: ("connection_pool",),
@@ -47,7 +50,7 @@ def undocumented() -> Mapping[type, tuple[str, ...]]:
 
 
 def errors() -> Any:
-    """redis-py's exceptions."""
+    """Return redis-py's module of exceptions."""
     return load().exceptions
 
 
@@ -58,24 +61,29 @@ def connect(
     connect_timeout_s: float,
     connections: WeakSet[Any] | None = None,
 ) -> Any:
-    """A client for threads. `timeout_s` bounds each command at one server.
+    """Return a client for use from threads.
 
-    `connections` gets those that it makes, but of a cluster's client none.
-    A cluster is asked for its servers here, so this raises redis-py's errors; the others connect
-    with their first command.
+    A cluster is asked for its servers now, so redis-py's errors may be raised; other clients
+    connect with their first command.
+
+    Args:
+        url: the server, the sentinels or the cluster.
+        timeout_s: limit of each command at one server.
+        connect_timeout_s: limit of each connect.
+        connections: receives the client's connections, except those of a cluster's client.
     """
     redis = load()
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # redis-py's annotations promise str or awaitables, by version; these clients give neither.
+    # redis-py's annotations allow str or awaitables, by version; these clients return neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
     }
-    retry = never_again()
+    retry = make_no_retry()
     if url.kind == "server":
-        kind = checked(direct.get("connection_class", redis.Connection))
+        kind = make_checked_class(direct.get("connection_class", redis.Connection))
         roles = {"connection_class": kind, "redis_connect_func": begin}
         return redis.Redis.from_url(server, **timeouts, **roles, retry=retry)
     if url.kind == "cluster":
@@ -89,7 +97,7 @@ def connect(
     if options.pop("connection_class", None) is not None:
         tls["ssl"] = True
         managed = redis.sentinel.SentinelManagedSSLConnection
-    # A sentinel is asked when a connection is made, so it has the time that connecting has.
+    # Sentinels are asked while connecting, so they get the time limit of connecting.
     to_sentinels = {
         "socket_timeout": connect_timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -98,18 +106,18 @@ def connect(
         **tls,
     }
     sentinel = agreeing_sentinels()(url.hosts, sentinel_kwargs=to_sentinels)
-    roles = {"connection_class": checked(managed), "redis_connect_func": begin}
+    roles = {"connection_class": make_checked_class(managed), "redis_connect_func": begin}
     return sentinel.master_for(url.service, **options, **roles, retry=retry)
 
 
-def never_again() -> Any:
-    """The `Retry` of a client that tries nothing twice."""
+def make_no_retry() -> Any:
+    """Return the `Retry` of a client that never retries."""
     redis = load()
     return redis.retry.Retry(redis.backoff.NoBackoff(), 0)
 
 
 def close(client: Any) -> None:
-    """Every connection, those to the sentinels too."""
+    """Close every connection, also those to the sentinels."""
     client.close()
     finder = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     for sentinel in [] if finder is None else finder.sentinels:
@@ -117,7 +125,7 @@ def close(client: Any) -> None:
 
 
 def server_of(client: Any, key: str) -> Any:
-    """The client of the one server that has `key` now, as far as `client` knows."""
+    """Return the client of the server that has `key`, by the current knowledge of `client`."""
     if isinstance(client, load().RedisCluster):
         node = client.get_node_from_key(key)
         return client.get_redis_connection(node)
@@ -125,9 +133,9 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """One server at which everything that is published can be heard; asks who that is now.
+    """Return the URL of a server at which all published messages can be received; asks for it now.
 
-    In a cluster every server passes on what was published at any.
+    In a cluster, every server forwards what is published at any server.
     """
     if url.kind == "server":
         return with_memory_files(url.server)

@@ -2,11 +2,11 @@
 
 ``versions/ab/<digest>.lora``  one immutable version in the form of `lora_store.codec`
 ``names/<name>.json``          one record (`adapters.record`) with its checksum
-``quarantine/``                copies that failed verification, for whoever wants to look
+``quarantine/``                copies that failed verification, for inspection
 ``lock``                       held (flock) while records are changed
 
-A file appears by rename after its content is on the disk, so there are no half-written ones. None
-is mapped: one that changes or shrinks later harms neither what was read of it nor who reads it.
+A file appears by rename after its content is on the disk, so no file is half-written. Files are not
+memory-mapped: later changes to a file affect neither data that was read nor its readers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEFTOVER_S = 3600.0
 
 
 class Disk:
-    """All methods block and may be called from any thread. Raises `OSError` as it comes."""
+    """A folder of versions and records. Methods block, work in any thread and raise `OSError`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -48,14 +48,14 @@ class Disk:
         for folder in (self._versions, self._names, self._quarantine):
             folder.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        self._read: dict[str, _Identity] = {}
+        self._read_identities: dict[str, _Identity] = {}
         self._parsed: dict[str, tuple[_Identity, Record]] = {}
-        self._kept_bad = False
+        self._has_unmovable_file = False
 
     def _remove_leftovers(self) -> None:
-        """Unfinished writes of processes that were killed."""
+        """Remove unfinished writes of processes that were killed."""
         limit = time.time() - _LEFTOVER_S
-        # Of versions and records alone: what else lies in the folder has others who look after it.
+        # Only of versions and records: other modules clean up the rest of the folder.
         for path in chain(self._versions.glob("*/.*.tmp"), self._names.glob(".*.tmp")):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit:
@@ -64,25 +64,25 @@ class Disk:
     # Versions.
 
     def has(self, digest: str) -> bool:
-        return self._path(digest).exists()
+        return self._version_path(digest).exists()
 
-    def missing(self, digests: Iterable[str]) -> list[str]:
-        """Return those of the versions that are not here."""
+    def find_missing(self, digests: Iterable[str]) -> list[str]:
+        """Return those of the versions that are not on this disk."""
         return [digest for digest in digests if not self.has(digest)]
 
     def nbytes(self, digest: str) -> int:
-        """Return the bytes of a version's file, 0 if there is none."""
+        """Return the size of a version's file in bytes, 0 without a file."""
         try:
-            return self._path(digest).stat().st_size
+            return self._version_path(digest).stat().st_size
         except OSError:
             return 0
 
     def get(self, digest: str) -> Converted | None:
-        """The version, every byte of it verified in memory of its own; None when there is none.
+        """Return the version, verified and in memory of its own; None if it does not exist.
 
-        A bad copy is moved away and `CorruptBlob` raised.
+        A damaged copy is moved to quarantine, and `CorruptBlob` is raised.
         """
-        path = self._path(digest)
+        path = self._version_path(digest)
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -91,54 +91,57 @@ class Disk:
             identity = _identity(os.fstat(file.fileno()))
             size = identity[1]
             try:
-                # Before memory is taken for as much as the file says that it has.
+                # Check the header before allocating as much memory as the file's size.
                 read_header(os.pread(file.fileno(), HEADER_BYTES, 0), size, digest)
                 converted = decode(file.read(size), digest)
             except CorruptBlob:
-                self._move_away(path, identity)
+                self._move_to_quarantine(path, identity)
                 raise
-        self._read[digest] = identity
+        self._read_identities[digest] = identity
         return converted
 
-    def changed(self, digest: str) -> bool:
-        """Whether a version's file is another than was read last, or was written to since."""
+    def has_changed(self, digest: str) -> bool:
+        """Return True if a version's file was replaced or written to since it was last read."""
         try:
-            return _identity(self._path(digest).stat()) != self._read.get(digest)
+            return _identity(self._version_path(digest).stat()) != self._read_identities.get(digest)
         except OSError:
             return False
 
     def put(self, converted: Converted) -> None:
-        """Keep a version. An intact copy that is there already is left alone."""
+        """Store a version, unless an intact copy exists."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
-                # Its age counts from now on: it is wanted again. If it has just been deleted, as
-                # nobody wanted it, it is written again.
-                path = self._path(converted.digest)
-                with self.locked():
+                # Renew its age, as it is in use again. If it was just deleted as unused, it is
+                # written again.
+                path = self._version_path(converted.digest)
+                with self.lock():
                     os.utime(path)
-                self._read[converted.digest] = _identity(path.stat())
+                self._read_identities[converted.digest] = _identity(path.stat())
                 return
         self.receive(converted.digest, encode(converted))
 
     def receive(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write an encoded version as it arrives. It is verified when it is read."""
-        path = self._path(digest)
+        """Write an encoded version as it arrives. Reading verifies it."""
+        path = self._version_path(digest)
         path.parent.mkdir(exist_ok=True)
         write_durably(path, chunks)
 
     def delete(self, digest: str, *, older_than_s: float = 0.0) -> bool:
-        """Whether it was there, and was last put so long ago."""
-        path = self._path(digest)
-        # Whoever puts it meanwhile makes it young, or comes after, and finds that it is gone.
-        with self.locked(), contextlib.suppress(FileNotFoundError):
+        """Delete a version that was last put at least `older_than_s` ago. Return True if it was
+        deleted.
+        """
+        path = self._version_path(digest)
+        # A concurrent put either renews the file's age, or comes later and finds the version
+        # missing.
+        with self.lock(), contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime <= time.time() - older_than_s:
                 path.unlink()
-                self._read.pop(digest, None)
+                self._read_identities.pop(digest, None)
                 return True
         return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
-        """Every version here that was last put at least so long ago."""
+        """Return the digests of versions that were last put at least `older_than_s` ago."""
         limit = time.time() - older_than_s
         found = set()
         for path in self._versions.glob("*/*.lora"):
@@ -149,12 +152,14 @@ class Disk:
 
     # Records.
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Exclude other processes and threads from changing records and deleting versions."""
-        return locked(self._root / "lock")
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that excludes others from changing records and deleting versions."""
+        return lock_file(self._root / "lock")
 
     def records(self) -> dict[str, Record]:
-        """All records. One that cannot be read is moved away, see `has_bad_records`."""
+        """Return all records by name. Unreadable ones are moved to quarantine; see
+        `has_bad_records`.
+        """
         records: dict[str, Record] = {}
         for path in self._names.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):
@@ -174,17 +179,18 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        # The record is in force: a leftover only keeps unused versions from being collected.
+        # The record is in force: a leftover in quarantine only delays the deletion of unused
+        # versions.
         with contextlib.suppress(OSError):
             (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
-        """Changes whenever any process puts a record."""
+        """Return a value that changes whenever any process puts a record."""
         return _identity(self._names.stat())
 
     def has_bad_records(self) -> bool:
-        """Whether a record is in quarantine: then this disk does not know all that is in use."""
-        return self._kept_bad or any(self._quarantine.glob("*.json"))
+        """Return True if a record is in quarantine: the versions in use are then not all known."""
+        return self._has_unmovable_file or any(self._quarantine.glob("*.json"))
 
     def _record(self, path: Path) -> Record | None:
         identity = _identity(path.stat())
@@ -200,12 +206,12 @@ class Disk:
             if self._record_path(record.name) != path:
                 raise ValueError("the record of another name")
         except (ValueError, KeyError, TypeError, RecursionError):
-            self._move_away(path, identity)
+            self._move_to_quarantine(path, identity)
             return None
         self._parsed[path.name] = (identity, record)
         return record
 
-    def _path(self, digest: str) -> Path:
+    def _version_path(self, digest: str) -> Path:
         if not is_digest(digest):
             raise ValueError(f"{digest!r} is no digest")
         return self._versions / digest[:2] / f"{digest}.lora"
@@ -213,17 +219,18 @@ class Disk:
     def _record_path(self, name: str) -> Path:
         return self._names / f"{quote(name, safe='')}.json"
 
-    def _move_away(self, path: Path, identity: _Identity) -> None:
+    def _move_to_quarantine(self, path: Path, identity: _Identity) -> None:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Another process may have replaced the bad file by a good one since it was read.
+            # Another process may have replaced the damaged file by a good one since it was read.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
             pass
         except OSError:
-            self._kept_bad = True  # the disk takes no writes; what can be read of it still counts
+            # the disk is read-only; files that can be read still count
+            self._has_unmovable_file = True
 
 
 def _identity(status: os.stat_result) -> _Identity:
@@ -235,14 +242,15 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` against other processes and threads.
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` against other processes and threads.
 
-    A disk that takes no writes any more, as one that the kernel made read-only after an error, can
-    still be locked: what others change is followed, from it and from Redis.
+    A disk that the kernel made read-only after an error can still be locked: changes of others are
+    still read from it and from Redis.
     """
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what is open for writing
+        # NFS locks only files that are open for writing
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES):
             raise
@@ -255,7 +263,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Replace a file as a whole. What raises here has left the old one, and nothing else."""
+    """Replace a file atomically. On an error, the old file remains, and nothing else."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -268,7 +276,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         try:
             os.fsync(folder)
         except OSError as error:
-            # Everybody sees the new file; only a loss of power could bring the old one back.
+            # All processes see the new file; only a power failure could restore the old one.
             _LOG.error("%s may not outlast a loss of power: %s", path, error)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Which one process of a machine works in a folder: a file there that it holds locked.
+"""A lock file that lets one process of a machine work in a folder.
 
-The lock ends with the process, however it ends, and the file stays.
+The lock ends with the process, however it ends, and the file remains.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from pathlib import Path
 
 
 class FolderLock:
-    """Not held at first. Raises `OSError` as it comes."""
+    """A lock that is not held at first. Methods raise `OSError`."""
 
     def __init__(self, path: Path, *, mode: int = 0o666) -> None:
-        """`mode` is the file's: whoever may open it may hold it."""
+        """Use the file `path`. `mode` is the mode of a new file: any user who may open it may lock
+        it.
+        """
         self._path = path
         self._mode = mode
         self._file = -1
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
+        """True if this process holds the lock."""
         return self._file >= 0
 
     def take(self) -> bool:
-        """Whether this process holds it, from now on."""
+        """Try to take the lock. Return True if this process holds it now."""
         if self._file < 0:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, self._mode)
             try:
@@ -37,8 +40,8 @@ class FolderLock:
             self._file = file
         return True
 
-    def let_go(self) -> None:
-        """For another process to take."""
+    def release(self) -> None:
+        """Release the lock for other processes."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

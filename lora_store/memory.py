@@ -1,4 +1,4 @@
-"""The memory tier: the adapters used last, up to a number of bytes."""
+"""The memory tier: recently used adapters, up to a number of bytes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections import OrderedDict
 from adapters.adapter import Converted
 
 
-class Memory:
-    """Least recently used goes first. What is larger than the limit is not kept at all.
+class MemoryTier:
+    """Least recently used cache. A version that is larger than the limit is not stored.
 
-    The bytes are this process' own, so that nothing that happens to a file changes them. Versions
-    that are being sent are held besides, by whoever sends them.
+    The bytes belong to this process, so changes to files do not affect them. Versions that are
+    being sent are referenced by their senders, in addition.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._kept: OrderedDict[str, Converted] = OrderedDict()
+        self._versions: OrderedDict[str, Converted] = OrderedDict()
         self.nbytes = 0
 
     def get(self, digest: str) -> Converted | None:
-        found = self._kept.get(digest)
+        found = self._versions.get(digest)
         if found is not None:
-            self._kept.move_to_end(digest)
+            self._versions.move_to_end(digest)
         return found
 
     def put(self, converted: Converted) -> None:
         self.drop(converted.digest)
         if converted.nbytes > self._limit:
             return
-        self._kept[converted.digest] = converted
+        self._versions[converted.digest] = converted
         self.nbytes += converted.nbytes
         while self.nbytes > self._limit:
-            self.nbytes -= self._kept.popitem(last=False)[1].nbytes
+            self.nbytes -= self._versions.popitem(last=False)[1].nbytes
 
     def drop(self, digest: str) -> None:
-        old = self._kept.pop(digest, None)
+        old = self._versions.pop(digest, None)
         if old is not None:
             self.nbytes -= old.nbytes

@@ -1,7 +1,7 @@
-"""Records on disk and in Redis: joining the copies, and changing one. Everything here blocks.
+"""Records on disk and in Redis: joining the copies, and changing one. All functions block.
 
-`known` is what this process knows already, a third copy: it may be all that is left of a change
-that Redis took and lost again before the disk, which was full, could keep it.
+`known` holds the records of this process, a third copy. It may be the only copy of a change that
+Redis accepted and lost again while the disk was full.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ _SWAP_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
-    """All records after joining; `position` is that of Redis before, None without Redis.
+class SyncResult:
+    """Records after joining.
 
-    `unwritten`: why this disk has no current copy of these. `unreadable`: those whose copies in
-    Redis say what this release does not understand. `unshared`: those that Redis lacks, as it takes
-    no writes now, with the reason in `refusal`.
+    Attributes:
+        records: the joined records, by name.
+        position: position of Redis before joining; None without Redis.
+        unwritten: records whose current copy could not be written to this disk, with the error.
+        unreadable: records whose copies in Redis this release cannot parse.
+        unshared: records that Redis lacks, as it accepts no writes now.
+        refusal: the reason for `unshared`.
     """
 
     records: dict[str, Record]
@@ -37,10 +41,16 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """A record after a change, and why Redis may not have it or this disk has not.
+class ChangeResult:
+    """A record after a change.
 
-    With both errors nobody knows whether the change was made. `shared`: Redis has it.
+    With both errors it is unknown whether the change was made.
+
+    Attributes:
+        record: the changed record.
+        shared: True if Redis has it.
+        redis_error: why Redis may lack it.
+        disk_error: why this disk lacks it.
     """
 
     record: Record
@@ -49,12 +59,12 @@ class Changed:
     disk_error: OSError | None = None
 
 
-def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Synced:
-    """Bring the copies of every record on disk, in Redis and here together.
+def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> SyncResult:
+    """Join the copies of every record on disk, in Redis and in `known`, and update them all.
 
-    A copy in Redis that cannot be read stays as it is, as it may be a newer release's.
+    A copy in Redis that cannot be parsed is not changed, as it may be a newer release's.
     """
-    with disk.locked():
+    with disk.lock():
         local = disk.records()
         position, stored = redis.records(local) if redis is not None else (None, {})
         unreadable = frozenset(name for name, found in stored.items() if found.record is None)
@@ -65,7 +75,7 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
         for name in sorted(local.keys() | stored.keys() | known.keys()):
             found = stored.get(name)
             shared = found.record if found is not None else None
-            record = _joined(local.get(name), shared, known.get(name))
+            record = _join(local.get(name), shared, known.get(name))
             if record is None:
                 continue
             records[name] = record
@@ -75,44 +85,43 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
                 continue
             try:
                 if refusal is None:
-                    # Lost against a faster change: its notice starts the next round.
+                    # If another change was faster, its notice starts the next sync.
                     redis.swap(found, record)
             except WritesRefused as error:
                 refusal = error
             if refusal is not None:
                 unshared.add(name)
-    return Synced(records, position, unwritten, unreadable, unshared, refusal)
+    return SyncResult(records, position, unwritten, unreadable, unshared, refusal)
 
 
 def change(
     disk: Disk, redis: RedisTier | None, name: str, change: Change, known: Record | None
-) -> Changed:
-    """One atomic change of one record; `change` is `adapters.registry.Change`.
+) -> ChangeResult:
+    """Make one atomic change of one record; `change` is `adapters.registry.Change`.
 
-    What Redis took has happened, also where this disk cannot keep it; without Redis the disk is
-    what takes it. What raises here has changed nothing.
-
-    It replaces a copy in Redis that cannot be read: somebody asked for this name to be changed.
+    A change that Redis accepted is in force, even if this disk cannot store it. Without Redis, the
+    disk decides. An exception means that nothing changed. A copy in Redis that cannot be parsed is
+    replaced, because the change of this name was requested explicitly.
     """
-    with disk.locked():
+    with disk.lock():
         for _ in range(_SWAP_TRIES):
             stored = redis.record(name) if redis is not None else None
             shared = stored.record if stored is not None else None
-            current = _joined(disk.record(name), shared, known)
+            current = _join(disk.record(name), shared, known)
             record = change(current)
             if record == current:
-                return Changed(record, shared=record == shared)
+                return ChangeResult(record, shared=record == shared)
             if redis is None:
                 disk.put_record(record)
-                return Changed(record)
+                return ChangeResult(record)
             try:
                 if not redis.swap(stored, record):
                     continue
             except StoreUnavailable as error:
-                # It may have been taken all the same. So it is not tried anew: from the disk it
-                # comes to Redis if it is not there.
-                return Changed(record, redis_error=error, disk_error=_write(disk, record))
-            return Changed(record, shared=True, disk_error=_write(disk, record))
+                # Redis may have accepted it nevertheless, so do not retry: the next sync copies it
+                # from the disk to Redis if it is missing.
+                return ChangeResult(record, redis_error=error, disk_error=_write(disk, record))
+            return ChangeResult(record, shared=True, disk_error=_write(disk, record))
     raise StoreError(f"adapter {name} is being changed by others all the time")
 
 
@@ -124,7 +133,7 @@ def _write(disk: Disk, record: Record) -> OSError | None:
     return None
 
 
-def _joined(*copies: Record | None) -> Record | None:
+def _join(*copies: Record | None) -> Record | None:
     found: list[Record] = []
     for copy in copies:
         if copy is not None and copy not in found:

@@ -1,12 +1,13 @@
-"""Adapter versions as folders that an engine reads: one folder, of one keeper at a time.
+"""Adapter versions as folders that an engine reads, in one folder with one writing process.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
-``.<digest>.<hex>.tmp/``  one being written, or what a killed process left of it
-``.<digest>.<hex>.gone/`` one being removed
+``.<digest>.<hex>.tmp/``  being written, or left by a killed process
+``.<digest>.<hex>.gone/`` being removed
 ``.lock``                 held (flock) by the process that writes and removes
 
-A version appears by rename after all of it is on the disk, and goes by rename before any of it is
-deleted. So whoever reads finds it whole or not at all, wherever the keeper was killed.
+A version appears by rename after all of it is on the disk, and disappears by rename before any of
+it is deleted. Readers therefore find a version complete or not at all, wherever the writer was
+killed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from adapters.record import is_digest
 from lora_store.folder_lock import FolderLock
 
 if TYPE_CHECKING:
-    # It needs numpy, and who only looks at folders does without.
+    # It needs numpy, which processes that only list folders do not load.
     from adapters.peft_files import PeftFiles
 
 _FILES = (peft.CONFIG, peft.WEIGHTS)
 
 
 class PeftFolders:
-    """All methods block. Raises `OSError` as it comes."""
+    """The folders of versions. All methods block and raise `OSError`."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -39,19 +40,19 @@ class PeftFolders:
         self._lock = FolderLock(root / ".lock")
 
     def take(self) -> bool:
-        """Whether this process is the keeper, from now on. What others left unfinished is swept."""
-        if not self._lock.held:
+        """Try to become the writing process, and remove leftovers. Return True on success."""
+        if not self._lock.is_held:
             if not self._lock.take():
                 return False
             self._sweep()
         return True
 
     def close(self) -> None:
-        """Lets another process be the keeper."""
-        self._lock.let_go()
+        """Let another process become the writing one."""
+        self._lock.release()
 
-    def held(self) -> dict[str, int]:
-        """Every whole version here, with its bytes."""
+    def list_versions(self) -> dict[str, int]:
+        """Return every complete version with its size in bytes."""
         found: dict[str, int] = {}
         for path in self._root.iterdir():
             if is_digest(path.name):
@@ -63,15 +64,15 @@ class PeftFolders:
         return (self._root / digest).is_dir()
 
     def put(self, digest: str, files: PeftFiles) -> None:
-        """For the keeper. What raises here has left nothing."""
-        temporary = self._aside(digest, "tmp")
+        """Write a version. On an error nothing is left. Only for the writing process."""
+        temporary = self._temporary_path(digest, "tmp")
         temporary.mkdir()
         try:
             _write(temporary / peft.CONFIG, [files.config])
             _write(temporary / peft.WEIGHTS, files.weights())
             _sync(temporary)
             if self.has(digest):
-                self.remove(digest)  # one that somebody has taken a file from
+                self.remove(digest)  # a version with a missing file
             temporary.rename(self._root / digest)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -79,8 +80,8 @@ class PeftFolders:
         _sync(self._root)
 
     def remove(self, digest: str) -> None:
-        """For the keeper."""
-        gone = self._aside(digest, "gone")
+        """Remove a version. Only for the writing process."""
+        gone = self._temporary_path(digest, "gone")
         with contextlib.suppress(FileNotFoundError):
             (self._root / digest).rename(gone)
             shutil.rmtree(gone)
@@ -88,10 +89,10 @@ class PeftFolders:
     def _sweep(self) -> None:
         for ending in ("tmp", "gone"):
             for path in self._root.glob(f".*.{ending}"):
-                # On NFS what is still open leaves a name behind: the next start finds it.
+                # On NFS an open file leaves a name behind, which the next start removes.
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _aside(self, digest: str, ending: str) -> Path:
+    def _temporary_path(self, digest: str, ending: str) -> Path:
         if not is_digest(digest):
             raise ValueError(f"{digest!r} is no digest")
         return self._root / f".{digest}.{secrets.token_hex(4)}.{ending}"

@@ -1,12 +1,12 @@
-"""Which adapter versions a disk holds for its engine, within a bound: one act at a time.
+"""Adapter versions on an engine's disk, within a limit: one action at a time.
 
-What is wanted comes from the records alone, never from requests: versions that names now serve come
-first, the latest change before the others, then the older ones that can be asked for by digest. As
-many as fit are held.
+The wanted versions follow from the records alone, never from requests. Versions that names now
+serve come first, most recent change first, then older ones that can be requested by digest. As many
+as fit are stored.
 
-A version is removed in three steps. It is withdrawn: told as not held any more. When everybody who
-may have named it has seen that and runs nothing with it, it is removed. It is withdrawn when no
-record has named it for `grace_s`, or when a better one needs the room.
+A version is removed in three steps. It is withdrawn: reported as no longer available. Once every
+gateway has seen that and runs nothing with it, it is deleted. A version is withdrawn when no record
+has named it for `grace_s`, or when a more wanted one needs the space.
 """
 
 from __future__ import annotations
@@ -29,15 +29,19 @@ _RETRY_S = 1.0
 _RETRY_FULL_S = 60.0
 _QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 _FUSED = {"attn_qkv": _QKV, "mlp_gate_up": {"mlp_h_to_4h", "mlp_gate"}}
-_LOOK_S = 10.0
+_RESCAN_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """`nbytes` is about what the folder will take; what it did take is remembered.
+class WantedVersion:
+    """A version that the folder should hold.
 
-    `rank` is the largest of any of its `modules`, which have TensorRT-LLM's names. `tp_size` is
-    that of the engine that its tensors were laid out for, where that is known.
+    Attributes:
+        digest: of its weights.
+        nbytes: estimated size in the folder; the real size is remembered once known.
+        rank: the largest rank of its `modules`.
+        modules: by TensorRT-LLM's names.
+        tp_size: tensor parallel size that its tensors were laid out for, if known.
     """
 
     digest: str
@@ -49,48 +53,49 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine was loaded for; None is not known. `modules` have TensorRT-LLM's names."""
+    """Limits that an engine was loaded with; None is unknown. Modules have TensorRT-LLM's names."""
 
     max_rank: int | None = None
     modules: frozenset[str] | None = None
 
-    def why_not(self, wanted: Wanted) -> str | None:
-        """Why the engine would fail each request with it; None where nothing is known of that."""
+    def find_problem(self, wanted: WantedVersion) -> str | None:
+        """Return why the engine would fail requests for this version, None if it would not."""
         if self.max_rank is not None and wanted.rank > self.max_rank:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
-        if self._beyond(_QKV) != _QKV:
-            # Some of these may be rows of zeros for the C++ runtime: only the files tell.
+        if self._find_unsupported(_QKV) != _QKV:
+            # Some of these may be rows of zeros for the C++ runtime; only the files tell.
             surely -= _QKV
-        return self.why_not_modules(surely)
+        return self.find_module_problem(surely)
 
-    def why_not_modules(self, modules: frozenset[str]) -> str | None:
-        """As `why_not`, of what PEFT files hold."""
-        if self.modules is None or not (more := self._beyond(modules)):
+    def find_module_problem(self, modules: frozenset[str]) -> str | None:
+        """Return why the engine cannot run these modules of PEFT files, None if it can."""
+        if self.modules is None or not (more := self._find_unsupported(modules)):
             return None
         return (
             f"it has {', '.join(sorted(more))}; the engine's lora_target_modules are "
             f"{', '.join(sorted(self.modules))}"
         )
 
-    def _beyond(self, modules: frozenset[str]) -> frozenset[str]:
+    def _find_unsupported(self, modules: frozenset[str]) -> frozenset[str]:
+        """Return the modules that the engine does not support."""
         if self.modules is None:
             return frozenset()
         return modules - self.modules.union(*(_FUSED.get(each, ()) for each in self.modules))
 
 
-def wanted_of(records: Iterable[Record]) -> list[Wanted]:
-    """All versions of these names, the most wanted first."""
+def list_wanted(records: Iterable[Record]) -> list[WantedVersion]:
+    """Return all versions of these names, the most wanted first."""
     live = sorted((r for r in records if not r.is_removed), key=lambda r: r.updated, reverse=True)
     served = [record.version for record in live]
     older = [v for record in live for v in record.versions if v.digest != record.served]
     older.sort(key=lambda version: version.created, reverse=True)
-    found: dict[str, Wanted] = {}
+    found: dict[str, WantedVersion] = {}
     for version in (*served, *older):
         modules = frozenset(rows.module for rows in version.modules)
         known = found.get(version.weights)
         if known is None or known.tp_size is None:
-            found[version.weights] = Wanted(
+            found[version.weights] = WantedVersion(
                 *(version.weights, version.nbytes, version.rank, modules, version.tp_size)
             )
     return list(found.values())
@@ -99,8 +104,11 @@ def wanted_of(records: Iterable[Record]) -> list[Wanted]:
 _ANY = EngineLimits()
 
 
-class Keeper:
-    """For one thread. `revision` grows with each change of what is held, and of why not."""
+class PeftDiskManager:
+    """Stores and removes versions in a folder. For one thread.
+
+    `revision` grows with each change of the available versions, and of the reasons for others.
+    """
 
     def __init__(
         self,
@@ -116,47 +124,54 @@ class Keeper:
         self._grace_s = grace_s
         self._clock = clock
         self._limits = limits
-        self._here: dict[str, int] = {}
-        self._looked = -math.inf
+        self._stored: dict[str, int] = {}
+        self._scanned_at = -math.inf
         self._withdrawn: dict[str, int] = {}
         self._unnamed: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._retry: dict[str, tuple[float, str]] = {}
-        # A disk that takes no more is tried after a while that grows, whatever the version.
+        # A full disk is retried after a growing pause, whatever the version.
         self._disk_retry = -math.inf
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """Versions that are wanted and not here, and cannot come now, with the reason."""
+        """Wanted versions that are missing and cannot be stored now, with the reason."""
         self.refused: dict[str, str] = {}
         """Versions that have no PEFT form, or that the engine cannot run, with the reason."""
         self._too_many: frozenset[str] = frozenset()
-        self._look()
+        self._rescan()
 
     @property
-    def held(self) -> frozenset[str]:
-        """What requests may name."""
-        return frozenset(self._here.keys() - self._withdrawn.keys())
+    def available(self) -> frozenset[str]:
+        """Versions that requests may name."""
+        return frozenset(self._stored.keys() - self._withdrawn.keys())
 
     @property
     def nbytes(self) -> int:
-        return sum(self._here.values())
+        """Total size of the stored versions."""
+        return sum(self._stored.values())
 
     def act(
         self,
-        wanted: list[Wanted],
+        wanted: list[WantedVersion],
         fetch: Callable[[str], Converted],
         base: BaseModel | None,
         unused: Callable[[str, int], bool] | None,
     ) -> bool:
-        """One step towards what is wanted; False when there was nothing to do.
+        """Take one step towards the wanted versions. Return False if nothing was to be done.
 
-        `fetch` raises StoreError for what cannot be had now. Without `base` nothing is written.
-        `unused` says whether nobody names a version who has seen this revision; while it is None
-        nothing is withdrawn or removed. Raises `OSError`.
+        Args:
+            wanted: the wanted versions, the most wanted first.
+            fetch: returns a version; raises StoreError if it is not available now.
+            base: the base model; without it nothing is written.
+            unused: returns True if no gateway that has seen this revision names the version; while
+                it is None, nothing is withdrawn or removed.
+
+        Raises:
+            OSError: the folder fails.
         """
         acted = self._act(wanted, fetch, base, unused)
-        lacks = self._lacking(wanted)
+        lacks = self._find_lacking(wanted)
         if lacks != self.lacks:
             self.lacks = lacks
             self.revision += 1
@@ -164,15 +179,15 @@ class Keeper:
 
     def _act(
         self,
-        wanted: list[Wanted],
+        wanted: list[WantedVersion],
         fetch: Callable[[str], Converted],
         base: BaseModel | None,
         unused: Callable[[str, int], bool] | None,
     ) -> bool:
-        self._look()
+        self._rescan()
         self._refuse(wanted)
         wanted = [each for each in wanted if each.digest not in self.refused]
-        target = self._target(wanted)
+        target = self._select_target(wanted)
         self._note_unnamed(wanted)
         for digest in [digest for digest in self._withdrawn if digest in target]:
             del self._withdrawn[digest]
@@ -181,40 +196,40 @@ class Keeper:
             if unused is not None and unused(digest, revision):
                 self._remove(digest)
                 return True
-        missing = [] if base is None else self._missing(target)
-        leave = self._to_withdraw(wanted, target, missing[0] if missing else None)
+        missing = [] if base is None else self._find_missing(target)
+        leave = self._select_withdrawals(wanted, target, missing[0] if missing else None)
         if leave and unused is not None:
             self.revision += 1
             self._withdrawn.update(dict.fromkeys(leave, self.revision))
             return True
         for each in missing:
-            if base is not None and self._fits(self._size(each)) and self._bring(each, fetch, base):
+            if base is not None and self._fits(self._size(each)) and self._load(each, fetch, base):
                 return True
             if self._clock() < self._disk_retry:
                 break
         return False
 
-    def _look(self) -> None:
-        """What is on the disk: somebody may have taken folders away."""
+    def _rescan(self) -> None:
+        """List the folder again, since folders may be removed by others."""
         now = self._clock()
-        if now - self._looked < _LOOK_S:
+        if now - self._scanned_at < _RESCAN_INTERVAL_S:
             return
-        self._looked = now
-        found = self._folders.held()
-        if found.keys() != self._here.keys():
+        self._scanned_at = now
+        found = self._folders.list_versions()
+        if found.keys() != self._stored.keys():
             self.revision += 1
-        self._here = found
+        self._stored = found
         self._withdrawn = {d: r for d, r in self._withdrawn.items() if d in found}
 
-    def _size(self, wanted: Wanted) -> int:
-        return self._here.get(wanted.digest) or self._sizes.get(wanted.digest) or wanted.nbytes
+    def _size(self, wanted: WantedVersion) -> int:
+        return self._stored.get(wanted.digest) or self._sizes.get(wanted.digest) or wanted.nbytes
 
     def _fits(self, nbytes: int) -> bool:
         return self._max_bytes is None or self.nbytes + nbytes <= self._max_bytes
 
-    def _target(self, wanted: list[Wanted]) -> Mapping[str, Wanted]:
-        """As many as fit, in their order."""
-        target: dict[str, Wanted] = {}
+    def _select_target(self, wanted: list[WantedVersion]) -> Mapping[str, WantedVersion]:
+        """Return the versions that fit, in their order."""
+        target: dict[str, WantedVersion] = {}
         left = self._max_bytes
         for each in wanted:
             size = self._size(each)
@@ -230,24 +245,24 @@ class Keeper:
         self._too_many = too_many
         return target
 
-    def _refuse(self, wanted: list[Wanted]) -> None:
+    def _refuse(self, wanted: list[WantedVersion]) -> None:
         for digest in self.refused.keys() - {each.digest for each in wanted}:
             del self.refused[digest]
             self.revision += 1
         for each in wanted:
-            why = None if each.digest in self.refused else self._limits.why_not(each)
+            why = None if each.digest in self.refused else self._limits.find_problem(each)
             if why is not None:
                 self._refuse_one(each, why)
 
-    def _refuse_one(self, each: Wanted, why: str) -> None:
+    def _refuse_one(self, each: WantedVersion, why: str) -> None:
         self.refused[each.digest] = why
         self.revision += 1
         _LOG.error("%s: %s", each.digest[:12], why)
 
-    def _lacking(self, wanted: list[Wanted]) -> dict[str, str]:
+    def _find_lacking(self, wanted: list[WantedVersion]) -> dict[str, str]:
         found = {}
         for each in wanted:
-            if each.digest in self._here or each.digest in self.refused:
+            if each.digest in self._stored or each.digest in self.refused:
                 continue
             if each.digest in self._too_many:
                 found[each.digest] = f"there is no room for it in {self._max_bytes} bytes"
@@ -255,23 +270,26 @@ class Keeper:
                 found[each.digest] = self._retry[each.digest][1]
         return found
 
-    def _note_unnamed(self, wanted: list[Wanted]) -> None:
+    def _note_unnamed(self, wanted: list[WantedVersion]) -> None:
         now, named = self._clock(), {each.digest for each in wanted}
-        since = {d: self._unnamed.get(d, now) for d in self._here if d not in named}
+        since = {d: self._unnamed.get(d, now) for d in self._stored if d not in named}
         self._unnamed = since
 
-    def _missing(self, target: Mapping[str, Wanted]) -> list[Wanted]:
+    def _find_missing(self, target: Mapping[str, WantedVersion]) -> list[WantedVersion]:
         now = self._clock()
         if now < self._disk_retry:
             return []
         return [
             each
             for digest, each in target.items()
-            if digest not in self._here and self._retry.get(digest, (0.0, ""))[0] <= now
+            if digest not in self._stored and self._retry.get(digest, (0.0, ""))[0] <= now
         ]
 
-    def _to_withdraw(
-        self, wanted: list[Wanted], target: Mapping[str, Wanted], missing: Wanted | None
+    def _select_withdrawals(
+        self,
+        wanted: list[WantedVersion],
+        target: Mapping[str, WantedVersion],
+        missing: WantedVersion | None,
     ) -> list[str]:
         now = self._clock()
         old = [d for d, since in self._unnamed.items() if now - since >= self._grace_s]
@@ -279,32 +297,34 @@ class Keeper:
         if self._max_bytes is None:
             return leave
         needed = 0 if missing is None else self._size(missing)
-        # What is withdrawn already will make its room by itself.
+        # Withdrawn versions will free their space anyway.
         going = [*self._withdrawn, *leave]
-        room = self._max_bytes - self.nbytes + sum(self._here[digest] for digest in going)
-        order = {each.digest: place for place, each in enumerate(wanted)}
-        spare = [d for d in self._here if d not in target and d not in going]
+        room = self._max_bytes - self.nbytes + sum(self._stored[digest] for digest in going)
+        order = {each.digest: index for index, each in enumerate(wanted)}
+        spare = [d for d in self._stored if d not in target and d not in going]
         spare.sort(key=lambda digest: order.get(digest, len(order)), reverse=True)
         for digest in spare:
             if room >= needed:
                 break
             leave.append(digest)
-            room += self._here[digest]
+            room += self._stored[digest]
         return leave
 
-    def _bring(self, each: Wanted, fetch: Callable[[str], Converted], base: BaseModel) -> bool:
-        # numpy is needed here alone; who imports this to look at folders does without.
+    def _load(
+        self, each: WantedVersion, fetch: Callable[[str], Converted], base: BaseModel
+    ) -> bool:
+        # Only this method needs numpy; processes that only list folders do not load it.
         from adapters.peft_files import peft_files  # noqa: PLC0415
 
         try:
             converted = replace(fetch(each.digest), tp_size=each.tp_size)
             files = peft_files(converted, base)
             self._sizes[each.digest] = files.nbytes
-            if (why := self._limits.why_not_modules(files.modules)) is not None:
+            if (why := self._limits.find_module_problem(files.modules)) is not None:
                 self._refuse_one(each, why)
             elif self._fits(files.nbytes):
                 self._folders.put(each.digest, files)
-                self._here[each.digest] = files.nbytes
+                self._stored[each.digest] = files.nbytes
                 self._retry.pop(each.digest, None)
                 self._disk_pause_s = 0.0
                 self.revision += 1
@@ -326,6 +346,6 @@ class Keeper:
 
     def _remove(self, digest: str) -> None:
         self._folders.remove(digest)
-        self._disk_retry = -math.inf  # there is room again
-        del self._withdrawn[digest], self._here[digest]
+        self._disk_retry = -math.inf  # space is free again
+        del self._withdrawn[digest], self._stored[digest]
         _LOG.info("removed %s", digest[:12])

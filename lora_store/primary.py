@@ -1,9 +1,9 @@
-"""The Redis that takes writes: which errors mean that it cannot be used, and its current client.
+"""The Redis that accepts writes: errors that mean that it is unusable, and its current client.
 
-All users of Redis in the project go by this module. An address may lead to another server later, by
-a Service, a proxy or DNS, while connections to a demoted server stay open. So a client is dropped
-as soon as its server is found not to be the primary, and the next use connects anew.
-`lora_store.redis_role` asks servers for their role.
+All users of Redis in the project go through this module. An address may lead to another server
+later, by a Service, a proxy or DNS, while connections to a demoted server remain open. A client is
+therefore dropped as soon as its server is found not to be the primary, and the next use connects
+anew. `lora_store.redis_role` asks servers for their role.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REFUSED = {
     "OOM": "it has no memory left (maxmemory) and takes no writes",
     "MISCONF": "it cannot save its data to its disk and takes no writes",
 }
-# redis-py takes the code out of the text of these.
+# redis-py removes the code from the text of these errors.
 _CODE_BY_CLASS = {
     "ReadOnlyError": "READONLY",
     "MasterDownError": "MASTERDOWN",
@@ -42,8 +42,8 @@ _CODE_BY_CLASS = {
     "ClusterDownError": "CLUSTERDOWN",
     "OutOfMemoryError": "OOM",
 }
-# redis-py puts words before the error of a command in a pipeline, and a Redis before 7 before that
-# of a command in a script.
+# redis-py adds a prefix to the error of a command in a pipeline, and a Redis before 7 to that of a
+# command in a script.
 _CODE = re.compile(
     r"(?:Command # \d+ \(.*\) of pipeline caused error: )?"
     r"(?:Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?)?"
@@ -53,11 +53,11 @@ _CODE = re.compile(
 
 
 class RedisUnavailable(Exception):
-    """No Redis answers that takes writes. The message says why, without addresses or passwords."""
+    """No Redis that accepts writes answers. The message names no addresses or passwords."""
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of a server's error, also of one inside a script, empty for other errors."""
+    """Return the code of a server's error, also of one inside a script, "" for other errors."""
     code = _CODE_BY_CLASS.get(type(error).__name__)
     if code is not None:
         return code
@@ -68,7 +68,7 @@ def code_of(error: BaseException) -> str:
 def describe(error: BaseException | None) -> str:
     """Return why a command failed, in words for operators.
 
-    The text of redis-py is left out, because it may hold the sentinels' passwords.
+    The text of redis-py is left out, because it may contain the sentinels' passwords.
     """
     chain = []
     while error is not None:
@@ -104,18 +104,18 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def refuses_writes(error: BaseException) -> bool:
-    """Return True if the server can be read and takes no writes of anybody."""
+    """Return True if the server can be read but refuses all writes."""
     return code_of(error) in _REFUSED
 
 
-def failures() -> tuple[type[Exception], ...]:
-    """Return everything that a command inside `Primary.use` can fail with."""
+def failure_types() -> tuple[type[Exception], ...]:
+    """Return the exceptions that a command inside `Primary.use` can raise."""
     return (errors().RedisError, RedisUnavailable)
 
 
 @dataclass(eq=False)
-class _Held:
-    """A client, and how many threads use it now."""
+class _SharedClient:
+    """A client, and the number of threads that use it now."""
 
     client: Any
     connections: WeakSet[Any]
@@ -126,7 +126,7 @@ class _Held:
 
 
 class Primary:
-    """The client of one user of Redis, made when it is needed. For threads."""
+    """The current client of one user of Redis, made on first use. For threads."""
 
     def __init__(
         self, url: RedisUrl, timeout_s: float, *, connect_timeout_s: float | None = None
@@ -140,24 +140,24 @@ class Primary:
         """
         self.url = url
         self.generation = 0
-        """How many clients were made: with each one the server may be another."""
+        """Number of clients made; each one may use another server."""
         self._timeout_s = timeout_s
         self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self._lock = threading.Condition()
-        self._held: _Held | None = None
+        self._shared: _SharedClient | None = None
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Any]:
         """Give the current client.
 
         Of the threads that meet one demotion, the first drops the client and the others find that
-        it is gone already. A server that only lacks replicas is the primary, so its client stays.
+        it is gone. A server that only lacks replicas is the primary, so its client is retained.
 
         Raises:
-            RedisUnavailable: the server is not there, or not a primary that takes writes.
+            RedisUnavailable: the server is down, or is no primary that accepts writes.
             redis.RedisError: the server refuses this command.
         """
-        held: _Held | None = None
+        held: _SharedClient | None = None
         try:
             held, is_due = self._take()
             if is_due:
@@ -176,18 +176,18 @@ class Primary:
 
     def close(self) -> None:
         """Close the current client, once no thread uses it; the next use makes another."""
-        if (held := self._held) is not None:
+        if (held := self._shared) is not None:
             self._drop(held)
 
-    def _take(self) -> tuple[_Held, bool]:
-        """Return the client, and True if the caller is to check its connections.
+    def _take(self) -> tuple[_SharedClient, bool]:
+        """Return the client, and True if the caller must check its connections.
 
-        Wait while another thread checks them: the pool is empty then, and a connection that is made
-        meanwhile would stay, one more with each check.
+        Wait while another thread checks them: the pool is empty then, and each check would leave
+        one more connection.
         """
         with self._lock:
-            self._lock.wait_for(lambda: self._held is None or not self._held.is_checked_now)
-            held = self._held
+            self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)
+            held = self._shared
             if held is None:
                 connections: WeakSet[Any] = WeakSet()
                 client = connect(
@@ -196,7 +196,7 @@ class Primary:
                     connect_timeout_s=self._connect_timeout_s,
                     connections=connections,
                 )
-                held = self._held = _Held(client, connections)
+                held = self._shared = _SharedClient(client, connections)
                 self.generation += 1
             now = time.monotonic()
             is_due = held.users == 0 and now >= held.check_due
@@ -206,22 +206,22 @@ class Primary:
             held.users += 1
             return held, is_due
 
-    def _end_check(self, held: _Held) -> None:
+    def _end_check(self, held: _SharedClient) -> None:
         with self._lock:
             held.is_checked_now = False
             self._lock.notify_all()
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: _SharedClient) -> None:
         with self._lock:
-            if self._held is held:
-                self._held = None
+            if self._shared is held:
+                self._shared = None
                 self._lock.notify_all()
             held.is_dropped = True
             is_free = held.users == 0
         if is_free:
             close(held.client)
 
-    def _give_back(self, held: _Held) -> None:
+    def _give_back(self, held: _SharedClient) -> None:
         with self._lock:
             if held.is_checked_now:  # the check failed
                 held.is_checked_now = False
@@ -232,11 +232,11 @@ class Primary:
             close(held.client)
 
 
-def _check_idle(held: _Held) -> None:
-    """Ask on each connection that nobody uses.
+def _check_idle(held: _SharedClient) -> None:
+    """Check the role of the server of each idle connection.
 
-    A pool gives out the one that was used last. So one that was made after the address had moved
-    would hide for long that others lead to the old server.
+    A pool reuses the connection that was used last. A connection made after the address had moved
+    would otherwise hide for long that the others lead to the old server.
     """
     if not held.connections:
         return
@@ -253,11 +253,11 @@ def _check_idle(held: _Held) -> None:
 
 
 @contextlib.contextmanager
-def writing(client: Any) -> Iterator[Any]:
-    """Give a client with one connection, whose server is asked for its role afterwards.
+def write_verified(client: Any) -> Iterator[Any]:
+    """Give a client with one connection, and ask its server for its role afterwards.
 
-    A server that was demoted meanwhile discards what it took, and no answer says so. A cluster is
-    not asked: its replicas take no writes, and its client goes to the others.
+    A server that was demoted in between discards the writes that it accepted, without an error. A
+    cluster is not asked: its replicas accept no writes, and its client finds the others.
 
     Raises:
         redis.ReadOnlyError: the server is a replica by now.

@@ -7,9 +7,9 @@ Keys, under one prefix, of which each command takes one, so that a cluster may s
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
-``@revision`` grows by a random step with each change and ``@epoch`` is drawn anew whenever the hash
-starts empty, so a reader that compares both notices every change it was not told of, the loss of
-all data, and another server that lacks the last changes and has taken others.
+``@revision`` grows by a random step with each change, and ``@epoch`` is random whenever the hash
+starts empty. A reader that compares both detects every change without a notice, the loss of all
+data, and another server that lacks the last changes but has others.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from adapters.errors import StoreError, StoreUnavailable, WritesRefused
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
-from lora_store.connect import channel_url, errors, load, never_again
+from lora_store.connect import channel_url, errors, load, make_no_retry
 from lora_store.primary import (
     Primary,
     RedisUnavailable,
     describe,
     is_unavailable,
     refuses_writes,
-    writing,
+    write_verified,
 )
 from lora_store.redis_hashes import read_hash
 from lora_store.redis_values import (
-    Description,
     StoredRecord,
+    VersionDescription,
     dump,
     read_description,
     read_record,
 )
-from lora_store.refusals import Refusals
+from lora_store.refusals import RefusedValues
 
-# The client copies each value while it holds the interpreter lock; at 8 MiB that alone stalls the
+# The client copies each value while it holds the interpreter lock; with 8 MiB that alone stalls the
 # event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
-_CLAIM_S = 10
+_CLAIM_TTL_S = 10
 _DESCRIPTIONS_AT_ONCE = 256
-_SPARE = 0.05  # of its memory, for what keys take besides, and for other writers
+_RESERVED_FRACTION = 0.05  # of its memory, for the overhead of keys and for other writers
 _MAX_STEP = 2**20  # of the revision
-# How long a listener that hears nothing believes that there is nothing to hear.
-_QUIET_S = 2.0
-# What can be refused (a revision that is no number, a channel that this user may not use) comes
-# before the record: a script that fails takes nothing back.
+# Silence after which a listener checks the connection.
+_LISTEN_CHECK_S = 2.0
+# Steps that can fail (a revision that is no number, a forbidden channel) come before the record: a
+# failed script does not undo its steps.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -75,10 +75,10 @@ _NONE: Mapping[str, Record] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` in a form of `lora_store.redis_url`.
+    """Connection and prefix. `url` has a form of `lora_store.redis_url`.
 
-    `ttl_s`: seconds after its last use that a version stays; None leaves it to Redis' own memory
-    policy. Records never expire. `timeout_s` bounds each connect and each command.
+    `ttl_s` is the time in seconds after which an unused version expires; None leaves this to Redis'
+    memory policy. Records never expire. `timeout_s` limits each connect and each command.
     """
 
     url: str
@@ -88,17 +88,17 @@ class RedisSettings:
 
 
 class RedisTier:
-    """All methods but `listen` block; call them from threads.
+    """Versions and records in Redis. All methods except `listen` block; call them from threads.
 
-    Raises `StoreUnavailable` when Redis does not answer in time and `StoreError` when it refuses.
+    They raise `StoreUnavailable` if Redis does not answer in time, and `StoreError` if it refuses.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Raises ValueError for a URL of no known form."""
+        """Connect with the first command. Raise ValueError for a URL of unknown form."""
         self._settings = settings
         self._prefix = settings.prefix
-        self.refusals = Refusals()
-        # Records that were read last, by name, and digests of what they were read from.
+        self.refusals = RefusedValues()
+        # Records that were last read, by name, with the digests of their bytes.
         self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
@@ -116,13 +116,13 @@ class RedisTier:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
-        """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
+        """Store a version in chunks, so that no value comes near Redis' limit of 512 MB.
 
-        A version that is there already only becomes younger.
+        An existing version is only renewed.
         """
         digest, ttl = converted.digest, self._settings.ttl_s
-        new = Description(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
-        with self._use() as shared, writing(shared) as client:
+        new = VersionDescription(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
+        with self._use() as shared, write_verified(shared) as client:
             old = self._description(client, digest)
             same = old is not None and (old.size, old.chunk_bytes) == (new.size, new.chunk_bytes)
             if same and client.set(self._version(digest), new.dump(), ex=ttl, xx=True):
@@ -132,17 +132,17 @@ class RedisTier:
             client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
-        """The chunks of a version, read as the iterator goes; None when Redis does not have it.
+        """Return an iterator that reads the chunks of a version, None if Redis lacks the version.
 
-        The iterator raises `StoreError` when a chunk is gone (Redis' memory policy takes single
-        keys): then the description is deleted too, and the version counts as absent. It raises
-        `CorruptBlob` when one has another length than it should.
+        The iterator raises `StoreError` if a chunk is missing (Redis' memory policy removes single
+        keys). The description is then deleted too, and the version counts as absent. It raises
+        `CorruptBlob` if a chunk has a wrong length.
         """
         with self._use() as client:
             description = self._description(client, digest)
         return None if description is None else self._fetch(digest, description)
 
-    def _fetch(self, digest: str, description: Description) -> Iterator[bytes]:
+    def _fetch(self, digest: str, description: VersionDescription) -> Iterator[bytes]:
         key, ttl = self._version(digest), self._settings.ttl_s
         with self._use() as client:
             for number in description.chunks:
@@ -158,7 +158,7 @@ class RedisTier:
                 client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
-        """Unless it was put since."""
+        """Delete a version that was put at least `older_than_s` ago."""
         limit = time.time() - older_than_s
         with self._use() as client:
             description = self._description(client, digest)
@@ -169,7 +169,7 @@ class RedisTier:
                 client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
-        """Versions that were put at least so long ago."""
+        """Return the versions that were put at least `older_than_s` ago."""
         limit = time.time() - older_than_s
         found: list[str] = []
         with self._use() as client:
@@ -183,13 +183,13 @@ class RedisTier:
                 found.append(digest)
             return {d for d, each in self._descriptions(client, found) if each.put_at <= limit}
 
-    def _description(self, client: Any, digest: str) -> Description | None:
+    def _description(self, client: Any, digest: str) -> VersionDescription | None:
         return next((found for _, found in self._descriptions(client, [digest])), None)
 
     def _descriptions(
         self, client: Any, digests: Sequence[str]
-    ) -> Iterator[tuple[str, Description]]:
-        """The versions that there are of many, asked for in few round trips."""
+    ) -> Iterator[tuple[str, VersionDescription]]:
+        """Yield the descriptions of existing versions, read in few round trips."""
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
             together = client.pipeline(transaction=False)
@@ -199,7 +199,9 @@ class RedisTier:
                 if (found := self._read_description(digest, raw)) is not None:
                     yield digest, found
 
-    def _read_description(self, digest: str, raw: bytes | Exception | None) -> Description | None:
+    def _read_description(
+        self, digest: str, raw: bytes | Exception | None
+    ) -> VersionDescription | None:
         try:
             if isinstance(raw, Exception):
                 raise raw
@@ -211,10 +213,11 @@ class RedisTier:
             self.refusals.add(self._version(digest), error)
             return None
 
-    def room(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Return how many bytes can be put before Redis drops other versions for them.
 
-        Return None if it drops none, and for a cluster, whose servers each have their own memory.
+        Return None if Redis drops no versions, or is a cluster, where each server has its own
+        limit.
         """
         with self._use() as client:
             if isinstance(client, load().RedisCluster):
@@ -225,27 +228,27 @@ class RedisTier:
         drops = policy.startswith("allkeys") or (expire and policy.startswith("volatile"))
         if most == 0 or not drops:
             return None
-        return int(most * (1 - _SPARE)) - int(memory["used_memory"])
+        return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """True for one caller at a time: the one who shall put this version now."""
+        """Return True for one caller at a time, who must then put this version."""
         with self._use() as client:
             key = f"{self._prefix}:filling:{digest}"
-            return bool(client.set(key, "1", nx=True, ex=_CLAIM_S))
+            return bool(client.set(key, "1", nx=True, ex=_CLAIM_TTL_S))
 
     def release(self, digest: str) -> None:
         with self._use() as client:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Ask whoever has this version on disk to put it."""
+        """Ask gateways that have this version on disk to put it."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
-        """(epoch, revision) of the records; (None, None) when there are none."""
+        """Return epoch and revision of the records; (None, None) without records."""
         with self._use() as client:
             return self._position(client)
 
@@ -256,9 +259,9 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return the position, and every record as it is then or later.
+        """Return the position, and every record as of then or later.
 
-        A record that is the one in `known`, or that was read before, is not parsed.
+        A record that equals the one in `known`, or that was read before, is not parsed again.
         """
         with self._use() as client:
             position = self._position(client)
@@ -273,7 +276,7 @@ class RedisTier:
             if record is None or digest != last_digest:
                 record = known.get(name)
                 if record is None or dump(record) != raw:
-                    record = self._stored(name, raw).record
+                    record = self._parse_stored(name, raw).record
             if record is not None:
                 parsed[name] = digest, record
             records[name] = StoredRecord(raw, record)
@@ -283,9 +286,9 @@ class RedisTier:
     def record(self, name: str) -> StoredRecord | None:
         with self._use() as client:
             found: bytes | None = client.hget(self._names, name)
-        return None if found is None else self._stored(name, found)
+        return None if found is None else self._parse_stored(name, found)
 
-    def _stored(self, name: str, raw: bytes) -> StoredRecord:
+    def _parse_stored(self, name: str, raw: bytes) -> StoredRecord:
         try:
             return StoredRecord(raw, read_record(name, raw))
         except ValueError as error:
@@ -293,24 +296,24 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record if what is stored is still `expected`; tells every listener.
+        """Store a record if the stored one is still `expected`, and notify all listeners.
 
-        What Redis refuses it has not stored; after `StoreUnavailable` it may have.
+        A refused record is not stored; after `StoreUnavailable` it may have been stored.
         """
         epoch = secrets.token_hex(8)
-        with self._use() as shared, writing(shared) as client:
+        with self._use() as shared, write_verified(shared) as client:
             old = b"" if expected is None else expected.raw
             step = 1 + secrets.randbelow(_MAX_STEP)
             arguments = (record.name, old, dump(record), epoch, self._channel, step)
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Messages of the channel, from now on. Ends with `StoreError`, never by itself.
+        """Yield messages of the channel from now on. Ends only with `StoreError`.
 
-        A server that neither tells nor answers is given up, and so is one whose client was
-        dropped, so that its successor is listened to.
+        The connection is given up if the server is silent even when asked, or if its client was
+        dropped, so that its successor is used.
         """
-        with translated():
+        with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)
             timeout_s = self._settings.timeout_s
             async with (
@@ -318,18 +321,20 @@ class RedisTier:
                     url,
                     socket_connect_timeout=timeout_s,
                     socket_timeout=None,
-                    retry=never_again(),
+                    retry=make_no_retry(),
                 ) as client,
                 client.pubsub() as pubsub,
             ):
-                # Its own timeout for reading is none, as a listener has nothing to read for long.
+                # Reading has no timeout of its own, because messages may be rare.
                 async with asyncio.timeout(timeout_s):
                     await pubsub.subscribe(self._channel)
                 asked = False
                 while True:
                     if self._primary.generation != generation:
                         raise StoreUnavailable("another Redis may be the primary now")
-                    message = await pubsub.get_message(timeout=timeout_s if asked else _QUIET_S)
+                    message = await pubsub.get_message(
+                        timeout=timeout_s if asked else _LISTEN_CHECK_S
+                    )
                     if message is None:
                         if asked:
                             raise StoreUnavailable("the Redis that tells of changes is silent")
@@ -358,7 +363,7 @@ class RedisTier:
 
 
 def _text(name: bytes) -> str:
-    """What is not UTF-8 becomes something that is no name either."""
+    """Decode a name. Invalid UTF-8 becomes a string that is no valid name."""
     return name.decode(errors="backslashreplace")
 
 
@@ -373,13 +378,13 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 @contextlib.contextmanager
 def use(primary: Primary) -> Iterator[Any]:
     """Give the client of `primary`. Raises as the methods of `RedisTier`."""
-    with translated(), primary.use() as client:
+    with translate_errors(), primary.use() as client:
         yield client
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Raise the errors of `RedisTier` for those of a client."""
+def translate_errors() -> Iterator[None]:
+    """Raise the errors of `RedisTier` in place of a client's errors."""
     try:
         yield
     except (errors().RedisError, RedisUnavailable, OSError) as error:

@@ -9,10 +9,10 @@ FIELDS_AT_ONCE = 64
 
 
 def read_hash(client: Any, key: str, count: int = FIELDS_AT_ONCE) -> dict[bytes, bytes]:
-    """Return all fields of a hash that are there all the time.
+    """Return all fields of a hash that exist during the entire call.
 
-    The fields are not of one moment: what is added or removed meanwhile may be there or not. A
-    caller that needs to know reads the hash's revision before.
+    The fields are not of one moment: a field that is added or removed during the call may be
+    missing. A caller that needs to know reads the hash's revision before.
 
     Args:
         client: a client of redis-py.

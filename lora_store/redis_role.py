@@ -1,9 +1,9 @@
-"""Connections that ask their server for its role, and sentinels that are compared.
+"""Connections that ask their server for its role, and sentinels whose answers are compared.
 
 A connection asks when it is made, and before a command if it last asked more than `ROLE_CHECK_S`
-ago. So a gateway that only reads notices a demotion, too, and each connection of a pool does by
-itself. Where sentinels choose, they are asked as well: until it is told, a master that they have
-replaced takes writes that will be lost.
+ago. A gateway that only reads therefore detects a demotion, too, and each connection of a pool does
+so by itself. Where sentinels choose, they are asked as well: a replaced master that has not been
+notified yet accepts writes that will be lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUESTIONS = ("HELLO", "ROLE")
 
 
 def role_of(answer: object) -> str | None:
-    """Return "primary" or "replica" as HELLO or ROLE tells it, None if the answer does not."""
+    """Return "primary" or "replica" from the answer to HELLO or ROLE, None if it has no role."""
     if isinstance(answer, Mapping):
         told = answer.get(b"role", answer.get("role"))
     elif isinstance(answer, list | tuple) and answer:
@@ -51,7 +51,7 @@ def _text(value: object) -> str:
 
 
 def greet(known: WeakSet[Any], connection: Any) -> None:
-    """Begin a connection, which `known` gets; the rest of it is for `redis_connect_func`."""
+    """Begin a connection, and add it to `known`. The last argument is from `redis_connect_func`."""
     known.add(connection)
     connection.role_due = math.inf  # the greeting itself sends commands
     connection.on_connect()
@@ -59,8 +59,11 @@ def greet(known: WeakSet[Any], connection: Any) -> None:
 
 
 @cache
-def checked(kind: Any) -> Any:
-    """Return a class of connections like `kind` that ask for the role; `greet` begins each."""
+def make_checked_class(kind: Any) -> Any:
+    """Return a subclass of the connection class `kind` that asks for the server's role.
+
+    `greet` begins its connections.
+    """
     errors = import_module("redis").exceptions
 
     class Checked(kind):  # type: ignore[misc]
@@ -88,12 +91,12 @@ def checked(kind: Any) -> Any:
                 try:
                     role = role_of(self.read_response())
                 except errors.ResponseError:
-                    continue  # it does not know the command, or not this user
+                    continue  # unknown command, or forbidden for this user
                 if role is not None:
                     break
             if role is None:
                 _warn_of_unknown_roles()
-            # A pool that sentinels stand behind.
+            # Set if the pool's server is chosen by sentinels.
             chosen_by = getattr(self, "connection_pool", None)
             is_other = chosen_by is not None and chosen_by.sentinel_manager.discover_master(
                 chosen_by.service_name
@@ -115,10 +118,10 @@ def _warn_of_unknown_roles() -> None:
 
 @cache
 def agreeing_sentinels() -> Any:
-    """Return the class of sentinels of which the newest configuration counts.
+    """Return the class of sentinels that follow the newest configuration.
 
     Sentinels number their failovers. One that was cut off names the old master with a lower number,
-    so two opinions do not take turns.
+    so two opinions do not alternate.
     """
     redis = import_module("redis")
 
@@ -127,17 +130,18 @@ def agreeing_sentinels() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            # By sentinel, when one that was silent is asked again. All threads use it.
+            # Time at which a silent sentinel is asked again. Used by all threads.
             self.silent_until: dict[Any, float] = {}
 
         def discover_master(self, service_name: str) -> tuple[str, int]:
-            """Ask until a majority agrees. Raise MasterNotFoundError if the master is not known."""
+            """Ask until a majority agrees. Raise MasterNotFoundError if no master is known."""
             known = list(self.sentinels)
             silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
-            # Those that answered come first, and the others that have been silent for longest.
+            # Sentinels that answered come first, then those that have been silent for longest.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
-                # Each role check of each connection comes here: it must not wait for the silent.
+                # Each role check of each connection runs this: it must not wait for silent
+                # sentinels.
                 is_known = any(is_up for _, is_up, _ in found)
                 if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
                     continue
@@ -153,7 +157,7 @@ def agreeing_sentinels() -> Any:
                     if is_up and 2 * found.count(found[-1]) > len(known):
                         break
             if not found or not max(found)[1]:
-                # The text of redis-py may hold the sentinels' passwords.
+                # The text of redis-py may contain the sentinels' passwords.
                 raise redis.sentinel.MasterNotFoundError("no sentinel names a master that is up")
             return max(found)[2]
 

@@ -1,4 +1,4 @@
-"""The certificate files of a Redis URL, in the form in which redis-py may read them."""
+"""Certificate files of a Redis URL, in a form that redis-py can read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PASSWORD = "ssl_password"
 
 
 def with_memory_files(url: str) -> str:
-    """Return the URL of one server with files that stay usable in place of its certificate files.
+    """Return the URL of one server with in-memory copies in place of its certificate files.
 
-    The URL stays as it is where it names none. It also does where the files cannot be used yet:
-    then the connection fails by them, and says so.
+    A URL without such files is returned as it is. So is one whose files cannot be read yet: the
+    connection then fails and reports them.
     """
     before, mark, query = url.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -28,8 +28,8 @@ def with_memory_files(url: str) -> str:
     try:
         # Releases of redis-py decode it once or twice.
         password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
-        kept = copy_to_memory(_NAME, ClientFiles(*named), password)
+        copies = copy_to_memory(_NAME, ClientFiles(*named), password)
     except OSError:
         return url
-    paths = {name: str(path) for name, path in zip(_OPTIONS, kept, strict=True) if path}
+    paths = {name: str(path) for name, path in zip(_OPTIONS, copies, strict=True) if path}
     return f"{before}{mark}{urlencode(options | paths)}"

@@ -1,7 +1,7 @@
-"""What the URL of a Redis says, without a client for it.
+"""Parsing of Redis URLs, without a client.
 
 ``redis://``, ``rediss://`` and ``unix://`` name one server, in the form of redis-py. The others
-name several hosts, separated by commas; what stands after the hosts is as in ``redis://``:
+name several hosts, separated by commas; the part after the hosts is as in ``redis://``:
 
 ``redis+sentinel://[user:password@]host[:26379],.../service[/database][?option=value]``
 ``redis+cluster://[user:password@]host[:6379],...[?option=value]``
@@ -27,32 +27,34 @@ _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUrl:
-    """A URL taken apart. `service` is empty but for a sentinel's, `hosts` is for one server.
+    """A parsed URL. `service` is set for sentinels only, `hosts` is empty for a single server.
 
-    Nothing that is printed shows a password.
+    Printing it shows no password.
     """
 
     kind: Literal["server", "sentinel", "cluster"]
     hosts: tuple[tuple[str, int], ...]
     service: str = ""
     sentinel_login: dict[str, str] = field(default_factory=dict, repr=False)
-    """`username` and `password`, as far as they are given."""
+    """`username` and `password`, if given."""
     _before: str = field(default="", repr=False)
     _after: str = field(default="", repr=False)
 
     def at(self, host: str, port: int) -> str:
-        """The same way to one server, in the form of redis-py."""
+        """Return the URL of one server with the same options, in the form of redis-py."""
         bracketed = f"[{host}]" if ":" in host else host
         return f"{self._before}{bracketed}:{port}{self._after}"
 
     @property
     def server(self) -> str:
-        """What redis-py takes for one server; the first of `hosts` where there are any."""
+        """URL of one server for redis-py; of the first of `hosts`, if any."""
         return self.at(*self.hosts[0]) if self.hosts else self._before
 
 
 def parse(url: str) -> RedisUrl:
-    """Raises ValueError. Its message repeats nothing of the URL, which may hold a password."""
+    """Parse a Redis URL. Raise ValueError, whose message quotes nothing of it, as it may have a
+    password.
+    """
     scheme, separator, after_scheme = url.partition("://")
     tls, _, kind = scheme.partition("+")
     if not separator or (scheme not in _PLAIN and (tls not in _TLS or kind not in _PORTS)):
@@ -65,7 +67,8 @@ def parse(url: str) -> RedisUrl:
     if "[" in login or "]" in login:
         raise ValueError(_NOT_A_URL)
     try:
-        # Newer releases of Python take no IPv6 address among several hosts: each is split alone.
+        # Newer releases of Python accept no IPv6 address among several hosts, so split each host
+        # alone.
         parts = urlsplit(f"//host{after_scheme.removeprefix(authority)}")
         hosts = tuple(_host(address, _PORTS.get(kind, 6379)) for address in addresses.split(","))
     except ValueError:

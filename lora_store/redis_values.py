@@ -1,8 +1,8 @@
-"""What others have put into Redis, read as input: it fits, or it is left alone.
+"""Values that others have put into Redis, validated as input.
 
-One tenant's gateway is not the only one that writes to a Redis: a newer release, an operator's
-script or whoever has broken into a neighbour does, too. What does not fit is never used, never
-written over by itself and never deleted; `lora_store.refusals` counts it.
+Other programs write to Redis, too: a newer release, an operator's script, or an attacker who
+controls a neighbour. Invalid values are never used, never overwritten automatically and never
+deleted; `lora_store.refusals` counts them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from adapters.record_json import as_json, from_json
 
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_VERSION_BYTES = 4 * 1024**3
-_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # that is as much as Redis keeps under a key
+_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # the maximum is Redis' limit of a value
 _DESCRIPTION = re.compile(rb"([0-9]{1,10}) ([0-9]{1,9}) ([0-9]{1,11})")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record's bytes, and what they say: `record` is None when they do not fit."""
+    """A record's bytes, and the parsed record; None if the bytes are invalid."""
 
     raw: bytes
     record: Record | None
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """Of a version's chunks: their bytes in all, the bytes of each but the last, seconds of 1970
-    when they were put."""
+class VersionDescription:
+    """Chunks of a version: total bytes, bytes of each chunk but the last, and time of the put.
+
+    The time is in seconds since 1970.
+    """
 
     size: int
     chunk_bytes: int
@@ -39,23 +41,23 @@ class Description:
 
     @property
     def chunks(self) -> range:
-        """The numbers of the chunks."""
+        """Numbers of the chunks."""
         return range(-(-self.size // self.chunk_bytes))
 
     def length(self, number: int) -> int:
-        """Bytes of one chunk."""
+        """Return the bytes of one chunk."""
         return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
 
     def dump(self) -> bytes:
         return b"%d %d %d" % (self.size, self.chunk_bytes, self.put_at)
 
 
-def read_description(raw: bytes) -> Description:
-    """Raises ValueError for what does not fit."""
+def read_description(raw: bytes) -> VersionDescription:
+    """Parse a description. Raise ValueError if it is invalid."""
     found = _DESCRIPTION.fullmatch(raw)
     if found is None:
         raise ValueError("not SIZE CHUNK_SIZE TIME")
-    description = Description(*map(int, found.groups()))
+    description = VersionDescription(*map(int, found.groups()))
     if not 0 < description.size <= _MAX_VERSION_BYTES:
         raise ValueError(f"{description.size} bytes are no version")
     if description.chunk_bytes not in _CHUNK_BYTES:
@@ -68,7 +70,7 @@ def dump(record: Record) -> bytes:
 
 
 def read_record(name: str, raw: bytes) -> Record:
-    """The record of `name`. Raises ValueError for what does not fit."""
+    """Parse the record of `name`. Raise ValueError if it is invalid."""
     if len(raw) > _MAX_RECORD_BYTES:
         raise ValueError(f"{len(raw)} bytes are no record")
     try:

@@ -1,4 +1,4 @@
-"""What lies in Redis and does not fit: counted, and told of once."""
+"""Invalid values in Redis: counted, and logged once each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LOG = logging.getLogger(__name__)
 _REMEMBERED = 1024
 
 
-class Refusals:
-    """Counts the places whose content did not fit, and logs each of them once. For any thread.
+class RefusedValues:
+    """Counts the keys whose content is invalid, and logs each of them once. For any thread.
 
     `on_new` is called for each.
     """
@@ -20,16 +20,16 @@ class Refusals:
     def __init__(self, on_new: Callable[[], object] = lambda: None) -> None:
         self._on_new = on_new
         self._lock = threading.Lock()
-        self._told: dict[str, None] = {}
+        self._logged: dict[str, None] = {}
         self.count = 0
 
-    def add(self, place: str, reason: object) -> None:
+    def add(self, key: str, reason: object) -> None:
         with self._lock:
-            if place in self._told:
+            if key in self._logged:
                 return
-            if len(self._told) == _REMEMBERED:
-                del self._told[next(iter(self._told))]
-            self._told[place] = None
+            if len(self._logged) == _REMEMBERED:
+                del self._logged[next(iter(self._logged))]
+            self._logged[key] = None
             self.count += 1
         self._on_new()
-        _LOG.error("left alone in Redis: %.200r: %.200s", place, reason)
+        _LOG.error("left alone in Redis: %.200r: %.200s", key, reason)

@@ -1,4 +1,4 @@
-"""What the store counts. The gateway exports it; every number only grows, but for the states."""
+"""Numbers that the store counts and the gateway exports. All but the states only grow."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Stats:
-    """Written on the event loop only, so plain integers suffice."""
+class StoreStats:
+    """Counters and states. Written on the event loop only, so plain integers suffice."""
 
     memory_hits: int = 0
     memory_misses: int = 0

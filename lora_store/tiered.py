@@ -1,19 +1,20 @@
 """Memory, then disk, then Redis, as one `adapters.registry.Store`.
 
-Versions. `put` writes the disk, then Redis; a Redis that is away gets it later. `get` asks memory,
-disk and Redis in that order, once for all who ask at the same time. Whatever it gives was verified
-in memory that no file backs. A disk copy that fails its checksum is moved away; it, and one that
-cannot be read, is replaced from memory or Redis. What Redis lacks but some disk has is asked for on
-the channel, and whoever has it puts it. Every store copies all versions in use to its own disk, so
-each disk is complete and Redis may lose everything.
+Versions. `put` writes the disk, then Redis; if Redis is down, it gets the version later. `get` asks
+memory, disk and Redis in that order, once for all concurrent callers. Each version that it returns
+was verified in memory that no file backs. A disk copy that fails its checksum is moved to
+quarantine. A damaged or unreadable copy is replaced from memory or Redis. A version that Redis
+lacks but some disk has is requested on the channel, and a gateway that has it puts it. Every store
+copies all versions in use to its own disk, so each disk is complete and Redis may lose everything.
 
 Records. The disk and Redis each hold a copy of every record, and copies are joined by
 `adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is
-old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock. What
-Redis took is in force, also where the disk cannot keep it; without Redis, and when Redis did not
-say whether it took it, the disk decides. All copies are joined at start, after a notice, after a
-reconnect, and whenever the position in Redis or the folder is not the one last seen or the disk
-could not keep all; that is looked at every `poll_s` seconds, so a lost notice is made up for.
+old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock. A
+change that Redis accepted is in force, even if the disk cannot store it. Without Redis, or if its
+answer is lost, the disk decides. All copies are joined at start, after a notice, and after a
+reconnect. They are also joined whenever the position in Redis or the folder has changed, or the
+disk could not store all records. This is polled every `poll_s` seconds, so lost notices are
+harmless.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from adapters.errors import ChangeUnknown, StoreError
 from adapters.record import Record, is_digest, merge
 from adapters.registry import Change
 from lora_store import names
-from lora_store.collector import Collector
+from lora_store.collector import VersionCollector
 from lora_store.disk import Disk
 from lora_store.link import Link
-from lora_store.memory import Memory
+from lora_store.memory import MemoryTier
 from lora_store.redis import Position, RedisTier
-from lora_store.refusals import Refusals
-from lora_store.stats import Stats
+from lora_store.refusals import RefusedValues
+from lora_store.stats import StoreStats
 from lora_store.versions import Versions
 
 _LOG = logging.getLogger(__name__)
@@ -47,14 +48,14 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# The clock of a folder's mtime is coarse: a change right after it was read may not show.
+# A folder's mtime is coarse: a change right after reading it may not show.
 _SETTLED_NS = 1_000_000_000
-# Versions that others wait for at once; they ask again for what is forgotten.
-_MAX_WANTED = 1024
+# Versions that other gateways wait for at once; they ask again for dropped ones.
+_MAX_WANTED_VERSIONS = 1024
 
 
 class TieredStore:
-    """Use as an async context manager. `stats` is for the metrics of the process.
+    """The store of one process. Use as an async context manager; `stats` is for its metrics.
 
     `on_change`, if set, is called on the event loop with all records when any of them changed.
     """
@@ -67,14 +68,14 @@ class TieredStore:
         memory_bytes: int,
         poll_s: float = 0.5,
     ) -> None:
-        self.stats = Stats()
+        self.stats = StoreStats()
         self.on_change: Callable[[Mapping[str, Record]], None] | None = None
         self._disk = disk
         self._redis = redis
         self._link = Link(redis, self.stats)
-        memory = Memory(memory_bytes)
+        memory = MemoryTier(memory_bytes)
         self._versions = Versions(disk, self._link, memory, self.stats)
-        self._collector = Collector(disk, self._link, memory)
+        self._collector = VersionCollector(disk, self._link, memory)
         self._poll_s = poll_s
         self._records: dict[str, Record] = {}
         self._seen_redis: Position | None = None
@@ -83,27 +84,27 @@ class TieredStore:
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
         self._unwritten: Mapping[str, OSError] = {}
-        # Names whose last change here Redis has not taken, as far as is known.
+        # Names whose last change Redis is not known to have accepted.
         self._unshared: set[str] = set()
-        # When Redis, which takes no writes, is asked again to take those.
+        # Time at which a Redis that refuses writes is asked again to accept those.
         self._share_due = math.inf
         self._redis_started_over = False
-        # Whether `_records` are all that disk and Redis name, as far as is known.
+        # True if `_records` are all records of disk and Redis.
         self._knows_all = False
-        self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED)
+        self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED_VERSIONS)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TieredStore:
         try:
-            await self._look()
+            await self._poll()
         except BaseException:
             await self._link.close()
             raise
-        self._start(self._keep_current())
+        self._start(self._run_polling())
         self._start(self._upkeep())
         if self._redis is not None:
             self._start(self._listen(self._redis))
-            self._start(self._send_wanted())
+            self._start(self._run_sending())
         return self
 
     async def __aexit__(
@@ -125,9 +126,10 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Check every byte of the copy on this disk, mend it from memory or Redis if it is damaged.
+        """Check every byte of the copy on this disk, and repair it from memory or Redis if
+        necessary.
 
-        Raises `VersionUnavailable` or `StoreUnavailable` when it cannot be mended.
+        Raise `VersionUnavailable` or `StoreUnavailable` if it cannot be repaired.
         """
         await self._versions.verify(digest)
 
@@ -136,11 +138,11 @@ class TieredStore:
 
     async def change(self, name: str, change: Change) -> Record:
         async with self._writing:
-            changed = await self._link.with_or_without(
+            changed = await self._link.call_or_run(
                 lambda redis: names.change(self._disk, redis, name, change, self._records.get(name))
             )
             if changed.redis_error is not None:
-                self._link.failed(changed.redis_error)
+                self._link.record_failure(changed.redis_error)
                 if changed.disk_error is not None:
                     raise ChangeUnknown(name, changed.disk_error)
             if changed.disk_error is not None:
@@ -149,11 +151,11 @@ class TieredStore:
             self._unshared.discard(name)
         elif self._redis is not None:
             self._unshared.add(name)
-        self._take({name: changed.record})
+        self._merge({name: changed.record})
         return changed.record
 
     def is_shared(self, record: Record) -> bool | None:
-        """Return True if Redis has taken the record and its versions, None if there is no Redis."""
+        """Return True if Redis has the record and its versions, None if the store has no Redis."""
         if self._redis is None:
             return None
         is_sent = not any(self._versions.is_unsent(each.weights) for each in record.versions)
@@ -169,17 +171,17 @@ class TieredStore:
         task.add_done_callback(_report)
         self._tasks.append(task)
 
-    async def _keep_current(self) -> None:
+    async def _run_polling(self) -> None:
         while True:
             await _wait(self._nudge, self._poll_s)
             self._nudge.clear()
             try:
-                await self._look()
+                await self._poll()
             except StoreError as error:
                 _LOG.error("records cannot be read: %s", error)
 
-    async def _look(self) -> None:
-        """See whether anything changed where the records are, and if so join the copies."""
+    async def _poll(self) -> None:
+        """Check whether records have changed anywhere, and join the copies if so."""
         was_up = self.stats.redis_up
         position = await self._link.probe(RedisTier.position)
         folder = await self._link.run(self._disk.names_changed)
@@ -191,7 +193,7 @@ class TieredStore:
             return
         self._knows_all = False
         async with self._writing:
-            synced = await self._link.with_or_without(
+            synced = await self._link.call_or_run(
                 lambda redis: names.sync(self._disk, redis, self._records)
             )
             self._set_unwritten(synced.unwritten)
@@ -199,7 +201,7 @@ class TieredStore:
             if synced.position is not None:
                 self._unshared = synced.unshared
             if synced.refusal is not None:
-                self._link.failed(synced.refusal)
+                self._link.record_failure(synced.refusal)
                 _LOG.warning("%d records in Redis are old: %s", len(self._unshared), synced.refusal)
                 self._share_due = time.monotonic() + _RETRY_S
         self.stats.syncs += 1
@@ -209,12 +211,12 @@ class TieredStore:
         self._seen_redis = synced.position
         settled = time.time_ns() - folder[2] > _SETTLED_NS
         self._seen_disk = folder if settled and not self._unwritten else None
-        self._take(synced.records)
+        self._merge(synced.records)
         self._knows_all = not synced.unreadable
         self._upkeep_due.set()
 
-    def _take(self, records: Mapping[str, Record]) -> None:
-        """Let `records` replace what is older; tell about it if anything was."""
+    def _merge(self, records: Mapping[str, Record]) -> None:
+        """Let `records` replace older ones, and notify `on_change` of a change."""
         known = self._records
         joined = {
             name: merge(known[name], record) if name in known else record
@@ -230,12 +232,12 @@ class TieredStore:
             with contextlib.suppress(StoreError):
                 async with contextlib.aclosing(redis.listen()) as messages:
                     async for message in messages:
-                        self._hear(message, redis.refusals)
-            # Either Redis went away or its connection broke: look which.
+                        self._handle_message(message, redis.refusals)
+            # Redis is down or its connection broke: poll to find out.
             self._nudge.set()
             await asyncio.sleep(_RELISTEN_S)
 
-    def _hear(self, message: str, refusals: Refusals) -> None:
+    def _handle_message(self, message: str, refusals: RefusedValues) -> None:
         word, _, digest = message.partition(" ")
         if word == "wanted":
             if not is_digest(digest):
@@ -246,17 +248,17 @@ class TieredStore:
             self.stats.notices += 1
             self._nudge.set()
 
-    async def _send_wanted(self) -> None:
-        # Apart from the upkeep: two gateways may be waiting there for each other's versions.
+    async def _run_sending(self) -> None:
+        # Separate from the upkeep, in which two gateways may wait for each other's versions.
         while True:
             digest = await self._wanted.get()
             try:
-                await self._versions.send_wanted(digest)
+                await self._versions.send_if_stored(digest)
             except StoreError as error:
                 _LOG.warning("cannot put what another gateway wants: %s", error)
 
     async def _upkeep(self) -> None:
-        """Copy versions to where they are missing; delete what is no longer used."""
+        """Copy versions to where they are missing, and delete unused ones."""
         collected = time.monotonic()
         complete = True
         while True:
@@ -264,24 +266,24 @@ class TieredStore:
             self._upkeep_due.clear()
             try:
                 complete = await self._copy_versions()
-                # A record that a newer release wrote names versions, too.
+                # Unreadable records of a newer release refer to versions, too.
                 if self._knows_all and time.monotonic() - collected >= _COLLECT_S:
-                    await self._collector.collect(self._in_use, _GRACE_S)
+                    await self._collector.collect(self._find_in_use, _GRACE_S)
                     collected = time.monotonic()
             except StoreError as error:
                 complete = False
                 _LOG.warning("upkeep goes on later: %s", error)
 
     async def _copy_versions(self) -> bool:
-        """True when nothing is left to copy."""
-        in_use = self._in_use()
+        """Copy missing versions. Return True if nothing is left to copy."""
+        in_use = self._find_in_use()
         if self._redis_started_over or self.stats.unsent:
             await self._versions.send_missing(in_use if self._redis_started_over else ())
             self._redis_started_over = False
-        # A disk that takes no record takes no version.
+        # A disk that rejects records rejects versions, too.
         return (
             not self._unwritten
-            and await self._versions.bring_here(in_use)
+            and await self._versions.copy_to_disk(in_use)
             and not self.stats.unsent
         )
 
@@ -294,7 +296,7 @@ class TieredStore:
         self._unwritten = unwritten
         self.stats.unwritten = len(unwritten)
 
-    def _in_use(self) -> set[str]:
+    def _find_in_use(self) -> set[str]:
         return {v.weights for record in self._records.values() for v in record.versions}
 
 

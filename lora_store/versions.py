@@ -1,4 +1,4 @@
-"""Converted adapters through the tiers: memory, disk, Redis."""
+"""Converted adapters in the tiers memory, disk and Redis."""
 
 from __future__ import annotations
 
@@ -13,107 +13,108 @@ from adapters.errors import StoreError, StoreUnavailable, VersionUnavailable, Wr
 from lora_store.codec import CorruptBlob, decode
 from lora_store.disk import Disk
 from lora_store.link import Link
-from lora_store.memory import Memory
+from lora_store.memory import MemoryTier
 from lora_store.redis import RedisTier
-from lora_store.stats import Stats
+from lora_store.stats import StoreStats
 
 _LOG = logging.getLogger(__name__)
 
-# How long another gateway may take to put a version that Redis lost.
-_WANTED_S = 3.0
-_WANTED_POLL_S = 0.05
-# Versions read from the disk at once: each may be half a second of CPU. `Link` has more threads for
-# the disk, for records.
-_READS = 2
-_NAMED = 3  # versions in one line of the log
+# Time for another gateway to put a version that Redis lost.
+_REFILL_TIMEOUT_S = 3.0
+_REFILL_POLL_S = 0.05
+# Concurrent reads of the disk: each may take half a second of CPU. `Link` has further threads for
+# records.
+_MAX_DISK_READS = 2
+_MAX_LOGGED_VERSIONS = 3  # versions in one log line
 
 
 class Versions:
-    def __init__(self, disk: Disk, link: Link, memory: Memory, stats: Stats) -> None:
+    """The versions of one store, in all its tiers."""
+
+    def __init__(self, disk: Disk, link: Link, memory: MemoryTier, stats: StoreStats) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
-        # Of those, what is to be in memory afterwards.
-        self._to_keep: set[str] = set()
+        # Digests of those that go into memory afterwards.
+        self._for_memory: set[str] = set()
         self._unsent: set[str] = set()
-        self._reading = asyncio.Semaphore(_READS)
+        self._reading = asyncio.Semaphore(_MAX_DISK_READS)
 
     async def get(self, digest: str) -> Converted:
-        """From the first tier that has it. All who ask meanwhile share one read.
+        """Return a version from the first tier that has it. Concurrent callers share one read.
 
-        What memory has is right whatever became of its file; but one that was written to is looked
-        at now, while there is something to mend it from.
+        The copy in memory is right whatever happened to its file. But if the file was written to,
+        check it now, while it can be repaired from memory.
         """
-        kept = self._memory.get(digest)
-        if kept is not None and not await self._link.run(partial(self._disk.changed, digest)):
+        stored = self._memory.get(digest)
+        if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
             self._stats.memory_hits += 1
-            return kept
+            return stored
         self._stats.memory_misses += 1
-        return await self._shared(digest, keep=True)
+        return await self._load_shared(digest, keep=True)
 
     async def put(self, converted: Converted) -> None:
-        """On disk when this returns; in Redis too, or as soon as it is back."""
+        """Store a version on disk and in Redis; if Redis is down, it gets the version later."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
-        kept = await self._from_disk(digest)
-        if kept is None:
+        stored = await self._from_disk(digest)
+        if stored is None:
             raise VersionUnavailable(digest, "the copy just written cannot be read back")
-        self._keep(kept)
-        if not self._link.configured:
+        self._store_in_memory(stored)
+        if not self._link.is_configured:
             return
         try:
-            await self._link.call(lambda redis: redis.put(kept))
+            await self._link.call(lambda redis: redis.put(stored))
         except StoreError as error:
-            self._later([digest], error)
+            self._mark_unsent([digest], error)
 
     async def verify(self, digest: str) -> None:
-        """Read all of the copy on this disk again; a damaged one is replaced or reported."""
-        await self._shared(digest, keep=True)
+        """Read the entire copy on this disk again, and repair or report a damaged one."""
+        await self._load_shared(digest, keep=True)
 
-    async def bring_here(self, digests: Iterable[str]) -> bool:
-        """Copy to this disk what it lacks of these versions; True when none is left."""
+    async def copy_to_disk(self, digests: Iterable[str]) -> bool:
+        """Copy the missing ones of these versions to this disk. Return True if none is missing."""
         complete = True
-        for digest in await self._link.run(partial(self._disk.missing, digests)):
+        for digest in await self._link.run(partial(self._disk.find_missing, digests)):
             try:
-                await self._shared(digest, keep=False)
+                await self._load_shared(digest, keep=False)
             except StoreError as error:
                 complete = False
                 _LOG.warning("not on this disk yet: %s", error)
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Put what Redis lacks of these versions and of those that it did not get before.
+        """Put the versions that Redis lacks: the missing ones of `digests`, and those not sent
+        before.
 
-        A Redis that takes no writes gets the others later. One that would drop versions for more of
-        them gets those that are asked for.
-
-        Raises `StoreUnavailable` when Redis goes away meanwhile.
+        A Redis that refuses writes gets the others later. A Redis that would drop versions for more
+        of them gets only requested ones. Raise `StoreUnavailable` if Redis goes down.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
-        self._sent(present)
+        self._mark_sent(present)
         missing = [digest for digest in candidates if digest not in present]
-        room = await self._link.call(RedisTier.room) if missing else None
+        room = await self._link.call(RedisTier.free_bytes) if missing else None
         left = math.inf if room is None else room
-        for place, digest in enumerate(missing):
+        for index, digest in enumerate(missing):
             left -= 0 if room is None else await self._link.run(partial(self._disk.nbytes, digest))
             if left < 0:
                 return
             try:
                 await self._send(digest)
             except WritesRefused as error:
-                self._later(missing[place:], error)
+                self._mark_unsent(missing[index:], error)
                 return
 
-    async def send_wanted(self, digest: str) -> None:
-        """Another gateway asked for this version."""
+    async def send_if_stored(self, digest: str) -> None:
+        """Put a version that another gateway asked for, if it is on this disk."""
         if await self._link.run(partial(self._disk.has, digest)):
             await self._send(digest)
 
     def is_unsent(self, digest: str) -> bool:
-        """Return True if Redis is still to be given this version."""
+        """Return True if Redis has yet to get this version."""
         return digest in self._unsent
 
     async def close(self) -> None:
@@ -122,29 +123,33 @@ class Versions:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
 
-    def _keep(self, converted: Converted) -> None:
+    def _store_in_memory(self, converted: Converted) -> None:
         self._memory.put(converted)
         self._stats.memory_bytes = self._memory.nbytes
 
-    async def _shared(self, digest: str, *, keep: bool) -> Converted:
-        """`keep` puts it into memory, also when whoever asked has gone: it has cost its time."""
+    async def _load_shared(self, digest: str, *, keep: bool) -> Converted:
+        """Return a version, shared with concurrent callers.
+
+        With `keep`, it is stored in memory even if the caller is cancelled, since loading it is
+        costly.
+        """
         flight = self._flights.get(digest)
         if flight is None:
             flight = asyncio.create_task(self._load(digest))
             self._flights[digest] = flight
-            flight.add_done_callback(lambda done: self._landed(digest, done))
+            flight.add_done_callback(lambda done: self._finish_flight(digest, done))
         if keep:
-            self._to_keep.add(digest)
-        # Whoever stops waiting must not stop it for the others.
+            self._for_memory.add(digest)
+        # Cancelling one caller must not cancel the read for others.
         return await asyncio.shield(flight)
 
-    def _landed(self, digest: str, flight: asyncio.Task[Converted]) -> None:
+    def _finish_flight(self, digest: str, flight: asyncio.Task[Converted]) -> None:
         del self._flights[digest]
-        keep = digest in self._to_keep
-        self._to_keep.discard(digest)
-        # To ask for the exception marks it as seen: all who waited may have gone.
+        keep = digest in self._for_memory
+        self._for_memory.discard(digest)
+        # Reading the exception marks it as retrieved: all callers may have been cancelled.
         if not flight.cancelled() and flight.exception() is None and keep:
-            self._keep(flight.result())
+            self._store_in_memory(flight.result())
 
     async def _load(self, digest: str) -> Converted:
         found = await self._from_disk(digest)
@@ -152,11 +157,11 @@ class Versions:
             self._stats.disk_hits += 1
             return found
         self._stats.disk_misses += 1
-        kept = self._memory.get(digest)
-        if kept is not None:
-            await self._restore(kept)
-            return kept
-        if not self._link.configured:
+        stored = self._memory.get(digest)
+        if stored is not None:
+            await self._restore(stored)
+            return stored
+        if not self._link.is_configured:
             raise VersionUnavailable(digest, "no intact copy on disk")
         found = await self._from_redis(digest)
         if found is not None:
@@ -165,11 +170,11 @@ class Versions:
         self._stats.redis_misses += 1
         await self._link.call(partial(RedisTier.want, digest=digest))
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _WANTED_S
+        deadline = loop.time() + _REFILL_TIMEOUT_S
         while found is None:
             if loop.time() > deadline:
                 raise VersionUnavailable(digest, "no intact copy on disk or in Redis")
-            await asyncio.sleep(_WANTED_POLL_S)
+            await asyncio.sleep(_REFILL_POLL_S)
             found = await self._from_redis(digest)
         self._stats.redis_hits += 1
         return found
@@ -185,14 +190,16 @@ class Versions:
             _LOG.error("copy of %s on disk cannot be read: %s", digest[:12], error)
         return None
 
-    async def _restore(self, kept: Converted) -> None:
+    async def _restore(self, stored: Converted) -> None:
         try:
-            await self._link.run(partial(self._disk.put, kept))
+            await self._link.run(partial(self._disk.put, stored))
         except StoreError as error:
-            _LOG.error("copy of %s on disk cannot be mended: %s", kept.digest[:12], error)
+            _LOG.error("copy of %s on disk cannot be mended: %s", stored.digest[:12], error)
 
     async def _from_redis(self, digest: str) -> Converted | None:
-        """Fetch to the disk. None when Redis has no intact copy; a bad one is deleted."""
+        """Copy a version from Redis to the disk. Return None without an intact copy; delete a bad
+        one.
+        """
         try:
             return await self._link.call(lambda redis: self._receive(redis, digest))
         except CorruptBlob as error:
@@ -213,7 +220,7 @@ class Versions:
         try:
             self._disk.receive(digest, chunks)
         except OSError as error:
-            # A full disk must not stop the service: this copy lives in memory alone.
+            # A full disk must not stop the service: hold this copy in memory only.
             _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
             again = redis.fetch(digest)
             return None if again is None else decode(b"".join(again), digest)
@@ -222,7 +229,9 @@ class Versions:
     async def _send(self, digest: str) -> None:
         """Put a version from this disk, unless another gateway is doing so.
 
-        Raises `StoreUnavailable`, and `WritesRefused` before the version is read.
+        Raises:
+            StoreUnavailable: Redis is down.
+            WritesRefused: Redis refuses writes; raised before the version is read.
         """
         try:
             if await self._link.call(lambda redis: redis.claim(digest)):
@@ -235,18 +244,22 @@ class Versions:
         except (StoreUnavailable, WritesRefused):
             raise
         except StoreError as error:
-            self._later([digest], error)
+            self._mark_unsent([digest], error)
             return
-        self._sent({digest})
+        self._mark_sent({digest})
 
-    def _later(self, digests: Sequence[str], error: StoreError) -> None:
-        """Note versions that Redis is to be given, and does not take now."""
-        some = ", ".join(digest[:12] for digest in digests[:_NAMED])
-        more = f" and {len(digests) - _NAMED} more" if len(digests) > _NAMED else ""
+    def _mark_unsent(self, digests: Sequence[str], error: StoreError) -> None:
+        """Record versions that Redis has yet to get, since it cannot take them now."""
+        some = ", ".join(digest[:12] for digest in digests[:_MAX_LOGGED_VERSIONS])
+        more = (
+            f" and {len(digests) - _MAX_LOGGED_VERSIONS} more"
+            if len(digests) > _MAX_LOGGED_VERSIONS
+            else ""
+        )
         _LOG.warning("Redis gets %s%s later: %s", some, more, error)
         self._unsent.update(digests)
         self._stats.unsent = len(self._unsent)
 
-    def _sent(self, digests: set[str]) -> None:
+    def _mark_sent(self, digests: set[str]) -> None:
         self._unsent -= digests
         self._stats.unsent = len(self._unsent)

@@ -22,7 +22,7 @@ from gateway.api.body import get_media_type, json_body, parse_json, read_body
 from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
-from gateway.catalog.adapters import Added
+from gateway.catalog.adapters import AddedVersion
 from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
 from gateway.sources.source import parse
@@ -154,7 +154,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     return AdapterAdded(**dict(_build_adapter(service, record)), shared=shared, warnings=warnings)
 
 
-async def _add_from_source(request: Request, service: Service, audit: Audit) -> Added:
+async def _add_from_source(request: Request, service: Service, audit: Audit) -> AddedVersion:
     wanted = parse_json(AdapterOfSource, await read_body(request, MAX_JSON_BYTES))
     with audit_change(audit, service, "adapters.add", wanted.name) as action:
         source = parse(wanted.source)
@@ -162,7 +162,7 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         async with AsyncExitStack() as stack:
             # Only fetching is cancelled if the client leaves; adding then runs to its end.
             async with cancel_on_disconnect(request.scope):
-                fetched = service.adapters.sources.fetched(source, audit.admin)
+                fetched = service.adapters.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
             added = await service.adapters.add(
                 wanted.name,
@@ -176,7 +176,7 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
     return added
 
 
-async def _add_upload(request: Request, service: Service, audit: Audit) -> Added:
+async def _add_upload(request: Request, service: Service, audit: Audit) -> AddedVersion:
     form = await read_upload(request, service.settings.max_adapter_bytes)
     folder = await run_in_threadpool(make_folder)
     try:
@@ -208,7 +208,7 @@ async def list_all(service: Admin) -> Adapters:
             version=one.version[:SHORT_DIGEST] or None,
             error=one.error or None,
         )
-        for one in await run_in_threadpool(service.declared.told)
+        for one in await run_in_threadpool(service.declared.read_report)
     ]
     data = [_build_adapter(service, record) for record in service.adapters.records]
     return Adapters(data=data, declared=declared)

@@ -76,7 +76,7 @@ def authenticate_metrics_reader(request: Request) -> Service:
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         _check_admin_key(request)
-    elif service.access.open:
+    elif service.access.is_open:
         check_website(request.scope)
     return service
 
@@ -92,7 +92,7 @@ def may_read_details(request: Request) -> bool:
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
         return service.access.is_admin(credentials_of(request.scope))
-    return not service.access.open or passes_website_check(request.scope)
+    return not service.access.is_open or passes_website_check(request.scope)
 
 
 Running = Annotated[Service, Depends(_get_service)]
@@ -116,7 +116,7 @@ def _check_admin_key(request: Request) -> str:
 
 
 def _metrics_need_a_key(request: Request) -> bool:
-    return request.app.state.admin_port is None and not service_of(request.scope).access.open
+    return request.app.state.admin_port is None and not service_of(request.scope).access.is_open
 
 
 def is_for_admins(request: Request) -> bool:

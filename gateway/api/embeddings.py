@@ -22,7 +22,7 @@ from gateway.api.vector_answers import (
     estimate_bytes,
     write_embeddings,
 )
-from gateway.catalog.mapped import MappedModel
+from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped_inputs import (
@@ -115,7 +115,7 @@ async def embeddings(request: Request) -> Response:
 
 
 async def _build_inputs(
-    service: Service, model: MappedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
+    service: Service, model: ServedModel[EmbeddingModel], wanted: EmbeddingsRequest, tenant: str
 ) -> MappedInputs:
     if wanted.dimensions is not None and not model.entry.dimensions:
         raise InvalidRequest(
@@ -138,7 +138,7 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
             await _write_pieces(asked, await asked.run(found), as_base64=as_base64), asked.headers
         )
     budget = service.vector_budget
-    cost = min(size, budget.largest() or size)
+    cost = min(size, budget.max_cost() or size)
     permit = budget.permit(
         asked.tenant_name, asked.priority, cost=cost, wait_s=asked.deadline.remaining_s
     )
@@ -149,9 +149,9 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
     try:
         pieces = await _write_pieces(asked, await asked.run(found), as_base64=as_base64)
     except BaseException:
-        permit.leave()
+        permit.release()
         raise
-    return LargeAnswer(pieces, asked.headers, permit.leave)
+    return LargeAnswer(pieces, asked.headers, permit.release)
 
 
 async def _write_pieces(

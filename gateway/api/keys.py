@@ -18,7 +18,13 @@ from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.observability.audit import State
 from gateway.tenancy.keys.issued import IssuedKeys
-from gateway.tenancy.keys.record import MAX_NOTE, NOTE, KeyRecord, draw_key, is_key_id
+from gateway.tenancy.keys.record import (
+    MAX_NOTE_CHARS,
+    NOTE_PATTERN,
+    KeyRecord,
+    is_key_id,
+    make_record,
+)
 
 _MAX_JSON_BYTES = 64 * 1024
 _MAX_LIFETIME_S = 100 * 366 * 24 * 3600
@@ -60,7 +66,7 @@ class NewKey(Strict):
     """A key to create. `expires_in` is in seconds; without it the key never expires."""
 
     tenant: str
-    note: Annotated[str, Field(max_length=MAX_NOTE, pattern=NOTE)] = ""
+    note: Annotated[str, Field(max_length=MAX_NOTE_CHARS, pattern=NOTE_PATTERN)] = ""
     expires_in: Annotated[int | None, Field(ge=1, le=_MAX_LIFETIME_S)] = None
 
 
@@ -95,7 +101,7 @@ async def create(
             f"tenant: found {wanted.tenant!r}; allowed: {', '.join(named) or 'none'}",
             param="tenant",
         )
-    record, value = draw_key(wanted.tenant, wanted.note, wanted.expires_in, audit.admin)
+    record, value = make_record(wanted.tenant, wanted.note, wanted.expires_in, audit.admin)
     with audit.action("keys.create", record.id, None) as action:
         try:
             await keys.add(record)

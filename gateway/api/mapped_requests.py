@@ -22,7 +22,7 @@ from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
 from gateway.api.validation import build_invalid_request
-from gateway.catalog.mapped import C, MappedModel, MappedRouter
+from gateway.catalog.mapped import C, MappedRouter, ServedModel
 from gateway.config.tenants import Tenant
 from gateway.pipeline.mapped_inputs import (
     Deadline,
@@ -54,7 +54,7 @@ class MappedCall(Generic[W, C]):
     request: Request
     tenant: Tenant | None
     wanted: W
-    model: MappedModel[C]
+    model: ServedModel[C]
     inputs: MappedInputs
     account: InputAccount
     deadline: Deadline
@@ -93,7 +93,7 @@ async def prepare_call(
     request: Request,
     kind: type[W],
     router: Callable[[Service], MappedRouter[C]],
-    inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[MappedInputs]],
+    inputs: Callable[[Service, ServedModel[C], W, str], Awaitable[MappedInputs]],
 ) -> MappedCall[W, C]:
     """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
 
@@ -111,7 +111,7 @@ async def prepare_call(
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
         # Refuse a request above the tenant's limits before its body is read.
-        with await service.accounting.count(tenant, places=1) as reservation:
+        with await service.accounting.count(tenant, slots=1) as reservation:
             read = partial(parse, kind, **get_rules(service.settings))
             wanted, hints, unknown = await intake.read(read)
             service.metrics.count_unknown_parameters(unknown, name)
@@ -123,7 +123,7 @@ async def prepare_call(
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
             # Last step that may fail or wait: the caller closes the account after this.
-            reservation.keep()
+            reservation.detach()
             request_id = secrets.token_hex(16)
             account = InputAccount(
                 service.accounting,

@@ -63,16 +63,16 @@ async def list_models(
 ) -> Models | ModelPage:
     response.headers.append(*_VARIES)
     base = service.settings.model_name
-    data = [_build_base(service)] if service.access.sees(tenant, base) else []
+    data = [_build_base(service)] if service.access.can_see(tenant, base) else []
     data += [
         _build_adapter(service, record.name, record.version)
         for record in service.adapters.records
-        if service.access.sees(tenant, record.name)
+        if service.access.can_see(tenant, record.name)
     ]
     data += [
         _build_mapped(service, model)
         for model in service.mapped.all
-        if service.access.sees(tenant, model.name)
+        if service.access.can_see(tenant, model.name)
     ]
     if _wants_anthropic(request):
         return select_page(request, [_to_anthropic(model) for model in data])

@@ -136,7 +136,7 @@ def _build_readiness(service: Service) -> Readiness:
     )
     found = Readiness(status="ready", engine=driven)
     states = {replica.endpoint: replica.state for replica in service.replicas}
-    if set(states.values()) != {"ready"} or service.replicas.several:
+    if set(states.values()) != {"ready"} or service.replicas.has_several:
         found.replicas = states
         found.pool = _build_pool(service)
     if service.settings.redis_url is not None:

@@ -16,7 +16,7 @@ from gateway.api.mapped_requests import MappedRequest, prepare_call
 from gateway.api.messages import Strict
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
-from gateway.catalog.mapped import MappedModel
+from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import RerankModel
 from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped_inputs import MappedInputs, encode_texts, to_scores
@@ -99,7 +99,7 @@ async def rerank(request: Request) -> Response:
 
 
 async def _build_inputs(
-    service: Service, model: MappedModel[RerankModel], wanted: RerankRequest, tenant: str
+    service: Service, model: ServedModel[RerankModel], wanted: RerankRequest, tenant: str
 ) -> MappedInputs:
     texts = wanted.texts
     chars = len(wanted.query) * len(texts) + sum(map(len, texts))

@@ -123,7 +123,7 @@ async def prepare_request(
     tenant = authenticate_tenant(request)
     async with Intake(request, tenant) as intake:
         # Refuse a request above the tenant's limits before its body is read.
-        with await service.accounting.count(tenant, places=1) as reservation:
+        with await service.accounting.count(tenant, slots=1) as reservation:
             await service.replicas.wait_until_back()
             wanted, hints, unknown = await intake.read(parse)
             if unknown:
@@ -228,7 +228,7 @@ async def _prepare(
     route = service.access.route(service.router, tenant, wanted.model)
     num_sequences, limit = _count_sequences(tenant, wanted), _resolve_output_limit(tenant, wanted)
     timeout_s = parse_timeout(request, service.settings.request_timeout)
-    await reservation.take_more(num_sequences - 1)
+    await reservation.take_slots(num_sequences - 1)
     chat = service.prompts.chat_of(route.chat_template)
     first_token_within = tenant.first_token_within if tenant else None
     caller = Caller(
@@ -290,7 +290,7 @@ def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     An adapter above the tenant's share of the budget needs all of that share.
     """
     budget = service.upload_budget
-    cost = min(nbytes, budget.largest() or nbytes)
+    cost = min(nbytes, budget.max_cost() or nbytes)
     return budget.permit(caller.tenant, caller.priority, cost=cost)
 
 

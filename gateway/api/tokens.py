@@ -76,7 +76,7 @@ class Text:
 async def tokenize(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
-    with await service.accounting.count(tenant, places=1):
+    with await service.accounting.count(tenant, slots=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, TokenizeRequest)
             chat = service.prompts.chat
@@ -131,7 +131,7 @@ def _render_text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText
 async def detokenize(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
-    with await service.accounting.count(tenant, places=1):
+    with await service.accounting.count(tenant, slots=1):
         async with Intake(request, tenant) as intake:
             wanted, headers = await read_plain(request, intake, DetokenizeRequest)
             if wanted.model is not None:

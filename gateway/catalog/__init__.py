@@ -1,1 +1,1 @@
-"""Model names, and what serves them."""
+"""Model names, and the adapters and models that serve them."""

@@ -1,7 +1,7 @@
-"""The adapters of this process: which name is which version, and the changes operators make.
+"""The adapters of this process: the version behind each name, and operators' changes.
 
-Glue between `adapters` (what an adapter is), `lora_store` (where versions are kept) and the
-engine (what it accepts). Conversion runs in a thread; requests read an immutable snapshot.
+Connects `adapters` (the format of an adapter), `lora_store` (the stored versions) and the engine
+(the adapters it accepts). Conversion runs in a thread; requests read an immutable snapshot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from adapters.record import DECLARED, SETTINGS, Record, Version, check_name, sel
 from gateway.catalog.conversion import Conversion, Converter
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
-from gateway.catalog.shortfall import Shortfalls, shortfalls
+from gateway.catalog.shortfall import ShortfallLog, find_shortfalls
 from gateway.config.file import Configuration
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
@@ -47,20 +47,20 @@ from lora_store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
-_SOON_S = 0.25
-_GRACE_S = 3600.0
+_POLL_INTERVAL_S = 1.0
+_WAITING_POLL_INTERVAL_S = 0.25
+_MIN_GRACE_S = 3600.0
 
 
-class Added(NamedTuple):
-    """A name after something was added to it, and what to tell of what was added."""
+class AddedVersion(NamedTuple):
+    """A name after a version was added to it, and notes for the operator."""
 
     record: Record
     notes: tuple[str, ...]
 
 
-class Adapters:
-    """Names, tensors and changes. Use as an async context manager on the event loop."""
+class AdapterCatalog:
+    """Adapter names, tensors and changes. Use as an async context manager on the event loop."""
 
     def __init__(
         self,
@@ -69,13 +69,20 @@ class Adapters:
         capabilities: Callable[[], Sequence[ModelCapabilities]],
         is_taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`capabilities` are those of each kind of replicas that is there, and `is_taken` says
-        whether a name is another model's."""
+        """Open the store of the base model's adapters.
+
+        Args:
+            settings: the settings of this process.
+            prompts: checks chat templates.
+            capabilities: returns the capabilities of each model variant in the pool.
+            is_taken: returns True if a name belongs to another model.
+        """
         self._is_taken = is_taken
         self._settings = settings
         self._prompts = prompts
         self._capabilities = capabilities
-        # Each base model has its own adapters: another may have their shapes, never their weights.
+        # Each base model has its own adapters: another model may share their shapes, but never
+        # their weights.
         home = quote(settings.model_name, safe="")
         redis, shared = None, None
         if settings.redis_url is not None:
@@ -85,7 +92,7 @@ class Adapters:
             redis = RedisTier(shared)
         folder = settings.store_dir / home
         self.declared_dir = folder / "declared"
-        """Where the processes on this store agree who looks after what is declared."""
+        """Folder in which the processes of this store agree which one loads declared adapters."""
         self.store = TieredStore(Disk(folder), redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
@@ -98,7 +105,7 @@ class Adapters:
             timeout_s=settings.adapter_source_timeout,
         )
         self.placement = Placement()
-        """Which replicas have what on their disks, of those that read adapters from there."""
+        """Versions on the disks of replicas that read adapters from disk."""
         self._disks: AgentDisks | SharedDisk | None = None
         if settings.peft_dir is not None:
             self._disks = SharedDisk(
@@ -106,22 +113,22 @@ class Adapters:
                 settings.peft_dir,
                 self.placement,
                 store=self.store,
-                records=self._known,
+                records=self._all_records,
                 base=self._converter.base_model,
-                grace_s=max(_GRACE_S, 2 * settings.request_timeout),
+                grace_s=max(_MIN_GRACE_S, 2 * settings.request_timeout),
             )
         elif shared is not None:
             notices = PeftNotices(shared)
             self._disks = AgentDisks(notices, self.placement, self._converter.base_model)
-        self.lacking = Shortfalls()
+        self.shortfalls = ShortfallLog()
         self.refused: dict[str, str] = {}
-        """Adapters of the configuration that could not be registered, with the reason."""
+        """Adapters of the settings that could not be registered, with the reason."""
 
     def update(self, configuration: Configuration) -> None:
-        """Take the aliases of a configuration that comes into force."""
+        """Apply the base model aliases of a new configuration."""
         self._converter.aliases = configuration.base_model_aliases
 
-    async def __aenter__(self) -> Adapters:
+    async def __aenter__(self) -> AdapterCatalog:
         await self.store.__aenter__()
         await self._registry.load()
         return self
@@ -135,34 +142,36 @@ class Adapters:
     async def follow_disks(
         self, disks: Callable[[], Mapping[str, bool]], troubles: Troubles
     ) -> None:
-        """Keeps `placement` true while some replica needs it; until cancelled.
+        """Update `placement` while some replica reads adapters from disk. Runs until cancelled.
 
-        `disks` says of each replica's endpoint whether it reads adapters from its disk now.
+        `disks` returns, by replica endpoint, whether it currently reads adapters from disk.
         """
         while True:
             try:
                 if self._disks is not None and any(disks().values()):
-                    await self._disks.look()
-                    self.lacking.note(shortfalls(self.placement, disks()))
+                    await self._disks.poll()
+                    self.shortfalls.update(find_shortfalls(self.placement, disks()))
                 troubles.clear("placement")
             except (StoreError, OSError, AdapterError, GatewayError) as error:
                 text = f"what replicas have on their disks is as it was: {error}"
                 troubles.hold("placement", logging.WARNING, text)
-            except Exception as error:  # whatever agents told, the gateway must go on looking
+            except Exception as error:  # polling must continue whatever agents report
                 text = f"looking at what replicas have on their disks failed: {error!r}"
                 troubles.hold("placement", logging.ERROR, text, exc_info=True)
             self.placement.wake()
-            await asyncio.sleep(_SOON_S if self.placement.waiting else _LOOK_S)
+            await asyncio.sleep(
+                _WAITING_POLL_INTERVAL_S if self.placement.waiting else _POLL_INTERVAL_S
+            )
 
-    def _known(self) -> Iterable[Record]:
+    def _all_records(self) -> Iterable[Record]:
         return self._registry.snapshot.records.values()
 
     @property
     def records(self) -> list[Record]:
-        """All names now served, sorted."""
+        """Served names, sorted."""
         own = [
             record
-            for record in self._known()
+            for record in self._all_records()
             if self._is_own(record.version) and not self._is_taken(record.name)
         ]
         return sorted(own, key=lambda record: record.name)
@@ -171,7 +180,7 @@ class Adapters:
         return version.base == self._settings.model_name
 
     def has(self, name: str) -> bool:
-        """Whether there is an adapter of this name, served or not."""
+        """Return True if an adapter of this name exists, served or not."""
         known = self._registry.snapshot.records.get(name)
         return known is not None and self._is_own(known.version)
 
@@ -179,9 +188,10 @@ class Adapters:
         return self._registry.snapshot.record(name)
 
     def resolve(self, model: str) -> tuple[Lora, Version]:
-        """What ``NAME`` or ``NAME@DIGEST12`` means now. Raises ModelNotFound.
+        """Return the adapter version that ``NAME`` or ``NAME@DIGEST12`` means now.
 
-        A request keeps the version that it resolved to, whatever changes meanwhile.
+        A request uses this version to its end, even if the name changes. Raise ModelNotFound for an
+        unknown name.
         """
         try:
             version = self._registry.snapshot.resolve(model)
@@ -191,7 +201,7 @@ class Adapters:
             raise ModelNotFound(model)
         refused: GatewayError | None = None
         for served in self._capabilities():
-            if (why := self._why_not(served, model, version)) is None:
+            if (why := self._find_refusal(served, model, version)) is None:
                 break
             refused = refused or why
         else:
@@ -207,10 +217,10 @@ class Adapters:
             tp_size=version.tp_size,
         ), version
 
-    def _why_not(
+    def _find_refusal(
         self, served: ModelCapabilities, model: str, version: Version
     ) -> GatewayError | None:
-        """Why replicas of a kind cannot be asked for this version; None where they can."""
+        """Return why replicas of a variant cannot run this version, None if they can."""
         wanted = served.lora_dtype
         if served.reads_adapters:
             if self._disks is not None:
@@ -238,13 +248,13 @@ class Adapters:
         return None
 
     async def register_configured(self) -> None:
-        """Adds the adapters of the settings, unless their content is known under that name.
+        """Add the adapters of the settings, unless their content is already known under that name.
 
-        Known content is left alone, so that a restart does not undo a rollback.
+        Known content is skipped, so that a restart does not undo a rollback.
         """
         for name, folder in self._settings.adapters.items():
             try:
-                async with _unchanged(folder):
+                async with _require_unchanged(folder):
                     converted, notes = await self._converter.convert(folder, within=None)
                     found = await asyncio.to_thread(chat_template.read, folder)
                 template = self._prompts.accept(found)
@@ -267,30 +277,32 @@ class Adapters:
         source: str,
         within: Path | None,
         added_by: str | None = None,
-    ) -> Added:
-        """Converts the adapter in `folder` (PEFT or npy files) and serves it under `name`.
+    ) -> AddedVersion:
+        """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
-        Every file must really lie inside `within`. Raises subclasses of AdapterError.
+        Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
+        adapter is refused.
         """
-        (converted, notes), template = await self._prepared(folder, within)
+        (converted, notes), template = await self._convert_with_template(folder, within)
         added = (name, base, converted, source, template, added_by)
-        return Added(await self._add(*added, notes=notes), notes)
+        return AddedVersion(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
-        """Makes the content of `folder` what `name` serves; its digest.
+        """Serve the content of `folder` under `name`, and return its digest.
 
-        What was declared last is left alone, so that a rollback holds. Raises AdapterError's.
+        Content that was declared last is skipped, so that a rollback holds. Raise a subclass of
+        AdapterError if the adapter is refused.
         """
         base = self._settings.model_name
         self.check(name, base)
-        (converted, notes), template = await self._prepared(folder, within)
+        (converted, notes), template = await self._convert_with_template(folder, within)
         await self._add(name, base, converted, source, template, DECLARED, notes=notes)
         return template.digest(converted.digest) if template else converted.digest
 
-    async def _prepared(
+    async def _convert_with_template(
         self, folder: Path, within: Path | None
     ) -> tuple[Conversion, ChatTemplate | None]:
-        async with _unchanged(folder):
+        async with _require_unchanged(folder):
             found = await asyncio.to_thread(chat_template.read, folder, within=within)
             trusted = self._settings.trust_adapter_templates
             if not trusted and not self._prompts.matches_template(found):
@@ -303,7 +315,7 @@ class Adapters:
             return await self._converter.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
-        """Whether there can be an adapter of this name for this model. Raises AdapterError's."""
+        """Raise a subclass of AdapterError if this model cannot have an adapter of this name."""
         served = self._settings.model_name
         if not self._converter.is_base(base):
             raise BaseMismatch("request", "base", base, self._converter.base_names)
@@ -345,7 +357,9 @@ class Adapters:
         return await self._registry.remove(name)
 
     async def verify(self, name: str) -> Record:
-        """Reads every version of `name`, checksums included. Raises StoreError subclasses."""
+        """Read every version of `name` and check its checksums. Raise a subclass of StoreError on
+        damage.
+        """
         record = self.record(name)
         for version in record.versions:
             await self.store.verify(version.weights)
@@ -356,12 +370,14 @@ class Adapters:
         found = {}
         served = [(record.name, record.version.tp_size) for record in self.records]
         made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
-        if made and any(each.lora_dtype and not each.lora_tp_size for each in self._engines()):
+        if made and any(
+            each.lora_dtype and not each.lora_tp_size for each in self._upload_capabilities()
+        ):
             found["tp_size"] = (
                 "the engine's config.json is out of sight, and with another tp_size than these "
                 f"adapters are laid out for it gives wrong answers: {made}"
             )
-        fit = self.cache_fit()
+        fit = self.compute_cache_fit()
         if fit is not None and not fit.host_holds_all:
             found["host_cache"] = (
                 f"the engine's host cache holds about {fit.host_adapters} of {len(self.records)} "
@@ -370,18 +386,22 @@ class Adapters:
             )
         return found
 
-    def _engines(self) -> list[ModelCapabilities]:
-        """Those that are sent adapters; of one that reads them from its disk little is known."""
+    def _upload_capabilities(self) -> list[ModelCapabilities]:
+        """Return the capabilities of variants that adapters are uploaded to.
+
+        Variants that read adapters from disk report little about their limits, so they are left
+        out.
+        """
         try:
             return [each for each in self._capabilities() if not each.reads_adapters]
         except GatewayError:
             return []
 
-    def cache_fit(self) -> sizes.CacheFit | None:
-        """How the served versions fit the engine's caches; None while that is unknown."""
+    def compute_cache_fit(self) -> sizes.CacheFit | None:
+        """Return how the served versions fit the engine's caches, None while that is unknown."""
         served = [record.version.modules for record in self.records]
-        # The cache of one that reads them from its disk is the LLM API's, by count.
-        if not (sent := self._engines()):
+        # An engine that reads adapters from disk has the LLM API's cache, whose limit is a count.
+        if not (sent := self._upload_capabilities()):
             return None
         settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
         try:
@@ -390,7 +410,7 @@ class Adapters:
             return None  # without the engine's config.json its cache pages are unknown
 
     def name_of(self, task_id: int) -> str:
-        """The name that a version with this task id is served under, for metrics."""
+        """Return the name of the version with this task id, for metrics."""
         for record in self._registry.snapshot.records.values():
             if any(version.task_id == task_id for version in record.versions):
                 return record.name
@@ -398,15 +418,17 @@ class Adapters:
 
     @property
     def names_in_use(self) -> set[str]:
-        """Of what runs on replicas that read adapters from their disks, for metrics."""
+        """Names of adapters that run now on replicas that read adapters from disk, for metrics."""
         used = self.placement.in_use()
-        return {r.name for r in self._known() if any(v.weights in used for v in r.versions)}
+        return {r.name for r in self._all_records() if any(v.weights in used for v in r.versions)}
 
 
 @asynccontextmanager
-async def _unchanged(folder: Path) -> AsyncIterator[None]:
-    """Raises `SourceUnavailable` at the end if the adapter's files have changed meanwhile: some of
-    what was read may be of one release, and some of the next."""
+async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
+    """Raise `SourceUnavailable` on leaving if the adapter's files changed inside the context.
+
+    Otherwise some of the files could be of one release, and some of the next.
+    """
     before = await asyncio.to_thread(stamp_of, folder)
     yield
     if await asyncio.to_thread(stamp_of, folder) != before:

@@ -1,4 +1,4 @@
-"""What an adapter must be for the engines that are there, and its conversion to that."""
+"""Requirements that engines set for adapters, and the conversion to their format."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class Conversion(NamedTuple):
-    """An adapter as engines take it, and what whoever adds it should know."""
+    """An adapter as engines take it, and notes for the person who adds it."""
 
     converted: Converted
     notes: tuple[str, ...] = ()
 
 
-class _Read(NamedTuple):
-    """A converted adapter, what it says that it was trained on, and whether it is all zeros."""
+class _ReadAdapter(NamedTuple):
+    """A converted adapter, the base model that it names, and True if its weights are all zeros."""
 
     converted: Converted
     trained_on: str | None
@@ -33,21 +33,24 @@ class _Read(NamedTuple):
 
 
 class Converter:
-    """Runs in a thread, one adapter at a time."""
+    """Converts adapters in a thread, one at a time."""
 
     def __init__(
         self, settings: Settings, capabilities: Callable[[], Sequence[ModelCapabilities]]
     ) -> None:
-        """`capabilities` are those of each kind of replicas that is there."""
+        """Convert for the model variants whose capabilities `capabilities` returns."""
         self._settings = settings
         self._capabilities = capabilities
         self.aliases: Sequence[str] = ()
         """Aliases of the configuration file; GATEWAY_BASE_MODEL_ALIASES has more."""
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    def _base_of(self) -> ModelCapabilities:
-        """Those of the kind that says what an adapter must be: one with an engine, which knows its
-        own limits and type, before one that reads adapters of any type from its disk."""
+    def _reference_capabilities(self) -> ModelCapabilities:
+        """Return the capabilities of the variant that sets the requirements for adapters.
+
+        A variant that adapters are uploaded to knows its own limits and data type, so it goes
+        before one that reads adapters of any type from disk.
+        """
         served = self._capabilities()
         sent = (each for each in served if each.lora_dtype is not None)
         disks = (each for each in served if each.reads_adapters)
@@ -58,18 +61,24 @@ class Converter:
         return (*self._settings.base_model_aliases, *self.aliases)
 
     def is_base(self, name: str) -> bool:
-        """Return True if a request may name the base model so."""
+        """Return True if a request may use this name for the base model."""
         served = self._settings.model_name
         return name == served or any(is_same_model(name, alias) for alias in self._aliases)
 
     @property
     def base_names(self) -> str:
-        """Return the names that a request may give the base model, for people."""
+        """Names that a request may use for the base model, for messages."""
         return ", ".join((self._settings.model_name, *self._aliases))
 
     def base_model(self) -> BaseModel:
-        """What an adapter has to fit. Raises UnsupportedEngine, AdapterError, EngineUnavailable."""
-        capabilities = self._base_of()
+        """Return the base model that an adapter has to fit.
+
+        Raises:
+            UnsupportedEngine: no engine takes adapters.
+            AdapterError: the base model's files cannot be used.
+            EngineUnavailable: no replica is ready.
+        """
+        capabilities = self._reference_capabilities()
         if capabilities.text is not None and capabilities.text.loses_lora:
             raise UnsupportedEngine(
                 *(capabilities.model, "lora_task_id", "a BLS model before v0.19"),
@@ -80,34 +89,36 @@ class Converter:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
             )
-        # The engine's folder may be on another host; the tokenizer's then gives the shapes.
+        # The engine's folder may be on another host; the tokenizer's folder then provides the
+        # shapes.
         folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
-        # Adapters name what they were trained on, which is often the tokenizer's folder.
+        # Adapters name their base model, often by the tokenizer's folder.
         tokenizer = model_id(str(self._settings.tokenizer_dir.resolve()))[1]
         names = (self._settings.model_name, tokenizer, *self._aliases)
         return read_base_model(folder, names, dtype=capabilities.lora_dtype)
 
     async def convert(self, folder: Path, *, within: Path | None) -> Conversion:
-        """The adapter in `folder` as engines take it, of PEFT or npy files.
+        """Convert the adapter in `folder`, which has PEFT or npy files.
 
-        Every file must really lie inside `within`. Raises subclasses of AdapterError.
+        Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
+        adapter is refused.
         """
         base = self.base_model()
         limit = self._settings.max_adapter_bytes
         # One at a time: a conversion holds the whole adapter in memory.
         back = any(each.reads_adapters for each in self._capabilities())
-        async with self._turn:
+        async with self._lock:
             try:
-                read = await asyncio.to_thread(_read, folder, base, within, limit, back)
+                read = await asyncio.to_thread(_read_adapter, folder, base, within, limit, back)
             except BaseMismatch as error:
                 raise _with_advice(error) from None
         own = [name for name in base.names if name not in self._aliases]
         return Conversion(read.converted, tuple(_notes(read, own)))
 
 
-def _notes(read: _Read, own_names: Sequence[str]) -> Iterator[str]:
-    """Yield what to tell of an adapter that is served all the same."""
+def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
+    """Yield notes about an adapter that is served nevertheless."""
     if note := quantization_note(read.trained_on or "", own_names):
         yield note
     if read.changes_nothing:
@@ -128,9 +139,11 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
     return error.with_reason(why)
 
 
-def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> _Read:
-    """Read and convert an adapter. `back` says that it must have a PEFT form, too."""
-    # numpy is needed for conversion alone; serving does without.
+def _read_adapter(
+    folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool
+) -> _ReadAdapter:
+    """Read and convert an adapter. With `back`, check that it has a PEFT form, too."""
+    # Only conversion needs numpy; serving works without it.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
     named: str | None = None
@@ -142,4 +155,4 @@ def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: 
         named = adapter.settings.base_model_name_or_path
     if back:
         peft_files.peft_files(converted, base)
-    return _Read(converted, named, peft_files.changes_nothing(converted, base))
+    return _ReadAdapter(converted, named, peft_files.changes_nothing(converted, base))

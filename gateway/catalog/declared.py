@@ -1,8 +1,8 @@
-"""Keeps names what the configuration file declares: its `adapters`, and a folder's subfolders.
+"""Adapters that the configuration file declares: its `adapters`, and the subfolders of a folder.
 
-What acts is a change of a source's content: it becomes the served version, once, by its digest. So
-several gateways that see the same change do the same, and a rollback holds until the next change.
-Of the processes on one store, one does the work; all of them can tell how it stands.
+A change of a source's content is applied once, by its digest, and becomes the served version.
+Several gateways that see the same change therefore do the same, and a rollback holds until the next
+change. One of the processes of a store does the work; all of them can report its state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 
 from adapters.errors import AdapterError, InvalidName, StoreError
 from adapters.record import DECLARED, check_name
-from gateway.catalog.adapters import Adapters
+from gateway.catalog.adapters import AdapterCatalog
 from gateway.config.file import Configuration
 from gateway.errors import GatewayError
 from gateway.sources.fetch import Stamp
@@ -30,20 +30,20 @@ from lora_store.folder_lock import FolderLock
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 _FIRST_RETRY_S = 1.0
-_LAST_RETRY_S = 300.0
-_MOST_FOLDERS = 4096
+_MAX_RETRY_S = 300.0
+_MAX_FOLDERS = 4096
 
-Standing = Literal["waiting", "loaded", "failed"]
+LoadState = Literal["waiting", "loaded", "failed"]
 
 
-class Told(NamedTuple):
-    """How one declared adapter stands. `version` is the digest it was last loaded as, or ""."""
+class ReportedStatus(NamedTuple):
+    """Status of one declared adapter. `version` is the digest that was loaded last, or ""."""
 
     name: str
     source: str
-    state: Standing
+    state: LoadState
     version: str
     error: str
 
@@ -53,9 +53,9 @@ class _State:
     source: Source
     watch: bool
     loaded_for: int = -1
-    """The reload of the configuration for which it was looked at last."""
+    """Number of the configuration reload for which the source was last checked."""
     stamp: Stamp = ()
-    glimpsed: Stamp = ()
+    last_stamp: Stamp = ()
     digest: str = ""
     error: str = ""
     failures: int = 0
@@ -63,20 +63,20 @@ class _State:
     working: bool = False
 
     @property
-    def standing(self) -> Standing:
+    def load_state(self) -> LoadState:
         return "failed" if self.error else "loaded" if self.digest else "waiting"
 
 
-class Declared:
-    """Belongs to one event loop."""
+class DeclaredAdapters:
+    """The declared adapters. Belongs to one event loop."""
 
     def __init__(
         self,
-        adapters: Adapters,
+        adapters: AdapterCatalog,
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder` is where the processes on one store agree who does the work."""
+        """Use `folder` to agree with the store's other processes which one does the work."""
         self._adapters = adapters
         self._folder = folder
         self._clock = clock
@@ -84,63 +84,63 @@ class Declared:
         self._reloads = 0
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
-        self._seen: object = None
-        """What the last look found declared, and for which reload; None where it failed."""
+        self._last_poll: object = None
+        """Reload number and names of the last poll; None if it failed."""
         self._pruned: object = None
         self._lock = FolderLock(folder / ".lock")
         self._written = ""
 
     def update(self, configuration: Configuration) -> None:
-        """To be told of every configuration that comes into force."""
+        """Take over a new configuration. Call this for each one that comes into force."""
         self._configuration = configuration
         self._reloads += 1
 
     async def follow(self, troubles: Troubles) -> None:
-        """Until cancelled."""
+        """Load declared adapters and their changes. Runs until cancelled."""
         try:
             while True:
                 try:
-                    await self._look()
+                    await self._poll()
                     troubles.clear("declaration")
                 except (AdapterError, StoreError, GatewayError, OSError) as error:
                     text = f"declared adapters stay as they are: {error}"
                     troubles.hold("declaration", logging.ERROR, text)
-                except Exception as error:  # whatever is wrong with one, this must go on looking
+                except Exception as error:  # polling must continue after any error
                     text = f"looking after declared adapters failed: {error!r}"
                     troubles.hold("declaration", logging.ERROR, text, exc_info=True)
-                # Each process tells of all, whichever of them does the work and logs it.
-                failed = await asyncio.to_thread(self._failed)
+                # Every process reports all failures, whichever does the work and logs them.
+                failed = await asyncio.to_thread(self._failure_messages)
                 troubles.hold_each("declared_adapters", logging.ERROR, failed, logs=False)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
         finally:
             for task in self._work:
                 task.cancel()
             await asyncio.gather(*self._work, return_exceptions=True)
-            self._let_go()
+            self._release_lock()
 
     def counts(self) -> dict[str, int]:
-        """How many are in each state here; those that this process works on alone."""
-        found = [state.standing for state in self._states.values()]
-        return {standing: found.count(standing) for standing in get_args(Standing)}
+        """Return the number of adapters in each state, of those that this process loads."""
+        found = [state.load_state for state in self._states.values()]
+        return {standing: found.count(standing) for standing in get_args(LoadState)}
 
-    def told(self) -> list[Told]:
-        """How all stand, as the process that works on them wrote it. Reads a file."""
-        if not self._declares:
+    def read_report(self) -> list[ReportedStatus]:
+        """Read the file with the status of all adapters, written by the process that loads them."""
+        if not self._has_declarations:
             return []
         try:
-            return [Told(*entry) for entry in json.loads(self._file.read_bytes())]
+            return [ReportedStatus(*entry) for entry in json.loads(self._file.read_bytes())]
         except (OSError, ValueError, TypeError):
             return []
 
-    def _failed(self) -> dict[str, str]:
+    def _failure_messages(self) -> dict[str, str]:
         return {
             one.name: f"declared adapter {one.name!r}: {one.source}: {one.error}"
-            for one in self.told()
+            for one in self.read_report()
             if one.state == "failed"
         }
 
     @property
-    def _declares(self) -> bool:
+    def _has_declarations(self) -> bool:
         declared = self._configuration
         return bool(declared.adapters or declared.adapters_folder or declared.prune_adapters)
 
@@ -148,15 +148,20 @@ class Declared:
     def _file(self) -> Path:
         return self._folder / "state.json"
 
-    async def _look(self) -> None:
-        """Raises OSError, and StoreError of a removal."""
+    async def _poll(self) -> None:
+        """Start loading new and changed sources, and remove undeclared adapters.
+
+        Raises:
+            OSError: the folder cannot be read.
+            StoreError: an adapter cannot be removed.
+        """
         declared = self._configuration
-        before, self._seen = self._seen, None
-        if not self._declares:
+        before, self._last_poll = self._last_poll, None
+        if not self._has_declarations:
             self._states.clear()
-            self._let_go()
+            self._release_lock()
             return
-        if not await asyncio.to_thread(self._take):
+        if not await asyncio.to_thread(self._take_lock):
             return
         reloads = self._reloads
         wanted = {each.name: (parse(each.source), each.watch) for each in declared.adapters}
@@ -164,7 +169,9 @@ class Declared:
         if declared.adapters_folder is not None:
             try:
                 folder = Path(declared.adapters_folder)
-                found = await self._adapters.sources.in_thread(folder, partial(_subfolders, folder))
+                found = await self._adapters.sources.in_thread(
+                    folder, partial(_find_subfolders, folder)
+                )
                 wanted = {name: (source, True) for name, source in found} | wanted
             except OSError as error:
                 unread = error
@@ -175,23 +182,23 @@ class Declared:
             state = self._states.get(name)
             if state is None or (state.source, state.watch) != (source, watch):
                 self._states[name] = _State(source, watch)
-        self._begin(
+        self._start_loading(
             (n for n, state in self._states.items() if self._is_due(state, reloads)), reloads
         )
-        self._begin(await self._changed(reloads), reloads)
+        self._start_loading(await self._find_changed(reloads), reloads)
         await asyncio.to_thread(self._write)
         if unread is not None:
             raise unread
-        self._seen = reloads, frozenset(wanted)
-        if declared.prune_adapters and self._seen == before != self._pruned:
+        self._last_poll = reloads, frozenset(wanted)
+        if declared.prune_adapters and self._last_poll == before != self._pruned:
             await self._prune(wanted.keys())
-            self._pruned = self._seen
+            self._pruned = self._last_poll
 
-    def _begin(self, names: Iterable[str], reloads: int) -> None:
+    def _start_loading(self, names: Iterable[str], reloads: int) -> None:
         for name in names:
             state = self._states[name]
             state.working = True
-            task = asyncio.create_task(self._bring(name, state, reloads))
+            task = asyncio.create_task(self._load_and_record(name, state, reloads))
             self._work.add(task)
             task.add_done_callback(self._work.discard)
 
@@ -202,24 +209,27 @@ class Declared:
             bool(state.error) and self._clock() >= state.retry_at
         )
 
-    async def _changed(self, reloads: int) -> list[str]:
-        """Of what is watched and was loaded. Raises `SourceUnavailable` where a disk hangs."""
+    async def _find_changed(self, reloads: int) -> list[str]:
+        """Return the names of watched, loaded sources that have changed.
+
+        Raise `SourceUnavailable` if a disk does not respond.
+        """
         watched = {
             name: state
             for name, state in self._states.items()
             if state.watch and not (state.working or state.error) and state.loaded_for == reloads
         }
-        stamps = await self._adapters.sources.glimpse(each.source for each in watched.values())
+        stamps = await self._adapters.sources.read_stamps(each.source for each in watched.values())
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
-            # Changed, and left alone since the last look: whoever writes it may have ended. Where
-            # it has gone its name stays.
-            if stamp is not None and stamp == state.glimpsed != state.stamp:
+            # Changed, but unmodified since the last poll, so writing has probably ended. A source
+            # that has disappeared does not remove its name.
+            if stamp is not None and stamp == state.last_stamp != state.stamp:
                 changed.append(name)
-            state.glimpsed = stamp or ()
+            state.last_stamp = stamp or ()
         return changed
 
-    async def _bring(self, name: str, state: _State, reloads: int) -> None:
+    async def _load_and_record(self, name: str, state: _State, reloads: int) -> None:
         try:
             await self._load(name, state)
         except (AdapterError, StoreError, GatewayError, OSError) as error:
@@ -227,11 +237,11 @@ class Declared:
                 log.error("declared adapter %r: %s: %s", name, state.source, error)
             state.error = str(error)
             state.failures += 1
-            wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 20))
+            wait_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 20))
             state.retry_at = self._clock() + wait_s
-        except Exception as error:  # one of them must not stop the others
+        except Exception as error:  # a failing adapter must not stop the others
             log.exception("declared adapter %r cannot be loaded", name)
-            state.error, state.retry_at = repr(error), self._clock() + _LAST_RETRY_S
+            state.error, state.retry_at = repr(error), self._clock() + _MAX_RETRY_S
         else:
             state.error, state.failures = "", 0
         state.loaded_for = reloads
@@ -239,13 +249,13 @@ class Declared:
 
     async def _load(self, name: str, state: _State) -> None:
         sources = self._adapters.sources
-        if state.stamp and await sources.look(state.source, trusted=True) == state.stamp:
+        if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
-        # One at a time for each place: a slow one keeps none but its own waiting.
-        who = f"{DECLARED} {state.source.scheme}://{state.source.place}"
-        async with sources.fetched(state.source, who, trusted=True) as found:
+        # One download per source: a slow source delays only its own adapters.
+        who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
+        async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
-                return  # nobody declares that any more
+                return  # no longer declared
             digest = await self._adapters.declare(
                 name, found.folder, found.within, str(state.source)
             )
@@ -254,11 +264,11 @@ class Declared:
         state.stamp, state.digest = found.stamp, digest
 
     async def _prune(self, wanted: Collection[str]) -> None:
-        """Removes what came by a declaration alone and is declared no more.
+        """Remove adapters that came only from declarations and are no longer declared.
 
-        Only when what is declared has changed, so that a gateway with an older list does not remove
-        what others have just added. And only when two looks in a row have found the same: while a
-        folder is replaced by another there is none of its name for a moment.
+        Runs only after a change of the declarations, so that a gateway with an older list does not
+        remove what others have just added. Two polls in a row must agree: while a folder is being
+        replaced, its name is missing for a moment.
         """
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
@@ -266,20 +276,20 @@ class Declared:
                 await self._adapters.remove(record.name)
                 log.warning("adapter %r was removed: it is declared no more", record.name)
 
-    def _take(self) -> bool:
-        """Whether this process does the work, from now on."""
-        if not self._lock.held:
+    def _take_lock(self) -> bool:
+        """Return True if this process does the work from now on."""
+        if not self._lock.is_held:
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._lock.take()
 
-    def _let_go(self) -> None:
-        if self._lock.held:
-            self._lock.let_go()
+    def _release_lock(self) -> None:
+        if self._lock.is_held:
+            self._lock.release()
             self._written = ""
 
     def _write(self) -> None:
         entries = [
-            Told(name, str(state.source), state.standing, state.digest, state.error)
+            ReportedStatus(name, str(state.source), state.load_state, state.digest, state.error)
             for name, state in sorted(self._states.items())
         ]
         text = json.dumps(entries)
@@ -290,15 +300,15 @@ class Declared:
             self._written = text
 
 
-def _subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
-    """Each subfolder that is named as an adapter can be. Raises OSError.
+def _find_subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
+    """Return each subfolder whose name is a valid adapter name, with its source.
 
-    A folder without any is more likely a volume that is not there, or is new and has but its
-    ``lost+found``, than a wish to have no adapters.
+    Raise OSError if no subfolder qualifies: the volume is probably not mounted, or is new and has
+    only its ``lost+found``.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
-    if len(found) > _MOST_FOLDERS:
-        raise OSError(f"{folder} has {len(found)} folders; at most {_MOST_FOLDERS} are adapters")
+    if len(found) > _MAX_FOLDERS:
+        raise OSError(f"{folder} has {len(found)} folders; at most {_MAX_FOLDERS} are adapters")
     names = []
     for path in found:
         try:

@@ -1,7 +1,7 @@
-"""The disks of replicas that read adapters from there: what is on them, and who keeps them.
+"""Disks of replicas that read adapters from disk: their content, and the processes that fill them.
 
-`AgentDisks` are kept by agents beside the replicas, heard of through Redis; the `SharedDisk` is a
-folder of this gateway's own store, on a volume that all replicas see.
+`AgentDisks` are filled by agents beside the replicas, which report through Redis. The `SharedDisk`
+is a folder of this gateway's own store, on a volume that all replicas mount.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from adapters.base_model import BaseModel
 from adapters.record import Record
 from gateway.catalog.placement import Placement
 from lora_store.peft_folders import PeftFolders
-from lora_store.peft_keeper import Keeper, Wanted, wanted_of
-from lora_store.peft_notices import Heard, Held, Named, PeftNotices
+from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
+from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# An agent that is started again is back sooner. What it held lies there meanwhile.
-_LAPSE_S = 60.0
-_TELL_BASE_S = 10.0
-# What counts of a time in which Redis was not heard.
-_MOST_UNHEARD_S = 2.0
-_WORK_S = 1.0
+# A restarted agent is back sooner, and its files are still on the disk until then.
+_AGENT_TIMEOUT_S = 60.0
+_BASE_REPORT_INTERVAL_S = 10.0
+# Longest time without a poll that counts against agents: Redis may have been down.
+_MAX_UNHEARD_S = 2.0
+_MAX_WORK_S = 1.0
 
 
 class AgentDisks:
-    """What agents tell, and what this process tells them. Belongs to one event loop."""
+    """Disks whose content agents report. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -46,42 +46,46 @@ class AgentDisks:
         self._id = secrets.token_hex(8)
         self._beat = 0
         self._clock = clock
-        self._told_base = -math.inf
-        # Seconds in which Redis answered: while it is away, agents are silent through no fault.
-        self._now = 0.0
-        self._looked = clock()
-        self._beats: Heard[str] = Heard(lambda: self._now)
-        self._held: dict[str, Held] = {}
+        self._base_reported_at = -math.inf
+        # Seconds in which Redis answered: while it is down, agents cannot report.
+        self._redis_uptime_s = 0.0
+        self._polled_at = clock()
+        self._beats: Heartbeats[str] = Heartbeats(lambda: self._redis_uptime_s)
+        self._held: dict[str, AgentState] = {}
 
-    async def look(self) -> None:
-        """Raises StoreError, and what `base` raises; what was known stays known then."""
-        beats = await asyncio.to_thread(self._notices.beats)
+    async def poll(self) -> None:
+        """Read the agents' reports, and report which versions this gateway uses.
+
+        Raise StoreError, or what `base` raises; the known state then stands.
+        """
+        beats = await asyncio.to_thread(self._notices.read_beats)
         now = self._clock()
-        self._now += min(now - self._looked, _MOST_UNHEARD_S)
-        self._looked = now
-        self._beats.take(beats)
-        for agent in self._beats.drop(_LAPSE_S):
+        self._redis_uptime_s += min(now - self._polled_at, _MAX_UNHEARD_S)
+        self._polled_at = now
+        self._beats.update(beats)
+        for agent in self._beats.drop(_AGENT_TIMEOUT_S):
             self._held.pop(agent, None)
         for agent, told in self._beats.recent().items():
             known = self._held.get(agent)
             if known is None or not told.startswith(f"{known.boot} {known.revision} "):
-                held = await asyncio.to_thread(self._notices.held, agent)
+                held = await asyncio.to_thread(self._notices.read_agent_state, agent)
                 if held is not None:
                     self._held[agent] = held
-        self._set()
-        # Put together at once: no request can name what is not held by what was just set.
+        self._update_placement()
+        # Computed right after the update above: a request can only name versions in that update.
         self._beat += 1
-        named = Named(
+        named = GatewayState(
             beat=self._beat,
             seen={agent: (held.boot, held.revision) for agent, held in self._held.items()},
             in_use=self._placement.in_use(),
         )
-        await asyncio.to_thread(self._notices.tell_named, self._id, named)
-        if now - self._told_base >= _TELL_BASE_S:
-            await asyncio.to_thread(lambda: self._notices.tell_base(self._base()))
-            self._told_base = now
+        await asyncio.to_thread(self._notices.put_gateway_state, self._id, named)
+        if now - self._base_reported_at >= _BASE_REPORT_INTERVAL_S:
+            await asyncio.to_thread(lambda: self._notices.put_base(self._base()))
+            self._base_reported_at = now
 
-    def _set(self) -> None:
+    def _update_placement(self) -> None:
+        """Update the placement from the agents' states."""
         folders: dict[str, dict[str, str]] = {}
         lacks: dict[str, dict[str, str]] = {}
         for held in self._held.values():
@@ -89,7 +93,7 @@ class AgentDisks:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
                 lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
-        # What one engine was not loaded for another one may run.
+        # An adapter is unusable only if every agent rejected it.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
         refused = {digest: agents[0][digest] for digest in everywhere}
@@ -100,8 +104,10 @@ class AgentDisks:
 
 
 class SharedDisk:
-    """The folder `root`, which replicas see as `seen_as`; one of the processes that have it keeps
-    it. Belongs to one event loop."""
+    """The folder `root`, which replicas see as `seen_as`. Belongs to one event loop.
+
+    One of the processes that share the folder fills it.
+    """
 
     def __init__(
         self,
@@ -114,7 +120,9 @@ class SharedDisk:
         base: Callable[[], BaseModel],
         grace_s: float,
     ) -> None:
-        """`grace_s` is how long a version outlives its last name: longer than any request."""
+        """Use a folder. A version is removed `grace_s` after its last name: longer than any request
+        takes.
+        """
         self._folders = PeftFolders(root)
         self._seen_as = seen_as
         self._placement = placement
@@ -122,33 +130,42 @@ class SharedDisk:
         self._records = records
         self._base = base
         self._grace_s = grace_s
-        self._keeper: Keeper | None = None
+        self._keeper: PeftDiskManager | None = None
 
-    async def look(self) -> None:
-        """Raises OSError, and what `base` raises."""
+    async def poll(self) -> None:
+        """Fill the folder if this is the process that does so, and update the placement.
+
+        Raise OSError, or what `base` raises.
+        """
         loop = asyncio.get_running_loop()
 
         def fetch(digest: str) -> Converted:
             return asyncio.run_coroutine_threadsafe(self._store.get(digest), loop).result()
 
-        held = await asyncio.to_thread(self._work, wanted_of(self._records()), fetch)
+        held = await asyncio.to_thread(self._work, list_wanted(self._records()), fetch)
         refused = {} if self._keeper is None else self._keeper.refused
         everywhere = {digest: f"{self._seen_as}/{digest}" for digest in held}
         self._placement.set({}, everywhere, dict(refused), {})
 
-    def _work(self, wanted: list[Wanted], fetch: Callable[[str], Converted]) -> Iterable[str]:
-        """For a while; what is held then."""
+    def _work(
+        self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
+    ) -> Iterable[str]:
+        """Work for up to `_MAX_WORK_S`. Return the digests of the versions on the disk."""
         if not self._folders.take():
-            return self._folders.held()
+            return self._folders.list_versions()
         if self._keeper is None:
-            self._keeper = Keeper(self._folders, max_bytes=None, grace_s=self._grace_s)
-        base, ends = self._base(), time.monotonic() + _WORK_S
-        while self._keeper.act(wanted, fetch, base, self._unused) and time.monotonic() < ends:
+            self._keeper = PeftDiskManager(self._folders, max_bytes=None, grace_s=self._grace_s)
+        base, ends = self._base(), time.monotonic() + _MAX_WORK_S
+        while self._keeper.act(wanted, fetch, base, self._is_unused) and time.monotonic() < ends:
             pass
-        return self._keeper.held
+        return self._keeper.available
 
-    def _unused(self, digest: str, _revision: int) -> bool:
-        """Other processes have let go of it: its grace is longer than their requests."""
+    def _is_unused(self, digest: str, _revision: int) -> bool:
+        """Return True if no request of this process uses the version.
+
+        Other processes no longer use it either, because the grace time is longer than their
+        requests.
+        """
         return digest not in self._placement.in_use()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The models for embeddings and for ranking that the configuration file names."""
+"""Embedding and ranking models that the configuration file names."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from gateway.catalog.router import Router
+from gateway.catalog.router import ModelRouter
 from gateway.config import mapped
-from gateway.config.file import Configuration, Place
+from gateway.config.file import Configuration, FieldPath
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.tokenization.inputs import InputTokenizer
 from gateway.triton.tensor_mapping import TensorMapping as TritonMapping
 
 C = TypeVar("C", mapped.EmbeddingModel, mapped.RerankModel)
 
-_ENDPOINTS: Mapping[type[mapped.MappedModel], str] = {
+_ENDPOINTS: Mapping[type[mapped.MappedModelEntry], str] = {
     mapped.EmbeddingModel: "makes embeddings: ask /v1/embeddings",
     mapped.RerankModel: "ranks documents: ask /v1/rerank",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class MappedModel(Generic[C]):
-    """A model by the name that clients know it by; `tokenizer` is None where texts are sent that
-    are not counted."""
+class ServedModel(Generic[C]):
+    """A model by its name for clients. `tokenizer` is None if texts are sent without counting
+    tokens.
+    """
 
     name: str
     entry: C
@@ -33,47 +34,47 @@ class MappedModel(Generic[C]):
     tokenizer: InputTokenizer | None
 
 
-AnyModel = MappedModel[mapped.EmbeddingModel] | MappedModel[mapped.RerankModel]
+AnyModel = ServedModel[mapped.EmbeddingModel] | ServedModel[mapped.RerankModel]
 
 
 class MappedModels:
-    """Those in force."""
+    """The embedding and ranking models in force."""
 
     def __init__(self) -> None:
         self._models: Mapping[str, AnyModel] = {}
         self._tokenizers: dict[str, InputTokenizer] = {}
-        """By folder, those of the last configuration that was looked at."""
+        """Tokenizers by folder, of the last configuration that was checked."""
         self.adapters: Callable[[], Iterable[str]] = tuple
-        """The names of those that are registered."""
+        """Function that returns the names of registered adapters."""
 
     def __contains__(self, name: object) -> bool:
         return name in self._models
 
     @property
     def all(self) -> list[AnyModel]:
-        """Sorted by name."""
+        """The models, sorted by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def get(self, name: str) -> AnyModel | None:
         return self._models.get(name)
 
     def resolve(self, name: str) -> AnyModel:
-        """Of either kind. Raises ModelNotFound."""
+        """Return the model of either type. Raise ModelNotFound for an unknown name."""
         if name not in self._models:
             raise ModelNotFound(name)
         return self._models[name]
 
     def refuse(self, name: str) -> None:
-        """Raises InvalidRequest where it is one of these, of a request for something else."""
+        """Raise InvalidRequest if `name` is one of these models, for a request of another type."""
         found = self._models.get(name)
         if found is not None:
             does = _ENDPOINTS[type(found.entry)]
             raise InvalidRequest(f"The model `{name}` {does}.", param="model")
 
-    def check(self, configuration: Configuration) -> tuple[Place, str] | None:
-        """What of a configuration cannot be served, and why. It reads tokenizers anew.
+    def check(self, configuration: Configuration) -> tuple[FieldPath, str] | None:
+        """Return the field of a configuration that cannot be served and the reason, else None.
 
-        In a thread, beside the event loop.
+        Loads tokenizers, so run it in a thread.
         """
         tokenizers: dict[str, InputTokenizer] = {}
         adapters = set(self.adapters())
@@ -91,15 +92,15 @@ class MappedModels:
         return None
 
     def update(self, configuration: Configuration) -> None:
-        """To be told of every configuration that comes into force, after `check`."""
+        """Apply a configuration that comes into force. Call this for each one, after `check`."""
         found: dict[str, AnyModel] = {}
         for name, embedding in configuration.embedding_models.items():
-            found[name] = self._made(name, embedding)
+            found[name] = self._build_model(name, embedding)
         for name, rerank in configuration.rerank_models.items():
-            found[name] = self._made(name, rerank)
+            found[name] = self._build_model(name, rerank)
         self._models = found
 
-    def _made(self, name: str, entry: C) -> MappedModel[C]:
+    def _build_model(self, name: str, entry: C) -> ServedModel[C]:
         tokenizer = None if entry.tokenizer is None else self._tokenizers[entry.tokenizer]
         mapping = TritonMapping(
             model=entry.triton_model or name,
@@ -110,20 +111,24 @@ class MappedModels:
             token_type_ids=entry.token_type_ids,
             pad_id=0 if tokenizer is None else tokenizer.pad_id,
         )
-        return MappedModel(name, entry, mapping, tokenizer)
+        return ServedModel(name, entry, mapping, tokenizer)
 
 
 class MappedRouter(Generic[C]):
-    """Resolves the names of one kind."""
+    """Resolves the names of models of one type."""
 
-    def __init__(self, models: MappedModels, router: Router, kind: type[C]) -> None:
+    def __init__(self, models: MappedModels, router: ModelRouter, kind: type[C]) -> None:
         self._models = models
         self._router = router
         self._kind: type[C] = kind
 
-    def resolve(self, model: str) -> MappedModel[C]:
-        """Raises ModelNotFound for a name that is not served, InvalidRequest for one that is, and
-        does something else."""
+    def resolve(self, model: str) -> ServedModel[C]:
+        """Return the model of this name.
+
+        Raises:
+            ModelNotFound: no model has this name.
+            InvalidRequest: the model is of another type.
+        """
         found = self._models.get(model)
         if found is None:
             self._router.resolve(model)
@@ -132,4 +137,4 @@ class MappedRouter(Generic[C]):
             )
         if not isinstance(found.entry, self._kind):
             self._models.refuse(model)
-        return found  # type: ignore[return-value]  # mypy does not see it through the entry
+        return found  # type: ignore[return-value]  # mypy does not narrow by the entry

@@ -1,4 +1,4 @@
-"""Which replicas have which adapter versions on their disks, as requests ask it."""
+"""Adapter versions on the disks of replicas, as requests need them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ HELD, COMING = "held", "on its way"
 
 
 def address_of(endpoint: str) -> str:
-    """``host:port`` of an endpoint, however it is connected to."""
+    """Return the ``host:port`` of an endpoint, without its scheme."""
     return endpoint.rpartition("://")[2]
 
 
 class Placement:
-    """Of one process. Whoever follows the disks calls `set`; belongs to one event loop."""
+    """Versions on replicas' disks, as known to this process. Belongs to one event loop.
+
+    The task that polls the disks calls `set`.
+    """
 
     def __init__(self) -> None:
         self._folders: Mapping[str, Mapping[str, str]] = {}
@@ -27,9 +30,9 @@ class Placement:
         self._refused: Mapping[str, str] = {}
         self._lacks: Mapping[str, Mapping[str, str]] = {}
         self._in_use: Counter[tuple[str, str]] = Counter()
-        self._looked = asyncio.Event()
+        self._polled = asyncio.Event()
         self.waiting = 0
-        """How many wait for the next look."""
+        """Number of requests that wait for the next poll."""
 
     def set(
         self,
@@ -38,42 +41,52 @@ class Placement:
         refused: Mapping[str, str],
         lacks: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """What was found: by a replica's address and the digest, the folder as it sees it;
-        `everywhere`, what all see. `refused`: versions that no replica will ever have, with the
-        reason; `lacks`: by address, those that it cannot have now."""
+        """Replace what is known.
+
+        Args:
+            folders: the folder of each version as the replica sees it, by the replica's address and
+                digest.
+            everywhere: the folders of versions that all replicas see, by digest.
+            refused: versions that no replica will ever hold, with the reason.
+            lacks: versions that a replica cannot hold now, with the reason, by address and digest.
+        """
         self._folders, self._everywhere, self._refused = folders, everywhere, refused
         self._lacks = lacks
 
     def wake(self) -> None:
-        """Whoever waits looks again: also at which replicas there are."""
-        self._looked.set()
-        self._looked = asyncio.Event()
+        """Wake all waiting requests, so that they check versions and replicas again."""
+        self._polled.set()
+        self._polled = asyncio.Event()
 
     def of(self, digest: str) -> VersionFolders:
+        """Return a view of one version."""
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """The addresses where requests run now, by the digest of the version that they name."""
+        """Return the addresses where requests run now, by the digest of their version."""
         found: dict[str, set[str]] = {}
         for address, digest in self._in_use:
             found.setdefault(digest, set()).add(address)
         return {digest: frozenset(where) for digest, where in found.items()}
 
     def at(self, digest: str, endpoint: str) -> str | None:
+        """Return the version's folder as the replica sees it, None if the replica lacks the
+        version.
+        """
         found = self._folders.get(address_of(endpoint), {}).get(digest)
         return self._everywhere.get(digest) if found is None else found
 
     def count(self, endpoint: str) -> int:
-        """How many versions that replica has."""
+        """Return how many versions that replica holds."""
         return len({*self._folders.get(address_of(endpoint), {}), *self._everywhere})
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Of the replicas that agents have told of."""
+        """Addresses of the replicas that agents report on."""
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Whether that replica has it, in words for operators: `HELD`, `COMING`, or why not."""
+        """Return whether that replica holds the version, in words: `HELD`, `COMING`, or why not."""
         if self.at(digest, endpoint) is not None:
             return HELD
         why = self._lacks.get(address_of(endpoint), {}).get(digest) or self._refused.get(digest)
@@ -83,34 +96,36 @@ class Placement:
             return "not held: no agent tells of this replica"
         return COMING
 
-    def lacking(self, endpoint: str) -> Counter[str]:
-        """How many versions that replica cannot have now, by the reason."""
+    def count_lacking(self, endpoint: str) -> Counter[str]:
+        """Return how many versions that replica cannot hold now, by reason."""
         return Counter(self._lacks.get(address_of(endpoint), self._refused).values())
 
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
-        place = address_of(endpoint), digest
-        self._in_use[place] += 1
+        """Count the version as in use on the replica inside the context."""
+        key = address_of(endpoint), digest
+        self._in_use[key] += 1
         try:
             yield
         finally:
-            self._in_use[place] -= 1
-            if not self._in_use[place]:
-                del self._in_use[place]
+            self._in_use[key] -= 1
+            if not self._in_use[key]:
+                del self._in_use[key]
 
-    async def looked(self, digest: str) -> None:
+    async def wait_for_poll(self, digest: str) -> None:
+        """Wait for the next poll. Raise EngineError if no replica will ever hold the version."""
         if digest in self._refused:
             raise EngineError("No inference server here can run this adapter.")
         self.waiting += 1
         try:
-            await self._looked.wait()
+            await self._polled.wait()
         finally:
             self.waiting -= 1
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFolders:
-    """A version's `gateway.generation.Folders`."""
+    """Folders of one version: implements `gateway.generation.Folders`."""
 
     placement: Placement
     digest: str
@@ -122,4 +137,4 @@ class VersionFolders:
         return self.placement.using(self.digest, endpoint)
 
     async def wait_for_poll(self) -> None:
-        await self.placement.looked(self.digest)
+        await self.placement.wait_for_poll(self.digest)

@@ -1,4 +1,4 @@
-"""Model name to what answers it: the base model, or one version of an adapter on it."""
+"""Routing of a model name to the base model, or to one version of an adapter."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from adapters.chat_template import ChatTemplate
 from adapters.record import selector
-from gateway.catalog.adapters import Adapters
+from gateway.catalog.adapters import AdapterCatalog
 from gateway.generation import Lora
 
 
 @dataclass(slots=True)
 class Route:
-    """`name` labels metrics (an adapter's without its version); `version` is exact, for headers.
+    """The target of a model name.
 
+    `name` labels metrics (an adapter's without its version); `version` is exact, for headers.
     `chat_template` is the version's own, None for the base model's.
     """
 
@@ -24,20 +25,26 @@ class Route:
     chat_template: ChatTemplate | None = None
 
 
-class Router:
+class ModelRouter:
     """Resolves names against the adapters known at that moment."""
 
     def __init__(
-        self, base: str, adapters: Adapters, refuse: Callable[[str], None] = lambda _: None
+        self, base: str, adapters: AdapterCatalog, refuse: Callable[[str], None] = lambda _: None
     ) -> None:
-        """`refuse` raises InvalidRequest for a name that other endpoints serve."""
+        """Route to `base` and `adapters`; `refuse` raises InvalidRequest for other endpoints'
+        models.
+        """
         self._base = base
         self._adapters = adapters
         self._refuse = refuse
 
     def resolve(self, model: str) -> Route:
-        """Raises ModelNotFound for a name that is not served, InvalidRequest for one that is, and
-        generates nothing."""
+        """Return the route of a model name.
+
+        Raises:
+            ModelNotFound: no model has this name.
+            InvalidRequest: the model does not generate text.
+        """
         if model == self._base:
             return Route(self._base)
         self._refuse(model)

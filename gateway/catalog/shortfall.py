@@ -1,4 +1,4 @@
-"""What disks of replicas lack, for operators: requests for that are refused without a reason."""
+"""Adapter versions missing on replicas' disks, for operators; clients are not told the reason."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Agents that start, and those that are started again, have told by then.
-_LONG_ENOUGH_S = 15.0
+# Starting and restarted agents have reported by then.
+_LOG_AFTER_S = 15.0
 
 
-def shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
-    """Sentences. `disks` says of each replica's endpoint whether it reads adapters from one now."""
+def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
+    """Return a sentence for each shortfall.
+
+    `disks` maps each replica's endpoint to True if it reads adapters from disk now.
+    """
     found = []
     for endpoint in sorted(endpoint for endpoint, reads in disks.items() if reads):
         if placement.addresses and address_of(endpoint) not in placement.addresses:
             found.append(f"no agent tells what {endpoint} has on its disk")
-        for why, count in sorted(placement.lacking(endpoint).items()):
+        for why, count in sorted(placement.count_lacking(endpoint).items()):
             found.append(f"{endpoint} lacks {count} adapter version(s): {why}")
     strangers = placement.addresses - {address_of(endpoint) for endpoint in disks}
     return found + [
@@ -29,24 +32,25 @@ def shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
     ]
 
 
-class Shortfalls:
-    """Logs each once, when it has been so for a while."""
+class ShortfallLog:
+    """Logs each shortfall once, after it has lasted for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def lasting(self) -> list[str]:
-        """Return the shortfalls that were logged and still hold."""
-        return sorted(self._told)
+        """Shortfalls that were logged and still hold."""
+        return sorted(self._logged)
 
-    def note(self, found: list[str]) -> None:
+    def update(self, found: list[str]) -> None:
+        """Take over the current shortfalls, and log those that have lasted."""
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}
-        self._told &= self._since.keys()
+        self._logged &= self._since.keys()
         for each, since in self._since.items():
-            if each not in self._told and now - since >= _LONG_ENOUGH_S:
-                self._told.add(each)
+            if each not in self._logged and now - since >= _LOG_AFTER_S:
+                self._logged.add(each)
                 log.warning("%s", each)

@@ -13,14 +13,14 @@ from adapters.record import check_name
 from gateway.sources.source import parse
 
 
-def _name(name: str) -> str:
+def _check_name(name: str) -> str:
     try:
         return check_name(name)
     except InvalidName as error:
         raise ValueError(f"must be {error.allowed}") from None
 
 
-def _source(source: str) -> str:
+def _check_source(source: str) -> str:
     try:
         parse(source)
     except InvalidSource as error:
@@ -28,34 +28,38 @@ def _source(source: str) -> str:
     return source
 
 
-def _folder(folder: str) -> str:
+def _check_folder(folder: str) -> str:
     if not Path(folder).is_absolute():
         raise ValueError("must be an absolute folder")
     return folder
 
 
-def _alias(alias: str) -> str:
+def _check_alias(alias: str) -> str:
     if problem := alias_problem(alias):
         raise ValueError(problem)
     return alias
 
 
-Aliases = Annotated[list[Annotated[str, AfterValidator(_alias)]], Field(max_length=MAX_ALIASES)]
-Folder = Annotated[str, AfterValidator(_folder)]
-AdapterName = Annotated[str, AfterValidator(_name)]
+Aliases = Annotated[
+    list[Annotated[str, AfterValidator(_check_alias)]], Field(max_length=MAX_ALIASES)
+]
+Folder = Annotated[str, AfterValidator(_check_folder)]
+AdapterName = Annotated[str, AfterValidator(_check_name)]
 
 
 class DeclaredAdapter(BaseModel):
-    """`source` is any that `gateway.sources` knows, whatever GATEWAY_ADAPTER_SOURCES allows.
+    """A declared adapter. `source` has any form of `gateway.sources`.
 
-    `watch` says that a change on this machine's disk is taken without a reload.
+    GATEWAY_ADAPTER_SOURCES does not restrict it. With `watch`, a change on this machine's disk is
+    applied without a reload.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     name: AdapterName
-    source: Annotated[str, AfterValidator(_source), Field(repr=False)]
+    source: Annotated[str, AfterValidator(_check_source), Field(repr=False)]
     watch: bool = False
 
     @property
     def may_be_watched(self) -> bool:
+        """True if the source is on this machine's disk."""
         return parse(self.source).scheme in ("file", "hf")

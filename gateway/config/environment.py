@@ -16,9 +16,9 @@ from adapters.model_files import tokenizer_problems
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings, is_service_link
 
-# Read or set by other parts of this project: the ranks of `gateway triton launch`, the commands
-# that talk to a gateway, docker-compose.yml.
-_NO_SETTINGS = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
+# Variables of other parts of this project: the ranks of `gateway triton launch`, the commands that
+# talk to a gateway, and docker-compose.yml.
+_OTHER_VARIABLES = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
 # Kubernetes sets these for a Service named `gateway`, or `gateway-` and anything.
 _SERVICE_LINK = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
@@ -26,7 +26,7 @@ _SERVICE_LINK = re.compile(
 )
 
 
-# Of settings without a default: what to set them to.
+# Advice for settings without a default.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
@@ -34,32 +34,32 @@ _REQUIRED = {
 
 
 def settings_from_environment() -> Settings:
-    """The GATEWAY_* variables. Raises ConfigurationError with a line for each that is wrong."""
-    problems = unknown_variables()
+    """Read the GATEWAY_* variables. Raise ConfigurationError with a line for each wrong one."""
+    problems = find_unknown_variables()
     try:
         settings = Settings()  # type: ignore[call-arg]  # pydantic reads the environment
     except SettingsError as error:
-        problems.append(_no_json(error))
+        problems.append(_describe_json_error(error))
     except ValidationError as error:
-        problems += map(_problem, error.errors())
+        problems += map(_describe_problem, error.errors())
     else:
-        problems += _missing(settings)
+        problems += _find_missing(settings)
         if not problems:
             return settings
-    # Not within `except`: pydantic's own text may quote what is secret.
+    # Not inside `except`: pydantic's own text may quote secrets.
     raise ConfigurationError("\n".join(problems))
 
 
-def unknown_variables() -> list[str]:
-    """A line for each GATEWAY_* variable that is no setting, with the setting it is nearest to.
+def find_unknown_variables() -> list[str]:
+    """Return a line for each unknown GATEWAY_* variable, with the nearest setting.
 
-    What Kubernetes makes of Services is none, and no mistake either.
+    Variables that Kubernetes sets for Services are ignored.
     """
     known = [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
     problems = []
     for name, value in sorted(os.environ.items()):
         upper = name.upper()  # pydantic takes both
-        if not upper.startswith("GATEWAY_") or upper in known or upper in _NO_SETTINGS:
+        if not upper.startswith("GATEWAY_") or upper in known or upper in _OTHER_VARIABLES:
             continue
         if _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and is_service_link(value)):
             continue
@@ -68,25 +68,27 @@ def unknown_variables() -> list[str]:
     return problems
 
 
-def _no_json(error: SettingsError) -> str:
-    """In words of ours: pydantic's name its source and no variable. The value may be secret."""
+def _describe_json_error(error: SettingsError) -> str:
+    """Describe a JSON error by its variable; pydantic names only its source. Quote no value."""
     field = re.search(r'field "(\w+)"', str(error))
     if field is None:
         return str(error)
     return f"GATEWAY_{field[1].upper()}: is not JSON; docs/settings.md shows what is expected"
 
 
-def _problem(problem: Any) -> str:
+def _describe_problem(problem: Any) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         message = f"is not set; {_REQUIRED[str(problem['loc'][0])]}"
-    # What is wrong with several settings together names them itself.
+    # An error of several settings names them in its message.
     name = "_".join(str(part) for part in problem["loc"]).upper()
     return f"GATEWAY_{name}: {message}" if name else message
 
 
-def _missing(settings: Settings) -> Iterator[str]:
-    """What this machine lacks: elsewhere settings may be those of another one."""
+def _find_missing(settings: Settings) -> Iterator[str]:
+    """Yield what is missing on this machine. Settings alone cannot tell: they may be for another
+    one.
+    """
     if not settings.tokenizer_dir.is_dir():
         yield f"GATEWAY_TOKENIZER_DIR: {settings.tokenizer_dir} is not a folder"
     for problem in tokenizer_problems(settings.tokenizer_dir):
@@ -95,15 +97,15 @@ def _missing(settings: Settings) -> Iterator[str]:
         path = getattr(settings, name)
         if path is not None and not path.is_file():
             yield f"GATEWAY_{name.upper()}: {path} is not a file"
-    if settings.store_dir.is_file() or not _can_be_written(settings.store_dir):
+    if settings.store_dir.is_file() or not _is_writable(settings.store_dir):
         yield f"GATEWAY_STORE_DIR: {settings.store_dir} is not a folder that can be written to"
     log = settings.usage_log
-    if log is not None and (log.is_dir() or not log.parent.is_dir() or not _can_be_written(log)):
+    if log is not None and (log.is_dir() or not log.parent.is_dir() or not _is_writable(log)):
         yield f"GATEWAY_USAGE_LOG: {log} is not a file that can be written to"
 
 
-def _can_be_written(path: Path) -> bool:
-    """Or made, where it does not exist yet."""
+def _is_writable(path: Path) -> bool:
+    """Return True if the path can be written, or created if it does not exist yet."""
     if path.exists():
         return os.access(path, os.W_OK)
     above = next(folder for folder in path.absolute().parents if folder.exists())

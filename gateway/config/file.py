@@ -1,7 +1,7 @@
-"""The configuration file: YAML, checked as a whole, each error with its line, replaced at once.
+"""The configuration file: YAML, validated as one, with a line number for each error.
 
-A section is a field of `Configuration`. Whoever owns one subscribes to `ConfigurationFile` and is
-called with every configuration that comes into force.
+A section is a field of `Configuration`. The owner of a section subscribes to `ConfigurationFile`
+and is called with every configuration that comes into force.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pydantic import (
 
 from adapters.base_names import repeated_alias
 from gateway.config.adapters import Aliases, DeclaredAdapter, Folder
-from gateway.config.limits import WhenRedisIsAway
+from gateway.config.limits import RedisUnavailablePolicies
 from gateway.config.mapped import EmbeddingModels, RerankModels
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
-from gateway.scheduling.discovery import DEFAULT_WEIGHT, checked
+from gateway.scheduling.discovery import DEFAULT_WEIGHT, check_endpoint
 from gateway.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 1.0
+_POLL_INTERVAL_S = 1.0
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
-# A source may have a password or a signature in it.
-_SECRET = {"keys", "admin_keys", "source"}
-_PLAIN = {
+# A source may contain a password or a signature.
+_SECRET_FIELDS = {"keys", "admin_keys", "source"}
+_MESSAGE_BY_ERROR_TYPE = {
     "missing": "missing",
     "int_type": "must be a whole number",
     "string_type": "must be a string",
@@ -51,35 +51,35 @@ _PLAIN = {
 
 
 class LimitsSection(BaseModel):
-    """How the limits of all tenants are counted."""
+    """Section about the counting of all tenants' limits."""
 
     model_config = _STRICT
-    when_redis_is_away: WhenRedisIsAway = Field(default_factory=WhenRedisIsAway)
+    when_redis_is_away: RedisUnavailablePolicies = Field(default_factory=RedisUnavailablePolicies)
 
 
 class ReplicaEntry(BaseModel):
-    """One Triton, or a name of several, which all have the weight; a string is an endpoint alone.
+    """A Triton, or a name of several Tritons that share the weight. A string is an endpoint alone.
 
-    Requests go to replicas in proportion to their weights; to one of weight 0 goes only what no
-    other can take. A drained one finishes what it has.
+    Requests go to replicas in proportion to their weights; one of weight 0 gets only requests that
+    no other can run. A drained replica finishes its requests.
     """
 
     model_config = _STRICT
-    endpoint: Annotated[str, AfterValidator(checked)]
+    endpoint: Annotated[str, AfterValidator(check_endpoint)]
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_WEIGHT
     drain: bool = False
 
     @model_validator(mode="before")
     @classmethod
-    def _mapping(cls, given: Any) -> Any:
+    def _accept_string(cls, given: Any) -> Any:
         return {"endpoint": given} if isinstance(given, str) else given
 
 
 class Configuration(BaseModel):
-    """The whole file. With an empty list of `tenants`, nobody may come.
+    """The contents of the file. With an empty list of `tenants`, all requests are refused.
 
-    Without `tenants` everybody may, and a file must say so with `anonymous`: half of a file that is
-    being written, or one whose tenants are commented out, must not turn keys off.
+    Without `tenants` anybody may use the gateway, and the file must say so with `anonymous`: a file
+    that is only partly written, or whose tenants are commented out, must not turn keys off.
     """
 
     model_config = _STRICT
@@ -90,27 +90,27 @@ class Configuration(BaseModel):
     replicas: list[ReplicaEntry] | None = None
     """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
     base_model_aliases: Aliases = Field(default_factory=list)
-    """Other names of the base model in adapters; GATEWAY_BASE_MODEL_ALIASES may have more."""
+    """Further names of the base model in adapters, added to GATEWAY_BASE_MODEL_ALIASES."""
     adapters: list[DeclaredAdapter] = Field(default_factory=list)
     adapters_folder: Folder | None = None
-    """Each folder in it is an adapter of its name; changes are taken without a reload."""
+    """Folder whose subfolders are adapters of their names; changes are applied without a reload."""
     prune_adapters: bool = False
-    """Whether names go that came from here and are declared no more."""
+    """True to remove names that came from here and are no longer declared."""
     embedding_models: EmbeddingModels = Field(default_factory=dict)
     rerank_models: RerankModels = Field(default_factory=dict)
 
 
 class ConfigurationError(Exception):
-    """All that is wrong with a file: ``FILE:LINE: PLACE: what is wrong``, a line each."""
+    """Everything wrong with a file, one line each: ``FILE:LINE: FIELD: problem``."""
 
 
-Place = Sequence[str | int]
-Check = Callable[[Configuration], tuple[Place, str] | None]
-"""Says what of a configuration cannot be served here, and why; None when all can."""
+FieldPath = Sequence[str | int]
+Check = Callable[[Configuration], tuple[FieldPath, str] | None]
+"""Function that returns a field that cannot be served here and the reason, else None."""
 
 
 def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedYaml]:
-    """Reads and checks the file. Raises ConfigurationError."""
+    """Read and validate the file. Raise ConfigurationError with all problems."""
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -121,77 +121,79 @@ def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedY
     try:
         configuration = Configuration.model_validate({} if document.data is None else document.data)
     except ValidationError as error:
-        problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
+        problems = [_describe_error(dict(one)) for one in error.errors(include_url=False)]
     else:
-        problems = list(_contradictions(configuration))
+        problems = list(_find_contradictions(configuration))
         if not problems and check is not None and (found := check(configuration)) is not None:
             problems = [found]
     if problems:
-        lines = sorted((document.line(place), _shown(place), text) for place, text in problems)
+        lines = sorted(
+            (document.find_line(field), _format_path(field), text) for field, text in problems
+        )
         raise ConfigurationError(
-            "\n".join(f"{path}:{line}: {place}{text}" for line, place, text in lines)
+            "\n".join(f"{path}:{line}: {field}{text}" for line, field, text in lines)
         )
     return configuration, document
 
 
-def _shown(place: Place) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def _format_path(field: FieldPath) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field)
     return f"{text.lstrip('.')}: " if text else ""
 
 
-def _problem(error: dict[str, Any]) -> tuple[Place, str]:
-    """pydantic's finding in our words; what was found is told unless it may be a key."""
-    place: Place = error["loc"]
+def _describe_error(error: dict[str, Any]) -> tuple[FieldPath, str]:
+    """Return the field and text of a pydantic error; quote the value unless it may be a secret."""
+    field: FieldPath = error["loc"]
     found = error.get("input")
     if error["type"] == "extra_forbidden":
-        return place, f"unknown; allowed: {', '.join(_fields(place[:-1]))}"
-    if error["type"] == "string_pattern_mismatch" and {"keys", "admin_keys"} & set(place):
-        return place, "must be `sha256:` and 64 hex digits, as `gateway key new` prints it"
-    message = _PLAIN.get(error["type"])
+        return field, f"unknown; allowed: {', '.join(_list_allowed_fields(field[:-1]))}"
+    if error["type"] == "string_pattern_mismatch" and {"keys", "admin_keys"} & set(field):
+        return field, "must be `sha256:` and 64 hex digits, as `gateway key new` prints it"
+    message = _MESSAGE_BY_ERROR_TYPE.get(error["type"])
     if message is None:
         message = error["msg"].replace("Input should", "must").replace("String should", "must")
         message = message.replace("List should", "must").removeprefix("Value error, ")
-    if isinstance(found, str | int | float) and not _SECRET & set(place):
-        return place, f"found {str(found)[:80]!r}; {message}"
-    return place, message
+    if isinstance(found, str | int | float) and not _SECRET_FIELDS & set(field):
+        return field, f"found {str(found)[:80]!r}; {message}"
+    return field, message
 
 
-def _fields(place: Place) -> list[str]:
-    """The names that are allowed in the mapping at `place`."""
+def _list_allowed_fields(field: FieldPath) -> list[str]:
+    """Return the names that are allowed in the mapping at `field`."""
     model: type[BaseModel] = Configuration
-    for part in place:
-        # Others are places in a list, and names that the file gives.
+    for part in field:
+        # Other parts are list indices, and names that the file chooses.
         if isinstance(part, str) and part in model.model_fields:
-            model = next(_models_in(model.model_fields[part].annotation), model)
+            model = next(_find_models(model.model_fields[part].annotation), model)
     return list(model.model_fields)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        yield from _find_models(argument)
 
 
-def _unlike(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[Place, str]]:
-    """What is said of one endpoint in different ways."""
+def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[FieldPath, str]]:
+    """Yield endpoints that occur twice with different values."""
     known: dict[str, ReplicaEntry] = {}
     for number, entry in enumerate(replicas):
         if known.setdefault(entry.endpoint, entry) != entry:
             yield ("replicas", number), f"{entry.endpoint!r} is there twice, in different ways"
 
 
-def _twice(
+def _find_repeated_names(
     section: str, names: Iterable[str], taken: Mapping[str, str]
-) -> Iterator[tuple[Place, str]]:
-    """Names that have another meaning already."""
+) -> Iterator[tuple[FieldPath, str]]:
+    """Yield names that are already used elsewhere."""
     for name in names:
         if name in taken:
             yield (section, name), f"used twice; first by {taken[name]}"
 
 
-def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]:
-    """What no field can see alone: who may come, and that names and keys are one tenant's."""
+def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPath, str]]:
+    """Validate across fields: anonymous vs. tenants; unique names and keys."""
     if configuration.anonymous and configuration.tenants is not None:
         yield ("anonymous",), "not together with tenants, who have keys"
     elif not configuration.anonymous and configuration.tenants is None:
@@ -213,10 +215,10 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
         if adapter.watch and not adapter.may_be_watched:
             yield ("adapters", index, "watch"), "only what is on this machine's disk can be watched"
     taken = {name: f"adapters[{index}]" for name, index in declared.items()}
-    yield from _twice("embedding_models", configuration.embedding_models, taken)
+    yield from _find_repeated_names("embedding_models", configuration.embedding_models, taken)
     taken |= dict.fromkeys(configuration.embedding_models, "embedding_models")
-    yield from _twice("rerank_models", configuration.rerank_models, taken)
-    yield from _unlike(configuration.replicas or ())
+    yield from _find_repeated_names("rerank_models", configuration.rerank_models, taken)
+    yield from _find_conflicting_replicas(configuration.replicas or ())
     names: dict[str, int] = {}
     owners: dict[str, str] = {}
     for number, key in enumerate(configuration.admin_keys):
@@ -225,18 +227,18 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
         owners[key] = "the admin"
     for index, tenant in enumerate(configuration.tenants or ()):
         if tenant.name in names:
-            place: Place = ("tenants", index, "name")
-            yield place, f"{tenant.name!r} is used twice; first by tenants[{names[tenant.name]}]"
+            field: FieldPath = ("tenants", index, "name")
+            yield field, f"{tenant.name!r} is used twice; first by tenants[{names[tenant.name]}]"
         names.setdefault(tenant.name, index)
         for number, key in enumerate(tenant.keys):
             if key in owners:
-                place = ("tenants", index, "keys", number)
-                yield place, f"used twice; it is already a key of {owners[key]}"
+                field = ("tenants", index, "keys", number)
+                yield field, f"used twice; it is already a key of {owners[key]}"
             owners.setdefault(key, tenant.name)
 
 
 class ConfigurationFile:
-    """The file and the configuration in force: the last one that was right."""
+    """The file, and the configuration in force: the last valid one."""
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class ConfigurationFile:
 
         Args:
             path: None for an empty configuration.
-            check: asked of each configuration before it comes into force.
+            check: called with each configuration before it comes into force.
             problem: returns why a configuration in force has less effect than it should, or "".
 
         Raises:
@@ -257,7 +259,7 @@ class ConfigurationFile:
         """
         self._path = path
         self._check = check
-        self._stamp = self._glimpsed = self._seen()
+        self._stamp = self._last_stamp = self._read_stamp()
         self._subscribers: list[Callable[[Configuration], None]] = []
         self._wake = asyncio.Event()
         self.on_reload: Callable[[bool], None] = lambda applied: None
@@ -267,39 +269,43 @@ class ConfigurationFile:
             raise ConfigurationError(found[1])
 
     def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
-        """Calls it now and whenever another configuration comes into force; it must not raise."""
+        """Call `subscriber` now and with each new configuration in force; it must not raise."""
         self._subscribers.append(subscriber)
         subscriber(self.current)
 
     def reload_now(self) -> None:
-        """Makes `watch` read the file, changed or not."""
+        """Make `watch` read the file, changed or not."""
         self._wake.set()
 
     async def watch(self, troubles: Troubles) -> None:
-        """Reloads when the file has changed and been left alone for a while; until cancelled.
+        """Reload the file after it has changed and then been unmodified for a while. Runs until
+        cancelled.
 
-        A file that is still being written may be right and say less than it will: a tenant whose
-        limits are not there yet has none.
+        A file that is still being written may be valid but incomplete: a tenant whose limits are
+        not written yet would have no limits.
         """
         if self._path is None:
             return
         while True:
             try:
-                async with asyncio.timeout(_POLL_S):
+                async with asyncio.timeout(_POLL_INTERVAL_S):
                     await self._wake.wait()
             except TimeoutError:
-                before, self._glimpsed = self._glimpsed, await asyncio.to_thread(self._seen)
-                if self._glimpsed == self._stamp or self._glimpsed != before:
+                before, self._last_stamp = (
+                    self._last_stamp,
+                    await asyncio.to_thread(self._read_stamp),
+                )
+                if self._last_stamp == self._stamp or self._last_stamp != before:
                     continue
             self._wake.clear()
             await self._reload(self._path, troubles)
 
     async def _reload(self, path: Path, troubles: Troubles) -> None:
-        # Looked at before it is read: a change meanwhile is found by the next look.
-        self._stamp = await asyncio.to_thread(self._seen)
+        # Read the stamp first: a change during the read is then found by the next poll.
+        self._stamp = await asyncio.to_thread(self._read_stamp)
         try:
             configuration, _ = await asyncio.to_thread(load, path, self._check)
-        except Exception as error:  # whatever is wrong with a file, the old one goes on
+        except Exception as error:  # any error leaves the old configuration in force
             log.error("the configuration was refused, the old one stays in force:\n%s", error)
             text = f"the configuration was refused, the old one stays in force: {error}"
             troubles.hold("configuration", logging.ERROR, text, logs=False)
@@ -312,8 +318,10 @@ class ConfigurationFile:
         troubles.clear("configuration", logs=False)
         self.on_reload(True)
 
-    def _seen(self) -> tuple[int, int, int] | None:
-        """What tells one content of the file from the next, linked in its place or written."""
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        """Return values that change with the file's content, replaced or rewritten; None without a
+        file.
+        """
         if self._path is None:
             return None
         try:

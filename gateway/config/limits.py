@@ -1,6 +1,6 @@
 """The limits that a tenant may have, one row each: what it counts, and over what time.
 
-A limit is a row here with what becomes of it without Redis, and a field of `Tenant`.
+To add a limit, add a row, its policy without Redis, and a field of `Tenant`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ LimitName = Literal[
     "tokens_per_day",
     "tokens_per_month",
 ]
-Counted = Literal["requests", "tokens", "places"]
-"""A place is one choice, prompt or beam while it runs."""
+Counted = Literal["requests", "tokens", "slots"]
+"""Unit of a limit. A slot is one choice, prompt or beam while it runs."""
 
 
 class LimitKind(NamedTuple):
-    """What a limit counts.
+    """Unit and period of a limit.
 
     Attributes:
         code: a letter that its fields in Redis begin with; `script.lua` knows what it counts over.
-        budget: over a day or a month of the calendar, in UTC. The others are over the last minute,
-            or over what runs now.
-        header: what OpenAI's ``x-ratelimit-*`` call it.
+        counts: its unit.
+        budget: True if over a day or a month of the calendar, in UTC. The others are over the last
+            minute, or over what runs now.
+        header: its name in OpenAI's ``x-ratelimit-*``.
     """
 
     code: str
@@ -40,7 +41,7 @@ class LimitKind(NamedTuple):
 LIMITS: Mapping[LimitName, LimitKind] = {
     "requests_per_minute": LimitKind("r", "requests", header="requests"),
     "tokens_per_minute": LimitKind("t", "tokens", header="tokens"),
-    "concurrent_requests": LimitKind("c", "places"),
+    "concurrent_requests": LimitKind("c", "slots"),
     "tokens_per_day": LimitKind("d", "tokens", budget=True),
     "tokens_per_month": LimitKind("m", "tokens", budget=True),
 }
@@ -49,12 +50,11 @@ RedisUnavailablePolicy = Literal["local", "allow", "refuse"]
 BudgetPolicy = Literal["allow", "refuse"]
 
 
-class WhenRedisIsAway(BaseModel):
-    """What becomes of each limit while it cannot be counted together with the other gateways.
+class RedisUnavailablePolicies(BaseModel):
+    """Policy for each limit while Redis cannot count it for all gateways together.
 
-    ``local``: each gateway process counts alone. ``allow``: the limit does not hold; what is used
-    of a budget is counted when Redis is back. ``refuse``: requests of tenants with this limit get
-    503.
+    ``local``: each gateway process counts alone. ``allow``: the limit does not apply; usage of a
+    budget is counted once Redis is back. ``refuse``: requests of tenants with this limit get 503.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

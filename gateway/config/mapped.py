@@ -1,4 +1,4 @@
-"""Models of the same Triton that make embeddings or rank documents, and which tensors they have."""
+"""Embedding and ranking models of the same Triton, and the tensors that they have."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from gateway.config.adapters import AdapterName, Folder
 _Tensor = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class MappedModel(BaseModel):
-    """What both kinds have: either tensors of text (BYTES) or of token ids (INT32 or INT64).
+class MappedModelEntry(BaseModel):
+    """Common fields: either tensors of text (BYTES) or of token ids (INT32 or INT64).
 
-    Token ids need the folder of the model's `tokenizer`; with one, texts are counted in tokens.
+    Token ids need the folder of the model's `tokenizer`; with a tokenizer, texts are counted in
+    tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     triton_model: _Tensor | None = None
-    """Its own name, if None."""
+    """The model's name in Triton, if it differs from the entry's."""
     input_ids: _Tensor | None = None
     attention_mask: _Tensor | None = None
     token_type_ids: _Tensor | None = None
     output: _Tensor
     tokenizer: Folder | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Of one input."""
+    """Maximum number of tokens of one input."""
 
     @property
     @abstractmethod
@@ -45,10 +46,11 @@ class MappedModel(BaseModel):
             raise ValueError("max_tokens needs the folder of a tokenizer")
 
 
-class EmbeddingModel(MappedModel):
-    """`dimensions` says that clients may have vectors cut, and `normalize` makes all of length 1.
+class EmbeddingModel(MappedModelEntry):
+    """`dimensions` lets clients request shorter vectors; `normalize` scales all vectors to length
+    1.
 
-    What is cut is of length 1 in any case.
+    Shortened vectors always have length 1.
     """
 
     input: _Tensor | None = None
@@ -65,8 +67,8 @@ class EmbeddingModel(MappedModel):
         return self
 
 
-class RerankModel(MappedModel):
-    """`sigmoid` makes scores between 0 and 1 of a model's logits."""
+class RerankModel(MappedModelEntry):
+    """A ranking model. `sigmoid` maps a model's logits to scores between 0 and 1."""
 
     query: _Tensor | None = None
     document: _Tensor | None = None
@@ -86,4 +88,4 @@ class RerankModel(MappedModel):
 
 EmbeddingModels = dict[AdapterName, EmbeddingModel]
 RerankModels = dict[AdapterName, RerankModel]
-"""By the name that clients know them by."""
+"""Models by their names for clients."""

@@ -1,7 +1,7 @@
-"""YAML to plain data that remembers where each value was written, for errors that name a line.
+"""YAML to plain data with the line of each value, for error messages.
 
-PyYAML is loaded with the first document: a gateway without a configuration file needs none of it,
-which is 1 MiB.
+PyYAML is imported with the first document: it takes 1 MiB, which a gateway without a configuration
+file saves.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any
 
 Node = Any
-"""PyYAML's: by its `id` a mapping, a sequence or a scalar."""
+"""PyYAML's node: a mapping, a sequence or a scalar, by its `id`."""
 
 
 class YamlProblem(Exception):
-    """`line` counts from 1."""
+    """A YAML error. `line` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -24,62 +24,62 @@ class YamlProblem(Exception):
 
 
 class MarkedYaml:
-    """One document. `data` is what it says: dicts, lists, strings, numbers, booleans and None."""
+    """A YAML document. `data` has dicts, lists, strings, numbers, booleans and None."""
 
     def __init__(self, text: str) -> None:
-        """Raises YamlProblem for what is not YAML, and for a key that is written twice."""
+        """Parse a document. Raise YamlProblem for invalid YAML and for repeated keys."""
         yaml = import_module("yaml")
-        # libyaml's parser is ten times as quick; without it PyYAML's own does the same.
+        # libyaml's parser is ten times as fast; without it PyYAML's own gives the same result.
         loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             loader = loader_class(text)
             try:
                 self._root: Node | None = loader.get_single_node()
-                for twice in _written_twice(self._root):
-                    raise YamlProblem(_line(twice), f"{twice.value}: written twice")
+                for twice in _find_repeated_keys(self._root):
+                    raise YamlProblem(_line_of(twice), f"{twice.value}: written twice")
                 self.data: Any = loader.construct_document(self._root) if self._root else None
             finally:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:
-            # `problem` alone: the rest quotes the file, which may hold what nobody should see.
+            # Use `problem` alone: the rest quotes the file, which may contain secrets.
             mark = error.problem_mark or error.context_mark
             raise YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise YamlProblem(1, f"not YAML: {type(error).__name__}") from None
 
-    def line(self, place: Sequence[str | int]) -> int:
-        """Where the value at `place` (keys and indices from the root) was written, from 1.
+    def find_line(self, path: Sequence[str | int]) -> int:
+        """Return the line of the value at `path` (keys and indices from the root), from 1.
 
-        Of a value that is not there, the line of the nearest one around it.
+        For a missing value, return the line of the nearest value around it.
         """
         node, line = self._root, 1
-        for part in place:
-            found = _child(node, part)
+        for part in path:
+            found = _find_child(node, part)
             if found is None:
                 break
             line, node = found
         return line
 
 
-def _child(node: Node | None, part: str | int) -> tuple[int, Node] | None:
-    """The line of a member (of its key, in a mapping) and the member."""
+def _find_child(node: Node | None, part: str | int) -> tuple[int, Node] | None:
+    """Return the line of a member (in a mapping, of its key) and the member."""
     if node is None:
         return None
     if node.id == "mapping":
         for key, value in node.value:
             if key.value == str(part):
-                return _line(key), value
+                return _line_of(key), value
     elif node.id == "sequence" and isinstance(part, int) and part < len(node.value):
         member = node.value[part]
-        return _line(member), member
+        return _line_of(member), member
     return None
 
 
-def _line(node: Node) -> int:
+def _line_of(node: Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _written_twice(root: Node | None) -> Iterator[Node]:
+def _find_repeated_keys(root: Node | None) -> Iterator[Node]:
     seen: set[int] = set()
     pending = [root]
     while pending:
@@ -94,7 +94,7 @@ def _written_twice(root: Node | None) -> Iterator[Node]:
             for key, value in node.value:
                 pending.append(value)
                 if not isinstance(key.value, str):
-                    continue  # a list or mapping as a key, which no field is called
+                    continue  # a list or mapping as a key is no field name
                 if key.value in keys and key.value != "<<":
                     yield key
                 keys.add(key.value)

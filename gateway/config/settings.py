@@ -1,4 +1,4 @@
-"""Settings of one gateway process, read once at the entry: ``GATEWAY_*`` variables, and files."""
+"""Settings of one gateway process, read once at start: ``GATEWAY_*`` variables, and files."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from adapters.base_names import MAX_ALIASES, alias_problem, repeated_alias
 from adapters.errors import InvalidSource
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
-from gateway.scheduling.discovery import checked
+from gateway.scheduling.discovery import check_endpoint
 from gateway.sources.source import parse_prefix
 from lora_store import redis_url
 
-MIN_ADMIN_KEY = 32
-"""Characters; `gateway key new --admin` makes 46, of 256 random bits."""
+MIN_ADMIN_KEY_CHARS = 32
+"""Minimum length; `gateway key new --admin` makes 46 characters of 256 random bits."""
 
 
-def _long_enough(key: SecretStr) -> SecretStr:
-    if len(key.get_secret_value()) < MIN_ADMIN_KEY:
+def _check_admin_key(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY_CHARS:
         raise ValueError(
             f"has {len(key.get_secret_value())} characters; it must have at least "
-            f"{MIN_ADMIN_KEY}, as those that `gateway key new --admin` prints"
+            f"{MIN_ADMIN_KEY_CHARS}, as those that `gateway key new --admin` prints"
         )
     return key
 
 
 def is_service_link(value: str) -> bool:
-    """Whether this is what Kubernetes writes into the variable NAME_PORT for a Service `name`."""
+    """Return True if Kubernetes writes such a value into the variable NAME_PORT for a Service
+    `name`.
+    """
     return value.startswith(("tcp://", "udp://", "sctp://"))
 
 
-def _no_service_link(value: Any) -> Any:
+def _refuse_service_link(value: Any) -> Any:
     if isinstance(value, str) and is_service_link(value):
         raise ValueError(
             f"{value} is what Kubernetes puts there for a Service of that name (a service link); "
@@ -50,31 +52,31 @@ def _no_service_link(value: Any) -> Any:
     return value
 
 
-AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
-Port = Annotated[int, BeforeValidator(_no_service_link), Field(ge=0, le=65535)]
+AdminKey = Annotated[SecretStr, AfterValidator(_check_admin_key)]
+Port = Annotated[int, BeforeValidator(_refuse_service_link), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 _SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
-    """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
+    """Settings of a process. Field `foo` is read from ``GATEWAY_FOO``; tests set it directly."""
 
     model_config = SettingsConfigDict(
         env_prefix="GATEWAY_",
         env_ignore_empty=True,
         frozen=True,
-        # Where containers find secrets: the file gateway_foo, if the variable is not set.
+        # Containers mount secrets here: the file gateway_foo is read if the variable is not set.
         secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(9000, description="Port to listen on; 0 takes a free one.")
+    port: Port = Field(9000, description="Port to listen on; 0 selects a free one.")
     workers: int = Field(
         1,
         ge=1,
         le=256,
-        description="Processes that serve the port: one for each core that they may have. More "
-        "than one need Redis, which tells each of the others' adapters, limits and keys.",
+        description="Processes that serve the port: one for each core that they may use. More "
+        "than one need Redis, through which they share adapters, limits and keys.",
     )
     model_name: str = Field("demo", min_length=1, description="Name of the base model for clients.")
     tokenizer_dir: Path = Field(
@@ -84,59 +86,62 @@ class Settings(BaseSettings):
     triton_grpc: str = Field(
         "127.0.0.1:8001",
         description="Triton's gRPC endpoint, host:port, or several, separated by commas; "
-        "grpcs://host:port for TLS. dns:///host:port (grpcs+dns:///host:port) stands for all "
-        "addresses of a name. `replicas` in the configuration file comes before this.",
+        "grpcs://host:port for TLS. dns:///host:port (grpcs+dns:///host:port) stands "
+        "for all addresses of a name. `replicas` in the configuration file overrides "
+        "this.",
     )
     replica_in_flight: int | None = Field(
         None,
         gt=0,
-        description="Requests at once on each Triton; unset takes 5/4 of the engine's "
-        "max_batch_size where its config.json can be read, a guess of 64 with the llmapi "
-        "repository, which tells nothing (the log warns), else there is no limit.",
+        description="Concurrent requests on each Triton. Unset: 5/4 of the engine's "
+        "max_batch_size if its config.json can be read; 64 with the llmapi "
+        "repository, which does not report it (the log warns); otherwise no limit.",
     )
     max_in_flight: int = Field(
-        4096, gt=0, description="Requests at once in this process, on all of them."
+        4096, gt=0, description="Concurrent requests of this process, on all Tritons."
     )
     queue_size: int = Field(
-        1024, ge=0, description="Requests that may wait for their turn; more are refused with 503."
+        1024, ge=0, description="Requests that may wait in the queue; more are refused with 503."
     )
     queue_timeout: Seconds = Field(
         30.0,
-        description="Seconds that a request may wait for its turn; it then gets 503. With "
-        "GATEWAY_KEEP_ALIVE added, less than what proxies wait for a first byte.",
+        description="Seconds that a request may wait in the queue; it then gets 503. Together "
+        "with GATEWAY_KEEP_ALIVE, keep it below the time that proxies wait for a "
+        "first byte.",
     )
     max_expected_wait: Seconds = Field(
         10.0,
-        description="Seconds in which the turn of a request that has to wait must be expected; "
-        "else it gets 503 at once. One that waits keeps its turn when that is later than expected, "
-        "until GATEWAY_QUEUE_TIMEOUT. Tenants with `first_token_within` have that instead, and "
-        "responses in the background GATEWAY_QUEUE_TIMEOUT.",
+        description="Maximum expected wait of a queued request in seconds. A request whose wait "
+        "is expected to be longer gets 503 at once. A queued request whose wait turns "
+        "out longer may wait until GATEWAY_QUEUE_TIMEOUT. Tenants with "
+        "`first_token_within` have that limit instead, and background responses "
+        "GATEWAY_QUEUE_TIMEOUT.",
     )
     refuse_early: bool = Field(
         True,
-        description="Whether a request that has to wait gets 503 as soon as its first token cannot "
-        "be expected in time: before its deadline, its turn within GATEWAY_MAX_EXPECTED_WAIT, and "
-        "within `first_token_within` of its tenant. Off, it waits in vain.",
+        description="Whether a queued request gets 503 as soon as its first token is not expected "
+        "in time: before its deadline, within GATEWAY_MAX_EXPECTED_WAIT, and within "
+        "`first_token_within` of its tenant. If off, it waits in vain.",
     )
     tenant_share: float = Field(
         0.75,
         gt=0,
         le=1,
-        description="How much of all places one tenant may have at once, so that the next one "
-        "finds some free; only with tenants.",
+        description="Fraction of all slots that one tenant may use at once, so that the next "
+        "tenant finds a free one; only with tenants.",
     )
     triton_transport: Literal["http2", "grpcio"] = Field(
         "http2",
-        description="What carries the calls to Triton: http2, the gateway's own, or grpcio, the "
+        description="Transport of the calls to Triton: http2, the gateway's own, or grpcio, the "
         "slower reference.",
     )
     triton_tls_ca: Path | None = Field(
         None,
-        description="PEM file of the authorities that a grpcs:// endpoint is trusted by; unset "
-        "takes the system's.",
+        description="PEM file of the authorities that a grpcs:// endpoint is verified against; "
+        "unset uses the system's.",
     )
     triton_tls_cert: Path | None = Field(
-        None, description="PEM file of the certificate that Triton knows this gateway by."
+        None, description="PEM file of the client certificate that the gateway presents to Triton."
     )
     triton_tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
     triton_metadata: dict[str, SecretStr] = Field(
@@ -147,26 +152,27 @@ class Settings(BaseSettings):
     triton_model: str = Field("tensorrt_llm", description="Name of the core model in Triton.")
     triton_mode: Literal["auto", "token", "text", "llmapi"] = Field(
         "auto",
-        description="Token ids to the core model (token), text to a model above it (text), or text "
-        "to the one model of the llmapi repository (llmapi); auto takes the core model, of either "
-        "repository, where it can.",
+        description="Token ids to the core model (token), text to a model above it (text), or "
+        "text to the one model of the llmapi repository (llmapi). auto selects the "
+        "core model, of either repository, if possible.",
     )
     triton_text_model: str | None = Field(
         None,
-        description="Name of the model that takes text; unset takes ensemble, else "
+        description="Name of the model that takes text; unset selects ensemble, else "
         "tensorrt_llm_bls.",
     )
     tokenizer_check: Literal["refuse", "warn"] = Field(
         "refuse",
-        description="What becomes of a Triton whose tokenizer is not that of "
-        "GATEWAY_TOKENIZER_DIR: refuse keeps it out, warn serves it and says so in the log and in "
+        description="Handling of a Triton whose tokenizer is not that of GATEWAY_TOKENIZER_DIR: "
+        "refuse excludes it, warn serves it and reports it in the log and in "
         "/health/ready.",
     )
     max_seq_len: int | None = Field(
         None,
         gt=0,
-        description="Prompt plus output limit in tokens; needed where the engine's config.json "
-        "cannot be read from here, and with the llmapi repository, which has none.",
+        description="Limit of prompt plus output in tokens. Needed if the engine's config.json "
+        "cannot be read from here, and with the llmapi repository, which has no such "
+        "file.",
     )
     tokens_per_block: int = Field(
         32,
@@ -175,35 +181,38 @@ class Settings(BaseSettings):
         "repository, which counts blocks: tokens_per_block of kv_cache_config in its model.yaml.",
     )
     request_timeout: Seconds = Field(
-        600.0, description="Seconds after which a request is stopped and answered with 504."
+        600.0, description="Seconds after which a request is cancelled and answered with 504."
     )
     first_response_timeout: Seconds = Field(
         120.0,
         description="Seconds in which an engine of the llmapi repository must begin to stream an "
-        "answer; another replica is asked then, else the answer is 503. Some of its releases leave "
-        "errors unanswered. Longer than the engine lets requests wait under load.",
+        "answer. After that another replica is asked, or the answer is 503. Some "
+        "releases of that repository never answer after an error. Set it longer than "
+        "the engine queues requests under load.",
     )
     continuations: int = Field(
         2,
         ge=0,
-        description="How many failures of replicas a streamed or whole answer outlives behind its "
-        "first token: another replica goes on with it. 0 turns that off, and answers then stay on "
-        "a replica that is drained.",
+        description="Number of replica failures that an answer, streamed or not, survives after "
+        "its first token: another replica resumes it. 0 turns this off, and answers "
+        "then finish on a replica that is drained.",
     )
     replica_drain_grace: Seconds = Field(
         10.0,
-        description="Seconds that answers get to end on a replica that is drained, or that the "
-        "configuration or DNS names no more, before another one goes on with them.",
+        description="Seconds that answers may take to finish on a replica that is drained, or "
+        "that was removed from the configuration or DNS, before another replica "
+        "resumes them.",
     )
     keep_alive: Seconds = Field(
         10.0,
-        description="Seconds without a first token after which a stream whose turn it is sends "
-        "its headers and then, as often, a comment, so that proxies keep the line.",
+        description="Seconds without a first token after which a stream that has a slot sends its "
+        "headers and then, at this interval, a comment, so that proxies do not close "
+        "the connection.",
     )
     keep_alive_in_queue: bool = Field(
         False,
-        description="Whether a stream does so before its turn, too. A refusal by the queue is then "
-        "an error behind a 200, which clients do not try again.",
+        description="Whether a queued stream does the same. A refusal by the queue is then an "
+        "error after a 200, which clients do not retry.",
     )
     cors_origins: list[str] = Field(
         default_factory=list,
@@ -212,7 +221,7 @@ class Settings(BaseSettings):
     console: bool = Field(
         True,
         description="Whether browsers find the console at `/`: pages that need no key and show "
-        "what the API answers to the key of who looks at them.",
+        "what the API answers to the key of their user.",
     )
     header_timeout: Seconds = Field(
         10.0,
@@ -221,39 +230,39 @@ class Settings(BaseSettings):
     )
     body_timeout: Seconds = Field(
         60.0,
-        description="Seconds in which a request's body must end, or bring 64 KiB; then 408.",
+        description="Seconds in which a request's body must end, or 64 KiB of it arrive; then 408.",
     )
     write_timeout: Seconds = Field(
         60.0,
-        description="Seconds after which a client that takes nothing of its answer is "
-        "disconnected, and the engine told to stop.",
+        description="Seconds after which a client that reads nothing of its answer is "
+        "disconnected, and the engine stops.",
     )
     max_connections: int = Field(
         4096,
         gt=0,
-        description="Connections with a request under way that each process takes; further "
-        "requests get 503, but for health, metrics and the admin port. 64 more may be idle; beyond "
-        "them, those that have been idle longest are closed. Keep it well below the limit of open "
-        "files.",
+        description="Connections with a running request that each process accepts; further "
+        "requests get 503, except for health, metrics and the admin port. 64 more "
+        "connections may be idle; above that, the longest idle ones are closed. Set "
+        "it well below the limit of open files.",
     )
     max_connections_per_address: int = Field(
         0,
         ge=0,
-        description="Connections of one IP address (of IPv6, one /64) that each process takes; its "
-        "further requests get 503. 0 sets no bound: behind a balancer or a proxy all clients come "
-        "from its address. Where clients connect themselves, 256, say.",
+        description="Connections of one IP address (of IPv6, one /64) that each process accepts; "
+        "further requests get 503. 0 sets no limit: behind a balancer or a proxy all "
+        "clients have its address. If clients connect directly, use 256, for example.",
     )
     tls_cert: Path | None = Field(
         None,
         description="PEM file of this server's certificate, and those between it and the root: "
-        "both ports then speak HTTPS alone. It is read again when it changes, and on SIGHUP; so "
-        "are the other certificate files (docs/operations.md).",
+        "both ports then accept HTTPS only. It is reloaded when it changes, and on "
+        "SIGHUP, as are the other certificate files (docs/operations.md).",
     )
     tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of the authorities by which every client must have a certificate; "
-        "unset asks for none.",
+        description="PEM file of the authorities that every client's certificate must be verified "
+        "against; unset requires no client certificate.",
     )
     shutdown_grace: Seconds = Field(
         30.0, description="Seconds that running requests get to finish after SIGTERM."
@@ -261,16 +270,17 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(
         0.0,
         ge=0,
-        description="Seconds after SIGTERM in which requests are still taken though readiness is "
-        "off. Behind a balancer, a little more than it takes to notice: 5, say.",
+        description="Seconds after SIGTERM in which requests are still accepted although "
+        "readiness is off. Behind a balancer, use a little more than it takes to "
+        "notice: 5, for example.",
     )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
     )
     strict_parameters: bool = Field(
         False,
-        description="Whether parameters that mean nothing here (Ollama's `num_ctx`, say) get 400; "
-        "else the answer names them in `x-ignored-parameters`.",
+        description="Whether parameters that have no effect here (Ollama's `num_ctx`, for "
+        "example) get 400; otherwise the answer names them in `x-ignored-parameters`.",
     )
     xgrammar_release: str = Field(
         "",
@@ -281,17 +291,18 @@ class Settings(BaseSettings):
     )
     unknown_parameters: Literal["tell", "refuse"] = Field(
         "tell",
-        description="What becomes of a parameter whose name this server does not know: tell names "
-        "it in `x-ignored-parameters` and counts it by name, refuse answers 400. "
+        description="Handling of parameters whose name is unknown: tell names them in "
+        "`x-ignored-parameters` and counts them by name, refuse answers 400. "
         "GATEWAY_STRICT_PARAMETERS refuses such names, too.",
     )
     max_prompt_logits_bytes: int = Field(
         2**30,
         gt=0,
         lt=2**31,
-        description="Largest logits of a prompt whose log probabilities are asked for, in bytes: "
-        "tokens times vocabulary times 4 (2 where the model declares halves); larger ones get 400. "
-        "Triton has them in memory, the gateway a piece at a time.",
+        description="Largest logits of a prompt whose log probabilities are requested, in bytes: "
+        "tokens times vocabulary times 4 (2 if the model declares halves); larger "
+        "ones get 400. Triton has all of them in memory, the gateway a part at a "
+        "time.",
     )
     tool_form: Form | None = Field(
         None,
@@ -306,32 +317,34 @@ class Settings(BaseSettings):
     )
     control_tokens_in_messages: bool = Field(
         False,
-        description="Whether control tokens that stand in messages and tools, such as <|im_end|>, "
-        "are those tokens, so that who writes a message can end its turn and begin another; else "
-        "they are text. Prompts of /v1/completions hold whatever tokens they name.",
+        description="Whether control tokens in messages and tools, such as <|im_end|>, are parsed "
+        "as such tokens, so that the author of a message can end its turn and begin "
+        "another; otherwise they are text. Prompts of /v1/completions may always "
+        "contain them.",
     )
     exclude_tools_when_tool_choice_none: bool = Field(
         False,
-        description="Whether `tool_choice: none` removes the tools from the prompt. Off, the "
-        "prompt is that of `auto`, which keeps its cached prefix, and an answer is text.",
+        description="Whether `tool_choice: none` removes the tools from the prompt. If off, the "
+        "prompt is that of `auto`, whose cached prefix can be reused, and an answer "
+        "is text.",
     )
     config: Path | None = Field(
         None,
-        description="YAML file with tenants, their keys and limits; read again when it changes and "
+        description="YAML file with tenants, their keys and limits; reloaded when it changes and "
         "on SIGHUP.",
     )
     allow_anonymous: bool = Field(
         False,
         description="Whether a gateway without tenants may listen on other addresses than "
-        "loopback, where anybody may use it, and answers to any name, as it does not where it may "
-        "not; and whether the file of GATEWAY_CONFIG may say `anonymous: true`. It never turns "
-        "keys off.",
+        "loopback, where anybody may use it, and answers requests for any host name; "
+        "and whether the file of GATEWAY_CONFIG may contain `anonymous: true`. It "
+        "never turns keys off.",
     )
     tenants_trust_each_other: bool = Field(
         False,
-        description="Whether a tenant may learn that another has sent the beginning of its prompt "
-        "before: `usage` then tells of cached tokens, and prompts of all tenants that begin alike "
-        "go to one Triton.",
+        description="Whether a tenant may learn that another one has sent the beginning of its "
+        "prompt before: `usage` then reports cached tokens, and prompts of all "
+        "tenants that begin alike go to one Triton.",
     )
     admin_key: AdminKey | None = Field(
         None,
@@ -341,53 +354,56 @@ class Settings(BaseSettings):
     admin_port: Port | None = Field(
         None,
         description="Second port, for the endpoints of adapters and keys, /metrics and the detail "
-        "of /health/ready; the first one then answers 404 to those, and the status alone.",
+        "of /health/ready; the first port then answers 404 for those, and the status "
+        "without the detail.",
     )
     usage_log: Path | None = Field(
         None,
-        description="File that gets a line of JSON for each request that was let in; begun anew "
-        "when it was renamed or deleted, at once on SIGHUP.",
+        description="File that gets a line of JSON for each admitted request; created again after "
+        "it was renamed or deleted, at once on SIGHUP.",
     )
     store_dir: Path = Field(
         Path(".state/adapters"),
-        description="Folder that keeps all adapter versions durably, keys made over the API, and "
+        description="Folder that durably stores all adapter versions, keys made over the API, and "
         "conversations.",
     )
     store_ephemeral: bool = Field(
         False,
         description="Whether GATEWAY_STORE_DIR ends with this gateway, as a pod's emptyDir does: "
-        "when it is stopped it makes sure that Redis has all conversations that it kept, and no "
-        "other gateway waits for them.",
+        "on shutdown it makes sure that Redis has all its conversations, and no other "
+        "gateway waits for them.",
     )
     redis_url: str | None = Field(
         None,
         description="Redis that shares adapters, limits and keys between gateways: redis://, "
-        "rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE/DB, redis+cluster://HOST,HOST "
-        "(rediss+ for TLS); without it this gateway is alone with its folder. A private authority "
-        "goes into the URL: rediss://HOST:PORT/0?ssl_ca_certs=FILE, and ssl_certfile, ssl_keyfile "
-        "where Redis wants them.",
+        "rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE/DB, "
+        "redis+cluster://HOST,HOST (rediss+ for TLS); without it this gateway works "
+        "alone with its folder. A private authority is part of the URL: "
+        "rediss://HOST:PORT/0?ssl_ca_certs=FILE, as are ssl_certfile and ssl_keyfile "
+        "if Redis requires them.",
     )
     redis_timeout: float = Field(
         default=0.25,
         gt=0,
         description="Seconds that Redis may take to count a request for its tenant's limits. A "
-        "request waits for twice that at most; then they are counted as when_redis_is_away says.",
+        "request waits at most twice as long; its limits are then counted as "
+        "when_redis_is_away specifies.",
     )
     redis_ttl: int | None = Field(
         None,
         gt=0,
-        description="Seconds after its last use that an adapter version stays in Redis; unset "
+        description="Seconds after its last use that an adapter version remains in Redis; unset "
         "leaves it to Redis' memory policy.",
     )
     memory_bytes: int = Field(
-        256 * 1024 * 1024, ge=0, description="Adapter versions kept in this process, in bytes."
+        256 * 1024 * 1024, ge=0, description="Adapter versions cached in this process, in bytes."
     )
     cold_send_bytes: int = Field(
         512 * 1024 * 1024,
         gt=0,
-        description="Adapter versions that are read for Triton or on their way to it at once, in "
-        "bytes, whether or not they are also kept. A tenant has half, its next ones wait for their "
-        "turn; one that is larger goes alone.",
+        description="Adapter versions that are read for Triton or uploaded to it at once, in "
+        "bytes, whether cached or not. A tenant may use half, and its further ones "
+        "wait; a version that is larger is sent alone.",
     )
     adapters: dict[str, Path] = Field(
         default_factory=dict,
@@ -399,32 +415,35 @@ class Settings(BaseSettings):
     )
     adapter_sources: list[str] = Field(
         default_factory=list,
-        description="What adapters may be fetched from when an admin names it, a JSON list of "
-        'beginnings: ["https://models.example.com/lora", "s3://bucket/lora", "hf://", '
-        '"/srv/adapters"]. Each stands for all below it, and redirects must lead to one of them. '
-        "Empty, admins can upload alone, and name folders below GATEWAY_ADAPTER_ROOT.",
+        description="Sources that an admin may fetch adapters from, a JSON list of prefixes: "
+        '["https://models.example.com/lora", "s3://bucket/lora", "hf://", '
+        '"/srv/adapters"]. Each stands for everything below it, and redirects must '
+        "lead to one of them. If empty, admins can only upload, and name folders "
+        "below GATEWAY_ADAPTER_ROOT.",
     )
     adapter_source_timeout: Seconds = Field(
-        600.0, description="Seconds in which an adapter must have come from its source."
+        600.0, description="Seconds in which an adapter must be fetched from its source."
     )
     base_model_aliases: list[str] = Field(
         default_factory=list,
         description="Other names of the base model, NAME or OWNER/NAME, that adapters may have in "
-        '`base_model_name_or_path`, a JSON list: ["unsloth/Meta-Llama-3.1-8B-Instruct"]. Those of '
-        "`base_model_aliases` in the configuration file are added. Name no other model: adapters "
-        "of it would be served and give wrong answers.",
+        "`base_model_name_or_path`, a JSON list: "
+        '["unsloth/Meta-Llama-3.1-8B-Instruct"]. Those of `base_model_aliases` in the '
+        "configuration file are added. Do not list other models: their adapters would "
+        "be served and give wrong answers.",
     )
     trust_adapter_templates: bool = Field(
         False,
-        description="Whether adapters that admins upload or load may bring a chat template of "
-        "their own. It runs in this process, sandboxed but without a limit of time or memory. "
-        "Those of GATEWAY_ADAPTERS always may.",
+        description="Whether adapters that admins upload or load may have a chat template of "
+        "their own. It runs in this process, sandboxed but without a limit of time or "
+        "memory. Those of GATEWAY_ADAPTERS always may.",
     )
     peft_dir: Path | None = Field(
         None,
-        description="Where Tritons that read adapters from disk (llmapi) see the folder `peft` of "
-        "this gateway's store, GATEWAY_STORE_DIR/MODEL/peft, on a volume that they share with it. "
-        "Unset, agents bring adapters to their disks (docs/lora.md).",
+        description="Path at which Tritons that read adapters from disk (llmapi) mount the folder "
+        "`peft` of this gateway's store, GATEWAY_STORE_DIR/MODEL/peft, on a volume "
+        "that they share with it. If unset, agents copy adapters to their disks "
+        "(docs/lora.md).",
     )
     adapter_wait: Seconds = Field(
         20.0,
@@ -438,22 +457,23 @@ class Settings(BaseSettings):
         30 * 24 * 3600,
         ge=0,
         le=10 * 365 * 24 * 3600,
-        description="Seconds after their last use that responses and conversations are kept, in "
-        "Redis and on this gateway's disk; 0 keeps none, and deletes what this disk has.",
+        description="Seconds after their last use that responses and conversations are stored, in "
+        "Redis and on this gateway's disk; 0 stores nothing, and deletes those on "
+        "this disk.",
     )
     conversations_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Bytes of them that each tenant may have, in Redis and on each gateway's disk; "
-        "beyond them the longest unused go.",
+        description="Bytes of conversations that each tenant may store, in Redis and on each "
+        "gateway's disk; above that, the least recently used are deleted.",
     )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe level logged."
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="Lines for people, or objects of JSON that say of each request its tenant, "
-        "model, adapter version, replica, tokens and times.",
+        description="Lines for people, or JSON objects that contain the tenant, model, adapter "
+        "version, replica, tokens and times of each request.",
     )
     otlp_endpoint: str | None = Field(
         None,
@@ -465,7 +485,7 @@ class Settings(BaseSettings):
 
     @property
     def refuse_unknown(self) -> bool:
-        """Return True if a parameter whose name is unknown gets 400."""
+        """True if a parameter with an unknown name gets 400."""
         return self.strict_parameters or self.unknown_parameters == "refuse"
 
     @property
@@ -474,17 +494,17 @@ class Settings(BaseSettings):
 
     @field_validator("triton_grpc")
     @classmethod
-    def _endpoints_are_whole(cls, endpoints: str) -> str:
+    def _check_endpoints(cls, endpoints: str) -> str:
         for endpoint in endpoints.split(","):
             try:
-                checked(endpoint.strip())
+                check_endpoint(endpoint.strip())
             except ValueError as error:
                 raise ValueError(f"{endpoint.strip()!r} {error}") from None
         return endpoints
 
     @field_validator("adapter_sources")
     @classmethod
-    def _sources_are_whole(cls, sources: list[str]) -> list[str]:
+    def _check_sources(cls, sources: list[str]) -> list[str]:
         for number, text in enumerate(sources):
             try:
                 source = parse_prefix(text)
@@ -496,7 +516,7 @@ class Settings(BaseSettings):
 
     @field_validator("base_model_aliases")
     @classmethod
-    def _aliases_are_names(cls, aliases: list[str]) -> list[str]:
+    def _check_aliases(cls, aliases: list[str]) -> list[str]:
         if len(aliases) > MAX_ALIASES:
             raise ValueError(f"has {len(aliases)} names; at most {MAX_ALIASES} are allowed")
         for number, alias in enumerate(aliases):
@@ -508,14 +528,14 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis_url_is_whole(cls, url: str | None) -> str | None:
-        # The client's own error would quote what it takes for the port: a piece of the password.
+    def _check_redis_url(cls, url: str | None) -> str | None:
+        # redis-py's own error would quote part of the password, which it takes for the port.
         if url is not None:
             redis_url.parse(url)
         return url
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Settings:
+    def _check_tls(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other")
         if self.tls_client_ca is not None and self.tls_cert is None:
@@ -523,7 +543,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _workers_share_redis(self) -> Settings:
+    def _check_workers(self) -> Settings:
         if self.workers > 1 and self.redis_url is None:
             raise ValueError("GATEWAY_WORKERS above 1 needs GATEWAY_REDIS_URL")
         return self

@@ -1,4 +1,4 @@
-"""A tenant: its keys, what it may use and how much of it. And how keys are made."""
+"""A tenant: its keys, its models and its limits. Also makes keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Tenant(BaseModel):
-    """One entry of `tenants` in the configuration file; a limit that is None does not exist.
+    """An entry of `tenants` in the configuration file. A limit of None does not apply.
 
     `models` are exact names and patterns (``*``, ``?``, ``[...]``, as in `fnmatch`). A pattern
     without a slash never matches an adapter in a namespace. Adapters called ``<name>/...`` are the
@@ -35,7 +35,7 @@ class Tenant(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
     keys: list[KeyHash]
-    """Without any, those made over the API alone let it in."""
+    """Hashes of keys. Without any, only keys made over the API admit the tenant."""
     models: list[Annotated[str, Field(min_length=1, max_length=256)]]
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
@@ -43,31 +43,34 @@ class Tenant(BaseModel):
     tokens_per_day: Limit | None = None
     tokens_per_month: Limit | None = None
     max_output_tokens: Limit | None = None
-    """Of one choice. A request that asks for more is refused, one that says nothing is cut."""
+    """Limit per choice. Requests for more are refused; without a stated limit this one applies."""
     priority: int = Field(0, ge=-100, le=100)
-    """Greater goes first where requests wait."""
+    """Queued requests with a greater priority go first."""
     first_token_within: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Seconds. A request that has to wait and cannot have its first token by then is refused."""
+    """Seconds. A queued request that cannot have its first token by then is refused."""
     guides: Policy = "checked"
-    """What becomes of its schemas, expressions and grammars. Unchecked, one that the engine cannot
-    compile ends the requests of all."""
+    """Check of its schemas, expressions and grammars. Unchecked, a guide that the engine cannot
+    compile ends all running requests.
+    """
 
     @cached_property
     def request_limits(self) -> Mapping[LimitName, int]:
-        """Those on requests, and on what runs at once."""
-        return self._limits("requests", "places")
+        """Limits on requests and on concurrent slots."""
+        return self._limits("requests", "slots")
 
     @cached_property
-    def place_limits(self) -> Mapping[LimitName, int]:
-        return self._limits("places")
+    def slot_limits(self) -> Mapping[LimitName, int]:
+        """Limits on concurrent slots."""
+        return self._limits("slots")
 
     @cached_property
     def token_limits(self) -> Mapping[LimitName, int]:
+        """Limits on tokens."""
         return self._limits("tokens")
 
     @cached_property
     def budgets(self) -> Mapping[LimitName, int]:
-        """Those over a day or a month."""
+        """Limits over a day or a month."""
         return {name: limit for name, limit in self.token_limits.items() if LIMITS[name].budget}
 
     def _limits(self, *counted: Counted) -> dict[LimitName, int]:
@@ -78,7 +81,9 @@ class Tenant(BaseModel):
         }
 
     def may_use(self, name: str, base: str) -> bool:
-        """Whether it may use the model called `name`; `base` is the base model's name."""
+        """Return True if the tenant may use the model called `name`; `base` is the base model's
+        name.
+        """
         common = is_common(name, base)
         for pattern in self.models:
             if (common or "/" in pattern) and fnmatchcase(name, pattern):
@@ -87,18 +92,18 @@ class Tenant(BaseModel):
 
 
 def is_common(name: str, base: str) -> bool:
-    """Whether a model is in the catalogue of everybody, and not in a tenant's namespace.
+    """Return True if a model is in everybody's catalogue, not in a tenant's namespace.
 
-    The base model always is, though its name may have a slash.
+    The base model always is, although its name may have a slash.
     """
     return name == base or "/" not in name
 
 
 def new_key() -> str:
-    """A key with 256 random bits."""
+    """Return a new key with 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def key_hash(key: str) -> str:
-    """What the configuration file keeps of a key; see `KeyHash`."""
+    """Return the hash of a key that the configuration file stores; see `KeyHash`."""
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()

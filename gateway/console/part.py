@@ -39,7 +39,7 @@ class PartBuilder:
             "waiting": service.admission.waiting,
             "waiting_to_begin": service.starts.waiting,
             "in_flight": service.admission.in_flight,
-            "places": service.admission.places,
+            "places": service.admission.slots,
             "adapters": await self._adapters.collect(service, rates, complete=complete),
             "tenants": await self._tenants.collect(service, complete=complete),
             "troubles": service.troubles.facts(),

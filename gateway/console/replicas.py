@@ -28,8 +28,8 @@ def _describe_replica(service: Service, replica: Replica) -> dict[str, object]:
         "requests": replica.requests,
     }
     if (override := service.overrides.current.get(replica.endpoint)) is not None:
-        facts["override"] = override.facts()
-    if (places := service.replicas.places.at(replica)) is not None:
+        facts["override"] = override.to_dict()
+    if (places := service.replicas.slots.slots_of(replica)) is not None:
         facts["places"] = places
     if (selection := replica.engine.last_selection) is not None:
         facts["mode"] = selection.capabilities.mode
@@ -51,4 +51,4 @@ def _find_state(replica: Replica) -> str:
         return "leaving"
     if replica.drained_at is not None:
         return "draining"
-    return "failing" if replica.breaker.open else "ready"
+    return "failing" if replica.breaker.is_open else "ready"

@@ -96,14 +96,14 @@ class TenantFacts:
 
 
 def _describe_limits(service: Service, tenant: Tenant, places: int) -> dict[str, Mapping[str, int]]:
-    standings = service.accounting.used(tenant.name)
+    standings = service.accounting.report_limits(tenant.name)
     found: dict[str, Mapping[str, int]] = {}
     for name, kind in LIMITS.items():
         limit = getattr(tenant, name)
         if limit is None:
             continue
         used = standings[name].used if name in standings else 0
-        if kind.counts == "places":
+        if kind.counts == "slots":
             used = places
         found[name] = {"limit": limit, "used": used}
     return found

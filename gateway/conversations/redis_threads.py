@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from gateway.conversations.shared import PollResult, RedisState, SharedConversations
 from gateway.conversations.stats import ConversationStats
-from lora_store.primary import NO_REPLICAS, RedisUnavailable, code_of, describe, failures
+from lora_store.primary import NO_REPLICAS, RedisUnavailable, code_of, describe, failure_types
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class RedisThreads:
         loop = asyncio.get_running_loop()
         try:
             result = await loop.run_in_executor(self._threads, lambda: work(self._shared))
-        except failures() as error:
+        except failure_types() as error:
             self._stats.redis_failures += 1
             cause = error.__cause__ or error
             if isinstance(error, RedisUnavailable) and code_of(cause) != NO_REPLICAS:

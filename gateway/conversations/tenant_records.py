@@ -34,8 +34,8 @@ from gateway.conversations.scripts import PUT, READ, RENEW, STAGE
 from gateway.errors import ConversationsUnavailable, ConversationTooLarge
 from lora_store import redis_url
 from lora_store.connect import errors
-from lora_store.primary import Primary, writing
-from lora_store.refusals import Refusals
+from lora_store.primary import Primary, write_verified
+from lora_store.refusals import RefusedValues
 
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
 _MAX_HEAD_BYTES = 300  # bytes of HEAD, with the longest of names
@@ -112,7 +112,7 @@ class TenantRecords:
         self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
-        self._refusals = Refusals(on_refused)
+        self._refusals = RefusedValues(on_refused)
 
     def close(self) -> None:
         self._primary.close()
@@ -132,7 +132,7 @@ class TenantRecords:
         Raises:
             ConversationTooLarge: A unit would exceed the tenant's limit.
         """
-        with self._guarded_client(tenant) as client, writing(client) as bound:
+        with self._guarded_client(tenant) as client, write_verified(client) as bound:
             return self._put_pieces(bound, tenant, records, epoch, used_ms)
         return SharedPut(True, 0, False, [])
 

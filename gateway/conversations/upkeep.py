@@ -89,7 +89,7 @@ class Upkeep:
         self._saved = RedisState()
 
     def close(self) -> None:
-        self._lock.let_go()
+        self._lock.release()
         if self._worker_fd >= 0:
             os.close(self._worker_fd)
 
@@ -117,7 +117,7 @@ class Upkeep:
 
         Call it after `follow` has ended and when nothing is put any more.
         """
-        self._lock.let_go()  # For the last worker
+        self._lock.release()  # For the last worker
         # The worker that held the lock may have ended with a second upload still due.
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
 from gateway.metrics.scraped import (
@@ -24,8 +24,8 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import EarlyStop
-from gateway.tenancy.limits.budgets import Standings
-from gateway.tenancy.usage_log import Usage
+from gateway.tenancy.limits.budgets import BudgetUsage
+from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
 # Clients choose these names: a limit for each bounds memory and the number of series.
@@ -267,11 +267,11 @@ class Metrics:
             self.inference.labels(model),
         )
 
-    def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
+    def export_lora(self, adapters: AdapterCatalog, replicas: Iterable[Replica]) -> None:
         """Export values read at scrape time: the adapter store's counts and the adapters in use."""
         self.registry.register(LoraCollector(adapters, replicas))
 
-    def export_declared(self, declared: Declared) -> None:
+    def export_declared(self, declared: DeclaredAdapters) -> None:
         """Export how many adapters of the configuration file are in each state."""
         self.registry.register(DeclaredCollector(declared))
 
@@ -285,7 +285,7 @@ class Metrics:
         """Export queued requests and the state of each replica, read at scrape time."""
         self.registry.register(LoadCollector(admission, starts, replicas))
 
-    def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
+    def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
         """Export how much of their budgets tenants have used, read at scrape time."""
         self.registry.register(BudgetCollector(configuration, standings))
 
@@ -318,7 +318,7 @@ class Metrics:
     def count_refusal(self, tenant: str, limit: str) -> None:
         self.rate_limited.labels(tenant, limit).inc()
 
-    def count_usage(self, usage: Usage) -> None:
+    def count_usage(self, usage: UsageRecord) -> None:
         """Count a tenant's usage; requests without a tenant are in the metrics of the models."""
         if usage.tenant is None:
             return

@@ -10,14 +10,14 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.catalog.adapters import Adapters
-from gateway.catalog.declared import Declared
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.declared import DeclaredAdapters
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
-from gateway.tenancy.limits.budgets import Standings
+from gateway.tenancy.limits.budgets import BudgetUsage
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
 """Fields of the adapter store's statistics that can decrease."""
@@ -27,12 +27,12 @@ class LoraCollector(Collector):
     """`lora_requests_info` as the Gateway API inference scheduler reads it, and the adapter
     store."""
 
-    def __init__(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
+    def __init__(self, adapters: AdapterCatalog, replicas: Iterable[Replica]) -> None:
         self._adapters = adapters
         self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
-        fit = self._adapters.cache_fit()
+        fit = self._adapters.compute_cache_fit()
         info = GaugeMetricFamily(
             "lora_requests_info",
             "Adapters with running and waiting requests; the value is the time of the reading.",
@@ -61,7 +61,7 @@ class LoraCollector(Collector):
         for replica in self._replicas:
             if replica.ready and replica.engine.capabilities.reads_adapters:
                 held.add_metric([replica.endpoint], placement.count(replica.endpoint))
-                lacks = placement.lacking(replica.endpoint).total()
+                lacks = placement.count_lacking(replica.endpoint).total()
                 lacking.add_metric([replica.endpoint], lacks)
         yield from (held, lacking)
         stats = self._adapters.store.stats
@@ -108,7 +108,7 @@ class ConversationsCollector(Collector):
 
 
 class DeclaredCollector(Collector):
-    def __init__(self, declared: Declared) -> None:
+    def __init__(self, declared: DeclaredAdapters) -> None:
         self._declared = declared
 
     def collect(self) -> Iterator[Metric]:
@@ -124,7 +124,7 @@ class DeclaredCollector(Collector):
 
 
 class BudgetCollector(Collector):
-    def __init__(self, configuration: ConfigurationFile, standings: Standings) -> None:
+    def __init__(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
         self._configuration = configuration
         self._standings = standings
 
@@ -143,7 +143,7 @@ class BudgetCollector(Collector):
         for tenant in self._configuration.current.tenants or ():
             for name, limit in tenant.budgets.items():
                 budget.add_metric([tenant.name, name], limit)
-                if (known := self._standings.used(tenant.name, name)) is not None:
+                if (known := self._standings.used_of(tenant.name, name)) is not None:
                     used.add_metric([tenant.name, name], known)
         yield from (budget, used)
 
@@ -195,6 +195,6 @@ class LoadCollector(Collector):
             ready.add_metric([replica.endpoint], replica.ready)
             failing.add_metric([replica.endpoint], not replica.breaker.allows)
             in_flight.add_metric([replica.endpoint], replica.in_flight)
-            weight.add_metric([replica.endpoint], replica.weight if replica.takes_new else 0)
+            weight.add_metric([replica.endpoint], replica.weight if replica.accepts_new else 0)
             requests.add_metric([replica.endpoint], replica.requests)
         yield from (ready, failing, in_flight, weight, requests)

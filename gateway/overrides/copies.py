@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.errors import OverridesUnavailable
-from gateway.scheduling.override import Override, Overrides, read_override
+from gateway.scheduling.override import Override, Overrides, parse_override
 from lora_store import redis_url
-from lora_store.disk import locked, write_durably
-from lora_store.primary import Primary, describe, failures, writing
+from lora_store.disk import lock_file, write_durably
+from lora_store.primary import Primary, describe, failure_types, write_verified
 from lora_store.redis_hashes import read_hash
-from lora_store.refusals import Refusals
+from lora_store.refusals import RefusedValues
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class OverrideCopies:
         self._folder = folder
         self._file = folder / "overrides.json"
         self._primary = None if url is None else Primary(redis_url.parse(url), _TIMEOUT_S)
-        self._refusals = Refusals()
+        self._refusals = RefusedValues()
         self._stamp: tuple[int, int] | None = None
         self._unread = ""
         self._unread_at: tuple[int, int] | None = None
@@ -67,10 +67,12 @@ class OverrideCopies:
             with self._primary.use() as client:
                 found = read_hash(client, KEY)
                 if found.pop(_REVISION.encode(), None) is None and self.current:
-                    known = {name: json.dumps(each.facts()) for name, each in self.current.items()}
+                    known = {
+                        name: json.dumps(each.to_dict()) for name, each in self.current.items()
+                    }
                     client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
                     return
-        except failures() as error:
+        except failure_types() as error:
             raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
         read = {name.decode(errors="replace"): raw for name, raw in found.items()}
         self._apply({name: each for name, raw in read.items() if (each := self._parse(name, raw))})
@@ -80,7 +82,7 @@ class OverrideCopies:
         if self._primary is None:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with locked(self._folder / "lock"):
+                with lock_file(self._folder / "lock"):
                     self._read_disk()
                     self._write(_with_change(self.current, endpoint, override))
             except OSError as error:
@@ -90,13 +92,13 @@ class OverrideCopies:
             return
         changed = _with_change(self.current, endpoint, override)
         try:
-            with self._primary.use() as shared, writing(shared) as client:
+            with self._primary.use() as shared, write_verified(shared) as client:
                 if override is None:
                     client.hdel(KEY, endpoint)
                 else:
-                    client.hset(KEY, endpoint, json.dumps(override.facts()))
+                    client.hset(KEY, endpoint, json.dumps(override.to_dict()))
                 client.hset(KEY, _REVISION, secrets.token_hex(8))
-        except failures() as error:
+        except failure_types() as error:
             raise OverridesUnavailable(_REDIS_ERROR.format(describe(error))) from error
         self._apply(changed)
 
@@ -107,18 +109,18 @@ class OverrideCopies:
         self.current = dict(list(found.items())[:MAX_OVERRIDES])
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(self._folder / "lock"):
+            with lock_file(self._folder / "lock"):
                 self._write(self.current)
 
     def _parse(self, endpoint: str, raw: bytes) -> Override | None:
         try:
-            return read_override(json.loads(raw))
+            return parse_override(json.loads(raw))
         except (ValueError, RecursionError) as error:
             self._refusals.add(f"{KEY} {endpoint}", error)
             return None
 
     def _write(self, overrides: Overrides) -> None:
-        facts = {endpoint: each.facts() for endpoint, each in overrides.items()}
+        facts = {endpoint: each.to_dict() for endpoint, each in overrides.items()}
         write_durably(self._file, [json.dumps(facts, indent=1).encode()])
         self.current = overrides
 
@@ -129,7 +131,7 @@ class OverrideCopies:
             if stamp == self._stamp:
                 return
             found = json.loads(self._file.read_bytes())
-            self.current = {name: read_override(facts) for name, facts in found.items()}
+            self.current = {name: parse_override(facts) for name, facts in found.items()}
             self._stamp = stamp
         except FileNotFoundError:
             return

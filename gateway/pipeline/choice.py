@@ -132,7 +132,7 @@ class Choice:
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
-            sent = self._generation.for_variant(lease.replica.kind)
+            sent = self._generation.for_variant(lease.replica.variant)
             self._text = text_stream(service, sent)
         elif self._continuation.regenerates:
             take = self._emit_new
@@ -164,7 +164,7 @@ class Choice:
                     tokens.unread
                 )
                 raise
-        if lease.learns and tokens.reports_reuse and self._continuation.current is None:
+        if lease.uses_reused_tokens and tokens.reports_reuse and self._continuation.current is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
@@ -184,7 +184,7 @@ class Choice:
         while self._last.finish is None:
             if self._continuation.has_diverged:
                 raise AnswerLost("Another replica would have said something else; try again.")
-            if self._replica.sends_away and time.monotonic() >= self._stay_until:
+            if self._replica.is_migrating and time.monotonic() >= self._stay_until:
                 self._leave_if_possible()
             try:
                 await self._sink.drain(self._batch.deadline)
@@ -205,7 +205,9 @@ class Choice:
             # a single response does not show when its first token was made
             if not self._answers_once:
                 self._model_metrics.time_to_first_token.observe(now - self._started)
-                self._service.admission.answered(self._batch.caller.tenant, now - self._started)
+                self._service.admission.record_first_token(
+                    self._batch.caller.tenant, now - self._started
+                )
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         ids = tokens.ids
@@ -219,7 +221,7 @@ class Choice:
         return (
             self._sink.accept(self._index, last)
             and last.finish is None
-            and not (self._replica.sends_away and time.monotonic() >= self._stay_until)
+            and not (self._replica.is_migrating and time.monotonic() >= self._stay_until)
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
@@ -247,7 +249,7 @@ class Choice:
         """Raise ReplicaLeft if another replica can resume the answer."""
         rest = self._remaining(failed=False)
         # The current replica works, so move only to one that is known to work.
-        if rest and self._service.replicas.has_other_than([self._replica], rest, works=True):
+        if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
         self._stay_until = time.monotonic() + _DRAIN_RETRY_INTERVAL_S
@@ -257,7 +259,7 @@ class Choice:
         rest = self._remaining(failed=failed)
         if rest is not None and failed:
             deadline = self._batch.deadline
-            if not await self._service.replicas.until_other([left], rest, deadline):
+            if not await self._service.replicas.wait_for_other([left], rest, deadline):
                 rest = None
         if rest is not None:
             tokens = self._continuation.resume(rest, failed=failed)
@@ -311,7 +313,7 @@ def model_name(service: Service, generation: Generation) -> str:
 
 def record_first_token(lease: ReplicaLease, batch: Batch, index: int) -> None:
     """Record the first token of a generation and the fingerprint of the model that made it."""
-    lease.answered()
+    lease.record_first_token()
     fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
     if fingerprint != batch.fingerprint or index in fingerprints:
         fingerprints[index] = fingerprint
@@ -357,7 +359,7 @@ async def _load_prompt_logprobs(
     first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.generations[first].for_variant(lease.replica.kind)
+        sent = batch.generations[first].for_variant(lease.replica.variant)
         found = await lease.engine.prompt_logprobs(
             *(sent, batch.deadline, lease.metadata, make_offload(service, batch)),
             on_sent=partial(batch.record_sent, first),

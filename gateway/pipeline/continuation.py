@@ -18,7 +18,7 @@ from hashlib import blake2b
 from gateway.deltas import TokenDelta
 from gateway.generation import MAX_SEED, Generation
 from gateway.pipeline.fit import longest_prompt
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 
 
 class Continuation:
@@ -126,7 +126,7 @@ class Continuation:
 
 
 def _fits(kind: object, length: int) -> bool:
-    return isinstance(kind, Kind) and length <= longest_prompt(kind.capabilities)
+    return isinstance(kind, ModelVariant) and length <= longest_prompt(kind.capabilities)
 
 
 def _derive_seed(seed: int, times: int) -> int:

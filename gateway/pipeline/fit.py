@@ -12,7 +12,7 @@ from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedPar
 from gateway.generation import MODEL_MAXIMUM, Options, TextPrompt
 from gateway.pipeline.refusals import VariantRefusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 from gateway.service import Service
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
@@ -37,7 +37,7 @@ class FittedPrompt:
 
 @dataclass(slots=True)
 class _VariantFit:
-    kind: Kind
+    kind: ModelVariant
     ids: array[int]
     text: TextPrompt | None
 
@@ -47,7 +47,7 @@ class _VariantFit:
 
 
 async def fit(
-    service: Service, kinds: Sequence[Kind], prompt: Prompt, options: Options, *, chat: bool
+    service: Service, kinds: Sequence[ModelVariant], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
     """Return the prompt fitted to those of `kinds` that can take it and would make the same ids of
     it.
@@ -106,7 +106,7 @@ def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
     return dict.fromkeys(kinds)
 
 
-def _sort_by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
+def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]:
     """Return the variants that take ids first, then those that take the longest prompts."""
     if len(kinds) == 1:
         return kinds
@@ -133,7 +133,7 @@ def _memoize_encode(encode: Encode) -> Encode:
 
 async def _fit(
     service: Service,
-    kind: Kind,
+    kind: ModelVariant,
     prompt: Prompt,
     options: Options,
     encode: Encode,

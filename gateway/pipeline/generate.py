@@ -59,7 +59,7 @@ async def generate(
     """
     watched = service.monitor.requests.begin(request, batch)
     try:
-        await service.adapter_wait.until_there(batch)
+        await service.adapter_wait.wait_until_available(batch)
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
                 on_slot()
@@ -88,7 +88,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
     lane = service.replicas.lane_of(batch.generations[index])
     if cost > 1:  # one slot is within any share
-        largest = service.admission.largest(lane)
+        largest = service.admission.max_cost(lane)
         if largest is not None and cost > largest:
             raise InvalidRequest(
                 f"n: found {cost} beams; allowed: {largest}, which may run at once.", param="n"
@@ -101,7 +101,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
         wait_s=max(batch.deadline - now, 0),
         first_token_s=max(batch.first_token_by - now, 0) if service.settings.refuse_early else None,
         max_expected_s=batch.caller.max_expected_wait_s,
-        goes_on=index > 0,
+        is_resumed=index > 0,
         lane=lane,
     )
 
@@ -148,7 +148,7 @@ async def _generate_several(
 
 
 def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
-    permit.leave()
+    permit.release()
 
 
 def _generate_one(
@@ -178,7 +178,7 @@ async def _search(
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
-        sent = generation.for_variant(lease.replica.kind)
+        sent = generation.for_variant(lease.replica.variant)
         with lease.engine.generate(
             *(sent, batch.deadline, lease.metadata),
             on_sent=partial(batch.record_sent, index),

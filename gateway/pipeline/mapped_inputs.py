@@ -210,7 +210,7 @@ async def ask(
 
     async def call(index: int, start: int, end: int) -> None:
         tokens = sum(inputs.tokens[start:end])
-        account.sent(tokens)
+        account.add_sent_tokens(tokens)
         metrics.prompt_tokens.inc(tokens)
         answers[index] = await service.mapped_pool.call(
             request, model.mapping, inputs.rows[start:end], deadline.at
@@ -218,7 +218,7 @@ async def ask(
         metrics.inputs.inc(end - start)
 
     def release(permit: Permit, _task: asyncio.Task[None]) -> None:
-        permit.leave()
+        permit.release()
         few.release()
 
     try:
@@ -226,7 +226,7 @@ async def ask(
             for index, (start, end) in enumerate(batches):
                 await few.acquire()
                 permit = await admission.permit(
-                    tenant, priority, wait_s=deadline.remaining_s, goes_on=index > 0
+                    tenant, priority, wait_s=deadline.remaining_s, is_resumed=index > 0
                 ).__aenter__()
                 # A callback and not the task's `finally`: a task that is cancelled before its first
                 # step never gets there.

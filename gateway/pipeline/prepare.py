@@ -12,7 +12,7 @@ from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
 from gateway.pipeline.refusals import VariantRefusals
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
 
@@ -32,7 +32,7 @@ async def prepare(
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
-    kinds = service.replicas.kinds
+    kinds = service.replicas.variants
     able, options = await _select_variants(service, kinds, options, chat=chat)
     fitted: list[FittedPrompt] = []
     for each in prompts:
@@ -63,14 +63,14 @@ async def prepare(
 
 
 async def _select_variants(
-    service: Service, kinds: Sequence[Kind], options: Options, *, chat: bool
-) -> tuple[list[Kind], Options]:
+    service: Service, kinds: Sequence[ModelVariant], options: Options, *, chat: bool
+) -> tuple[list[ModelVariant], Options]:
     """Return the variants that support the request, and the options with the guide in their form.
 
     Raises the first variant's error if no variant supports the request.
     """
     refusals = VariantRefusals()
-    able: list[Kind] = []
+    able: list[ModelVariant] = []
     for kind in kinds:
         try:
             check_supported(kind.capabilities, options, chat=chat)

@@ -1,1 +1,1 @@
-"""Whose turn it is, and which Triton is next."""
+"""Admission of requests, and the choice of the Triton replica that runs each of them."""

@@ -1,4 +1,7 @@
-"""Requests for adapters that no replica has on its disk yet: they wait apart, and have no place."""
+"""Requests that wait for their adapter to reach a replica's disk.
+
+They wait outside the admission queue and hold no slot.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,28 @@ from gateway.errors import AdapterNotReady, EngineError, EngineUnavailable
 from gateway.generation import Batch, Lora
 from gateway.scheduling.replicas import Replicas
 
-# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
-_WAITING = 32
-_RETRY_S = 2.0
+# Each waiting request holds a connection, and all tenants share the limit of connections.
+_MAX_WAITING_PER_TENANT = 32
+_RETRY_AFTER_S = 2.0
 
 
 class AdapterWait:
-    """Belongs to one event loop."""
+    """Requests that wait for a replica to get their adapter. Belongs to one event loop."""
 
     def __init__(self, replicas: Replicas, wait_s: float) -> None:
         self._replicas = replicas
         self._wait_s = wait_s
         self._waiting: Counter[str] = Counter()
 
-    async def until_there(self, batch: Batch) -> None:
-        """Returns when some replica can take each generation, or none is ready at all.
+    async def wait_until_available(self, batch: Batch) -> None:
+        """Return once some replica can run each generation, or no replica is ready.
 
-        Raises AdapterNotReady after its time, or at once where many of this tenant wait already,
-        EngineError where its disks will never have it, EngineUnavailable where that is so and who
-        can be sent it is away, and TimeoutError at the batch's deadline.
+        Raises:
+            AdapterNotReady: the time is over, or too many requests of this tenant wait already.
+            EngineError: no replica's disk will ever hold the adapter.
+            EngineUnavailable: no disk will ever hold the adapter, and the replicas that take
+                adapters with requests are unavailable.
+            TimeoutError: the batch's deadline has passed.
         """
         lora, tenant, deadline = (
             batch.generations[0].params.lora,
@@ -36,8 +42,8 @@ class AdapterWait:
         )
         if lora is None or lora.folders is None or self._can_take(batch):
             return
-        if self._waiting[tenant] >= _WAITING:
-            raise not_ready(lora)
+        if self._waiting[tenant] >= _MAX_WAITING_PER_TENANT:
+            raise build_not_ready_error(lora)
         now = asyncio.get_running_loop().time()
         self._waiting[tenant] += 1
         try:
@@ -47,7 +53,7 @@ class AdapterWait:
         except TimeoutError:
             if now + self._wait_s > deadline:
                 raise
-            raise not_ready(lora) from None
+            raise build_not_ready_error(lora) from None
         except EngineError:
             if self._can_be_sent(batch):
                 raise EngineUnavailable(
@@ -57,30 +63,31 @@ class AdapterWait:
             raise
         finally:
             self._waiting[tenant] -= 1
-            self._waiting += Counter()  # without those of nobody
+            self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # The choices of a prompt are alike.
+        # All choices of a prompt need the same adapter, so check the first one of each.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]
         )
 
     def _can_be_sent(self, batch: Batch) -> bool:
-        """Whether the pool has a kind, away perhaps, that takes adapters with requests."""
+        """Return True if some model variant, available or not, takes this adapter with requests."""
         first = batch.generations[0]
         lora = first.params.lora
         return any(
-            kind.capabilities.lora_dtype is not None
-            and not kind.capabilities.reads_adapters
-            and (not first.forms or kind in first.forms)
-            and (lora is None or kind.capabilities.takes_weights(lora.dtype, lora.tp_size))
-            for kind in self._replicas.kinds
+            variant.capabilities.lora_dtype is not None
+            and not variant.capabilities.reads_adapters
+            and (not first.forms or variant in first.forms)
+            and (lora is None or variant.capabilities.takes_weights(lora.dtype, lora.tp_size))
+            for variant in self._replicas.variants
         )
 
 
-def not_ready(lora: Lora) -> AdapterNotReady:
+def build_not_ready_error(lora: Lora) -> AdapterNotReady:
+    """Build the error for an adapter that is still being loaded; it asks for a retry in 2 s."""
     return AdapterNotReady(
         f"The model `{lora.name}` is on its way to the inference server; try again shortly.",
-        _RETRY_S,
+        _RETRY_AFTER_S,
     )

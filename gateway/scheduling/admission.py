@@ -1,8 +1,8 @@
-"""Who may start now: a bounded number in flight, a bounded queue, a fair turn for each tenant.
+"""Admission control: a bounded number in flight, a bounded queue and fair shares for tenants.
 
-The engine batches whatever it is given, and its own queue is first come, first served: a burst of
-one tenant would be ahead of everybody. So the gateway lets in only as many as the engines run at
-once and keeps the rest, by tenant, here.
+Engines serve their own queue first come, first served, so one tenant's burst would delay all
+others. The gateway therefore sends only as many requests as the engines run at once and queues the
+others here, per tenant.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from types import TracebackType
 from gateway.errors import Overloaded
 from gateway.scheduling.forecast import Pace, Standing, expected_wait_s
 from gateway.scheduling.kinds import Lane
-from gateway.scheduling.queues import Scope, Scopes, Taken, TenantQueue, Waiting
+from gateway.scheduling.queues import QueueEntry, Scope, Scopes, SlotCount, TenantQueue
 
 
 class Admission:
-    """Permits for generations. Belongs to one event loop; taking and giving back never waits for
-    I/O.
+    """Slots for generations. Belongs to one event loop; granting and releasing never wait for I/O.
 
-    Each choice of a request asks for a place of its own, so that a request larger than what is free
-    runs in turns, and nobody waits until enough is free for all of it. Only the beams of a search
-    take their places together; they are never more than its tenant's share.
+    Each choice of a request needs a slot of its own, so a large request starts in parts instead of
+    waiting until enough slots are free for all its choices. Only the beams of a search get their
+    slots together; they never exceed the tenant's share.
 
-    Free places go to the tenant of the highest priority, among equals to the one that would then
-    have the fewest, and of its generations to the first in line. One tenant alone gets at most
-    `share` of the places, so that the next one to come finds one free.
+    Free slots go to the tenant with the highest priority. Among equals they go to the one that
+    would then hold the fewest, and within a tenant to its first queued generation. One tenant alone
+    gets at most `share` of the slots, so that the next tenant finds a free one.
 
-    What only some replicas can take has a lane: it waits for places there, and in a line of its
-    own, so that it stands before nothing that others can take.
+    Generations that only some replicas can run have a lane. They wait for slots of that lane, in a
+    queue of their own, so they never delay generations that other replicas can run.
     """
 
     def __init__(
@@ -46,10 +45,18 @@ class Admission:
         queue_of_tenant: int | None = None,
         wait_s: float,
     ) -> None:
-        """`limit` is asked for the number of places now, `capacity` for that of a lane with all
-        engines at work (as `limit` unless given), `scopes`, which is asked where there are lanes,
-        for those of a lane. `queue` bounds who waits, all tenants together,
-        `queue_of_tenant` those of one, and nobody waits longer than `wait_s` seconds."""
+        """Start with all slots free and an empty queue.
+
+        Args:
+            limit: returns the current number of slots.
+            share: returns the fraction of the slots that one tenant may hold.
+            capacity: returns the slots of a lane with all its replicas working; `limit` unless
+                given.
+            scopes: returns the scopes of a lane; called only if lanes are in use.
+            queue: maximum number of waiting generations, for all tenants together.
+            queue_of_tenant: the same for one tenant; `queue` unless given.
+            wait_s: maximum time in the queue, in seconds.
+        """
         self._limit = limit
         self._capacity = capacity or (lambda _: limit())
         self._scopes_of = scopes
@@ -59,32 +66,33 @@ class Admission:
         self._share = share
         self._queues: dict[str, TenantQueue] = {}
         self._paces: dict[str, Pace] = {}
-        self._taken = Taken()
-        self._awaited = Taken()
+        self._in_use = SlotCount()
+        self._queued = SlotCount()
 
     @property
     def in_flight(self) -> int:
-        """The places that are taken."""
-        return self._taken.total
+        """Number of slots in use."""
+        return self._in_use.total
 
     @property
     def waiting(self) -> int:
-        return self._awaited.total
+        """Number of queued generations."""
+        return self._queued.total
 
     @property
     def waiting_by_tenant(self) -> dict[str, int]:
-        """Of tenants with any."""
+        """Number of queued generations by tenant, for tenants with any."""
         return {name: n for name, queue in self._queues.items() if (n := queue.waiting)}
 
     @property
-    def places(self) -> int:
-        """How many there are now."""
+    def slots(self) -> int:
+        """Current number of slots."""
         return self._limit()
 
     @property
-    def awaited(self) -> Collection[Lane]:
-        """The lanes, but None, in which somebody waits."""
-        return self._awaited.lanes.keys()
+    def queued_lanes(self) -> Collection[Lane]:
+        """Lanes with queued generations, without the lane None."""
+        return self._queued.lanes.keys()
 
     def permit(
         self,
@@ -95,23 +103,33 @@ class Admission:
         wait_s: float | None = None,
         first_token_s: float | None = None,
         max_expected_s: float | None = None,
-        goes_on: bool = False,
+        is_resumed: bool = False,
         lane: Lane = None,
     ) -> Permit:
-        """`cost` places for a generation of `tenant`, to be taken with `async with`.
+        """Return a permit for `cost` slots for a generation of `tenant`. Use it with `async with`.
 
-        Entering raises Overloaded at once when the queue is full, and later when no place came
-        free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
-        With `first_token_s` it is Overloaded as soon as its turn cannot be expected in time for a
-        first token after so many seconds, and at once when its turn is not expected within
-        `max_expected_s`. Nobody is refused who need not wait.
+        The next generation of a resumed answer (`is_resumed`) goes to the front of its tenant's
+        queue and may wait up to `wait_s`, whatever the queue's limits. Each such answer has at most
+        one queued generation, so their number needs no limit. A generation that need not wait is
+        never refused.
 
-        The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
-        waits there for as long as `wait_s` allows, whoever else waits. Each such request has one of
-        these at most, so they need no bound.
+        Args:
+            tenant: its name.
+            priority: the tenant's priority; greater goes first.
+            cost: number of slots.
+            wait_s: maximum time in the queue in seconds, if less than the common limit.
+            first_token_s: seconds within which the first token must be expected.
+            max_expected_s: seconds within which the slots must be expected on entering.
+            is_resumed: the generation continues an answer that has started.
+            lane: the model variants that can run it.
+
+        Raises:
+            Overloaded: on entering, if the queue is full, or if the slots are not expected in time;
+                later, if no slot became free in time.
+            TimeoutError: `wait_s` has passed and is less than the common limit.
         """
-        limit = wait_s if goes_on else _least(self._wait_s, wait_s)
-        first_token_s = None if goes_on else first_token_s
+        limit = wait_s if is_resumed else _min_optional(self._wait_s, wait_s)
+        first_token_s = None if is_resumed else first_token_s
         return Permit(
             self,
             tenant,
@@ -120,18 +138,18 @@ class Admission:
             wait_s=limit,
             first_token_s=first_token_s,
             max_expected_s=max_expected_s,
-            goes_on=goes_on,
+            is_resumed=is_resumed,
             lane=lane,
         )
 
-    def answered(self, tenant: str, seconds: float) -> None:
-        """To be told of a first token: how long after its place it came."""
-        self._pace(tenant).answered(seconds)
+    def record_first_token(self, tenant: str, seconds: float) -> None:
+        """Record that a first token came `seconds` after its slot was granted."""
+        self._pace_of(tenant).record_first_token(seconds)
 
-    def largest(self, lane: Lane = None) -> int | None:
-        """The greatest cost that can ever have its turn; None while no engine is there."""
+    def max_cost(self, lane: Lane = None) -> int | None:
+        """Return the greatest cost that can ever be granted, None while no engine is available."""
         capacity = self._capacity(lane)
-        return self._most(capacity) if capacity else None
+        return self._share_of(capacity) if capacity else None
 
     async def enter(
         self,
@@ -142,137 +160,152 @@ class Admission:
         first_token_s: float | None,
         *,
         max_expected_s: float | None,
-        goes_on: bool,
+        is_resumed: bool,
         lane: Lane,
     ) -> None:
+        """Take `cost` slots, waiting for them in the queue if necessary. See `permit` for the
+        arguments.
+        """
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._queues[tenant] = TenantQueue(self._pace(tenant))
+            queue = self._queues[tenant] = TenantQueue(self._pace_of(tenant))
         queue.priority = priority
-        line = queue.lines.get(lane)
-        if not line and self._is_free(queue, cost, lane):
-            self._admit(queue, cost, lane)
+        entries = queue.by_lane.get(lane)
+        if not entries and self._can_grant(queue, cost, lane):
+            self._add_in_use(queue, cost, lane)
             return
         turn_s = wait_s
-        waiting = Waiting(cost, asyncio.get_running_loop().create_future(), goes_on)
-        if goes_on:
-            line = queue.lines.setdefault(lane, deque())
-            line.appendleft(waiting)
+        waiting = QueueEntry(cost, asyncio.get_running_loop().create_future(), is_resumed)
+        if is_resumed:
+            entries = queue.by_lane.setdefault(lane, deque())
+            entries.appendleft(waiting)
         else:
             try:
                 if first_token_s is not None:
-                    turn_s = _least(max(0.0, first_token_s - queue.pace.first_token_s), wait_s)
-                    self._look_ahead(queue, cost, lane, _least(turn_s, max_expected_s))
+                    turn_s = _min_optional(
+                        max(0.0, first_token_s - queue.pace.first_token_s), wait_s
+                    )
+                    self._check_expected_wait(
+                        queue, cost, lane, _min_optional(turn_s, max_expected_s)
+                    )
                 self._shed(queue)
             except Overloaded:
-                self._tidy(tenant, queue)
+                self._remove_if_idle(tenant, queue)
                 raise
-            line = queue.lines.setdefault(lane, deque())
-            line.append(waiting)
-        self._awaited.add(lane, 1)
-        self.fill()
+            entries = queue.by_lane.setdefault(lane, deque())
+            entries.append(waiting)
+        self._queued.add(lane, 1)
+        self.grant_free_slots()
         try:
             async with asyncio.timeout(turn_s):
                 await waiting.admitted
         except BaseException as error:
-            if waiting in line:
-                line.remove(waiting)
-                self._awaited.add(lane, -1)
+            if waiting in entries:
+                entries.remove(waiting)
+                self._queued.add(lane, -1)
             elif waiting.is_admitted:
-                self.leave(tenant, cost, lane)  # in the moment in which it gave up
-            self._tidy(tenant, queue)
-            self.fill()  # it may have been the one that places were kept for
+                # it was admitted in the moment in which it gave up
+                self.release(tenant, cost, lane)
+            self._remove_if_idle(tenant, queue)
+            self.grant_free_slots()  # free slots may have been reserved for this entry
             late = turn_s is not None and turn_s != wait_s
             if isinstance(error, TimeoutError) and (late or wait_s == self._wait_s):
                 raise Overloaded(
                     f"No place came free within {turn_s:.3g} seconds; try again later.",
-                    max(turn_s or 0.0, (late and self._expected_s(queue, cost, lane)) or 0.0),
+                    max(turn_s or 0.0, (late and self._expected_wait_s(queue, cost, lane)) or 0.0),
                     "too_late" if late else "queue_timeout",
                 ) from None
             raise
 
-    def leave(self, tenant: str, cost: int, lane: Lane = None) -> None:
+    def release(self, tenant: str, cost: int, lane: Lane = None) -> None:
+        """Give back `cost` slots of a tenant, and grant them to queued generations."""
         queue = self._queues[tenant]
-        self._admit(queue, -cost, lane)
-        self._tidy(tenant, queue)
-        self.fill()
+        self._add_in_use(queue, -cost, lane)
+        self._remove_if_idle(tenant, queue)
+        self.grant_free_slots()
 
-    def fill(self) -> set[object]:
-        """Hands out the places that are free; to be called when the limit may have grown.
+    def grant_free_slots(self) -> set[object]:
+        """Grant free slots to queued generations. Call it when the limit may have grown.
 
-        Returns the keys of the scopes in which somebody is first who needs more than is free.
+        Return the keys of the scopes whose first entry needs more slots than are free.
         """
-        kept: set[object] = set()
+        reserved: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
         while self.waiting:
             for lane in {
                 lane
                 for queue in self._queues.values()
-                for lane, line in queue.lines.items()
-                if line
+                for lane, entries in queue.by_lane.items()
+                if entries
             }:
                 if lane not in found:
                     found[lane] = self._scopes(lane)
             able = [
                 (queue, lane)
                 for queue in self._queues.values()
-                for lane, line in queue.lines.items()
-                if line
-                and all(scope.key not in kept for scope in found[lane])
-                and all(self._may_have(queue, line[0].cost, scope) for scope in found[lane])
+                for lane, entries in queue.by_lane.items()
+                if entries
+                and all(scope.key not in reserved for scope in found[lane])
+                and all(
+                    self._is_within_share(queue, entries[0].cost, scope) for scope in found[lane]
+                )
             ]
             if not able:
                 break
-            queue, lane = min(able, key=_turn)
-            cost = queue.lines[lane][0].cost
-            lacking = {scope.key for scope in found[lane] if self._lacks(scope, cost)}
+            queue, lane = min(able, key=_grant_order)
+            cost = queue.by_lane[lane][0].cost
+            lacking = {scope.key for scope in found[lane] if self._lacks_free(scope, cost)}
             if lacking:
-                kept |= lacking  # what is free is kept until it is enough
+                reserved |= lacking  # reserve the free slots until they suffice
                 continue
-            waiting = queue.lines[lane].popleft()
-            self._awaited.add(lane, -1)
+            waiting = queue.by_lane[lane].popleft()
+            self._queued.add(lane, -1)
             if not waiting.admitted.cancelled():
-                self._admit(queue, waiting.cost, lane)
+                self._add_in_use(queue, waiting.cost, lane)
                 waiting.admitted.set_result(None)
-        return kept
+        return reserved
 
-    def _is_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
-        """Whether a tenant may have so many places at once, before nobody who waits for them."""
-        kept = self.fill() if self.waiting else ()
+    def _can_grant(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
+        """Return True if `cost` slots can be granted now without overtaking a queued request."""
+        reserved = self.grant_free_slots() if self.waiting else ()
         for scope in self._scopes(lane):
-            if scope.key in kept or self._lacks(scope, cost):
+            if scope.key in reserved or self._lacks_free(scope, cost):
                 return False
-            if not self._may_have(queue, cost, scope):
+            if not self._is_within_share(queue, cost, scope):
                 return False
         return True
 
     def _scopes(self, lane: Lane) -> Sequence[Scope]:
-        lanes, awaited = self._taken.lanes, self._awaited.lanes
+        """Return the scopes in which a generation of `lane` needs slots."""
+        lanes, awaited = self._in_use.lanes, self._queued.lanes
         if self._scopes_of is None or (lane is None and not lanes and not awaited):
             return (Scope(self._limit()),)
         return self._scopes_of(lane, lanes.keys() | awaited.keys())
 
-    def _lacks(self, scope: Scope, cost: int) -> bool:
-        """Whether it has not so many places free."""
-        return self._taken.within(scope.lanes) + cost > scope.places
+    def _lacks_free(self, scope: Scope, cost: int) -> bool:
+        """Return True if fewer than `cost` slots of the scope are free."""
+        return self._in_use.in_lanes(scope.lanes) + cost > scope.slots
 
-    def _admit(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
-        queue.pace.changes(cost, time.monotonic())
-        queue.taken.add(lane, cost)
-        self._taken.add(lane, cost)
+    def _add_in_use(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
+        """Count `cost` more slots as in use by a tenant; a negative cost releases them."""
+        queue.pace.change_slots(cost, time.monotonic())
+        queue.in_use.add(lane, cost)
+        self._in_use.add(lane, cost)
 
-    def _may_have(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
-        """Whether the tenant's share allows so many more."""
-        most = self._most(max(scope.places, scope.shared))
-        return queue.taken.within(scope.lanes) + cost <= most
+    def _is_within_share(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
+        """Return True if the tenant's share of the scope allows `cost` more slots."""
+        share = self._share_of(max(scope.slots, scope.shared))
+        return queue.in_use.in_lanes(scope.lanes) + cost <= share
 
-    def _most(self, limit: int) -> int:
-        """A tenant's share."""
+    def _share_of(self, limit: int) -> int:
+        """Return how many of `limit` slots one tenant may hold, at least 1."""
         return max(1, int(limit * self._share()))
 
-    def _look_ahead(self, queue: TenantQueue, cost: int, lane: Lane, turn_s: float | None) -> None:
-        """Raises Overloaded when a turn that must come within `turn_s` cannot be expected then."""
-        wait_s = self._expected_s(queue, cost, lane)
+    def _check_expected_wait(
+        self, queue: TenantQueue, cost: int, lane: Lane, turn_s: float | None
+    ) -> None:
+        """Raise Overloaded if the slots must be granted within `turn_s` and are expected later."""
+        wait_s = self._expected_wait_s(queue, cost, lane)
         if wait_s is not None and turn_s is not None and wait_s > turn_s:
             raise Overloaded(
                 f"No place is expected to come free within {turn_s:.3g} seconds; try again later.",
@@ -280,73 +313,83 @@ class Admission:
                 "expected_wait",
             )
 
-    def _expected_s(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
-        """How long the next one of a tenant will wait; None where that is not known."""
-        if not queue.pace.known:
+    def _expected_wait_s(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
+        """Return the expected wait of a tenant's next generation in seconds, None if unknown."""
+        if not queue.pace.is_known:
             return None
         found = [
             expected_wait_s(
-                _standing(queue, scope),
-                [_standing(each, scope) for each in self._queues.values() if each is not queue],
+                _build_standing(queue, scope),
+                [
+                    _build_standing(each, scope)
+                    for each in self._queues.values()
+                    if each is not queue
+                ],
                 queue.waiting_in(scope.lanes)
-                + max(cost, self._taken.within(scope.lanes) + cost - scope.places),
+                + max(cost, self._in_use.in_lanes(scope.lanes) + cost - scope.slots),
             )
             for scope in self._scopes(lane)
-            if self._lacks(scope, cost) or not self._may_have(queue, cost, scope)
+            if self._lacks_free(scope, cost) or not self._is_within_share(queue, cost, scope)
         ]
         return max([wait_s for wait_s in found if wait_s is not None], default=None)
 
     def _shed(self, queue: TenantQueue) -> None:
-        """Raises Overloaded when waiting is no use.
+        """Make space in a full queue, or raise Overloaded.
 
-        In a full queue, of the tenants that wait with requests which have not begun, the one with
-        most in it gives up its last such for another's.
+        If the queue is full, drop the last entry of the tenant with most entries, unless that is
+        about as many as `queue` has. Entries of resumed answers are never dropped.
         """
         if queue.waiting >= self._queue_of_tenant:
-            raise self._queue_full(queue)
+            raise self._queue_full_error(queue)
         if self.waiting < self._queue:
             return
         ends = [
-            (other, lane, line[-1].since)
+            (other, lane, entries[-1].since)
             for other in self._queues.values()
-            for lane, line in other.lines.items()
-            if line and not line[-1].goes_on
+            for lane, entries in other.by_lane.items()
+            if entries and not entries[-1].is_resumed
         ]
         longest, lane, _ = max(
             ends, key=lambda end: (end[0].waiting, end[2]), default=(queue, None, 0.0)
         )
         if longest.waiting <= queue.waiting + 1:
-            raise self._queue_full(queue)
-        last = longest.lines[lane].pop()
-        self._awaited.add(lane, -1)
+            raise self._queue_full_error(queue)
+        last = longest.by_lane[lane].pop()
+        self._queued.add(lane, -1)
         if not last.admitted.done():
-            last.admitted.set_exception(self._queue_full(longest))
+            last.admitted.set_exception(self._queue_full_error(longest))
 
-    def _queue_full(self, own: TenantQueue) -> Overloaded:
-        """With the time that the first in line has waited: whoever comes now would as well.
+    def _queue_full_error(self, own: TenantQueue) -> Overloaded:
+        """Build the error for a full queue, with the waiting time of its first entry.
 
-        Tenants take turns, so another's line is asked only by who has none.
+        A new request would wait about as long. Tenants are served fairly, so other tenants' queues
+        count only if `own` is empty.
         """
         queues = [own] if own.waiting else self._queues.values()
-        since = [line[0].since for queue in queues for line in queue.lines.values() if line]
+        since = [
+            entries[0].since for queue in queues for entries in queue.by_lane.values() if entries
+        ]
         waited_s = time.monotonic() - min(since) if since else 0.0
         message = "Too many requests are waiting; try again later."
         return Overloaded(message, waited_s, "queue_full")
 
-    def _pace(self, tenant: str) -> Pace:
-        """It is kept: there are no more tenants than the configuration has had."""
+    def _pace_of(self, tenant: str) -> Pace:
+        """Return the pace of a tenant. Paces stay in memory: their number is that of configured
+        tenants.
+        """
         pace = self._paces.get(tenant)
         if pace is None:
             pace = self._paces[tenant] = Pace()
         return pace
 
-    def _tidy(self, tenant: str, queue: TenantQueue) -> None:
-        if not queue.taken.total and not queue.waiting and self._queues.get(tenant) is queue:
+    def _remove_if_idle(self, tenant: str, queue: TenantQueue) -> None:
+        """Forget the queue of a tenant that holds no slot and waits for none."""
+        if not queue.in_use.total and not queue.waiting and self._queues.get(tenant) is queue:
             del self._queues[tenant]
 
 
 class Permit:
-    """See `Admission.permit`."""
+    """Slots for one generation. See `Admission.permit`."""
 
     def __init__(
         self,
@@ -358,7 +401,7 @@ class Permit:
         wait_s: float | None,
         first_token_s: float | None,
         max_expected_s: float | None,
-        goes_on: bool,
+        is_resumed: bool,
         lane: Lane,
     ) -> None:
         self._admission = admission
@@ -368,14 +411,14 @@ class Permit:
         self._wait_s = wait_s
         self._first_token_s = first_token_s
         self._max_expected_s = max_expected_s
-        self._goes_on = goes_on
+        self._is_resumed = is_resumed
         self._lane = lane
 
     async def __aenter__(self) -> Permit:
         await self._admission.enter(
             *(self._tenant, self._priority, self._cost, self._wait_s, self._first_token_s),
             max_expected_s=self._max_expected_s,
-            goes_on=self._goes_on,
+            is_resumed=self._is_resumed,
             lane=self._lane,
         )
         return self
@@ -386,28 +429,31 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave()
+        self.release()
 
-    def leave(self) -> None:
-        """Gives the places back."""
-        self._admission.leave(self._tenant, self._cost, self._lane)
+    def release(self) -> None:
+        """Give the slots back."""
+        self._admission.release(self._tenant, self._cost, self._lane)
 
 
-def _turn(line: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
-    """Of those that wait, the least is next.
+def _grant_order(candidate: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
+    """Return the sort key of a lane of a tenant's queue; the smallest gets the next free slots.
 
-    A tenant with few places does not wait for another's many beams; one with more than those does.
+    A tenant with few slots does not wait for another's many beams. A tenant that would hold more
+    slots than those beams does.
     """
-    queue, lane = line
-    first = queue.lines[lane][0]
-    return -queue.priority, queue.taken.total + first.cost, first.since
+    queue, lane = candidate
+    first = queue.by_lane[lane][0]
+    return -queue.priority, queue.in_use.total + first.cost, first.since
 
 
-def _standing(queue: TenantQueue, scope: Scope) -> Standing:
-    taken = queue.taken.within(scope.lanes)
+def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
+    """Return the tenant's slots, queue and release rate within a scope."""
+    taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))
 
 
-def _least(one: float, other: float | None) -> float:
+def _min_optional(one: float, other: float | None) -> float:
+    """Return the smaller of two numbers, ignoring None."""
     return one if other is None else min(one, other)

@@ -1,6 +1,7 @@
-"""One generation on one replica; on another one when the first fails.
+"""Attempts of a generation: on one replica and, if that fails, on another one.
 
-Before the first token it is asked for the same, behind it for what is left, where that can go on.
+Before its first token, the generation is repeated. After its first token, only the rest of it is
+requested, if it can be resumed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
 from gateway.triton.prefix_cache import PromptPrefixes, hash_prefixes
 
-_ATTEMPTS = 3
-_NOTHING = nullcontext()
-_FULL_PAUSE_S = 0.5
+_MAX_FAILED_ATTEMPTS = 3
+_NO_FOLDER = nullcontext()
+_OVERLOAD_RETRY_S = 0.5
 
 T = TypeVar("T")
 
 
-async def _nowhere(_replica: Replica, _error: Exception) -> None:
+async def _never_resume(_replica: Replica, _error: Exception) -> None:
     pass
 
 
@@ -46,82 +47,98 @@ async def attempt(
     batch: Batch,
     index: int,
     ask: Callable[[ReplicaLease], Awaitable[T]],
-    go_on: Callable[[Replica, Exception], Awaitable[Generation | None]] = _nowhere,
+    resume: Callable[[Replica, Exception], Awaitable[Generation | None]] = _never_resume,
 ) -> T:
-    """What `ask` returns. Raises TimeoutError from the batch's deadline on.
+    """Return what `ask` returns, after trying further replicas where necessary.
 
-    `index` is the generation's place in the batch. `ask` says ``lease.answered()`` when the first
-    token is there. `go_on` is told when that replica fails behind it, and says what `ask` asks for
-    next; None is the end. How many replicas may fail before a first token is bounded for all of it
-    together, as it may be what they fail on.
+    The number of replicas that may fail before a first token is limited for the entire answer,
+    because the request itself may be the cause.
+
+    Args:
+        replicas: the replicas to pick from.
+        request: the request's context; it learns which replica is used.
+        batch: the batch that the generation belongs to.
+        index: position of the generation in the batch.
+        ask: runs the generation; calls ``lease.record_first_token()`` at its first token.
+        resume: called when a replica fails after the first token; returns the generation to
+            continue with, or None to give up.
+
+    Raises:
+        TimeoutError: the batch's deadline has passed.
+        GatewayError: the last error of a replica, if no other replica is tried.
     """
     tried: list[Replica] = []
     failed = 0
-    # It has left a replica that works, and no other has answered yet.
+    # True while the answer has left a working replica and no other one has answered yet.
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
-    prefixes = _prefixes(batch, generation) if replicas.several else None
+    prefixes = _hash_prefixes(batch, generation) if replicas.has_several else None
     came = batch.arrived_at
     while True:
         begun = generation is not batch.generations[index]
         lease = replicas.pick(request, generation, prefixes, tried, came)
         try:
-            with lease, _using(lora, lease.replica):
+            with lease, _mark_folder_in_use(lora, lease.replica):
                 if asyncio.get_running_loop().time() >= batch.deadline:
                     raise TimeoutError
                 return await ask(lease)
         except (GatewayError, ReplicaLeft) as error:
             if lease.has_answered:
                 goes_on = isinstance(error, (EngineUnavailable, EngineBroken, ReplicaLeft))
-                rest = await go_on(lease.replica, error) if goes_on else None
+                rest = await resume(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
-                # To a replica that is drained nothing goes that could go elsewhere.
+                # Infinity: a drained replica accepts nothing that another one can run.
                 generation, tried, came = rest, [lease.replica], math.inf
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
-                # Back to where it was: that it was to move must not end it.
+                # The move to another replica failed; resume on the first one instead of ending the
+                # answer.
                 moves, tried, came = False, [lease.replica], batch.arrived_at
             elif begun and isinstance(error, Overloaded):
-                # Many came at once to where this goes on. What has begun waits until its deadline.
-                await asyncio.sleep(_FULL_PAUSE_S)
+                # Many answers moved to this replica at once. A started answer may wait until its
+                # deadline.
+                await asyncio.sleep(_OVERLOAD_RETRY_S)
             elif isinstance(error, (EngineUnavailable, Overloaded, AdapterDoesNotFit)) or (
                 begun and isinstance(error, EngineBroken)
             ):
                 tried.append(lease.replica)
                 failed += 1
-                # Who found it full is told so at once where there is no other: that is load.
+                # A full replica is load, not a failure, so without another replica do not wait for
+                # one.
                 full = isinstance(error, (Overloaded, AdapterDoesNotFit))
                 wait_until = 0.0 if full else batch.deadline
-                if failed == _ATTEMPTS or not await replicas.until_other(
+                if failed == _MAX_FAILED_ATTEMPTS or not await replicas.wait_for_other(
                     tried, generation, wait_until, came
                 ):
                     raise
             else:
-                _tell(error, generation, begun=begun)
+                _raise_for_client(error, generation, begun=begun)
                 raise
 
 
-def _tell(error: Exception, generation: Generation, *, begun: bool) -> None:
-    """Raises what the client is told, where that is something else."""
+def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) -> None:
+    """Raise the error that the client gets in place of `error`, if it is another one."""
     if begun:
         if isinstance(error, InvalidRequest):
             raise AnswerLost("The answer could not go on; try again.") from error
     elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
-        # No other replica is risked for it. Whether it was this request that ended the others is
-        # not known; one with a guide that has not begun most likely was.
+        # Do not retry: this request could make another replica fail. It is not certain that this
+        # request caused the failure, but one with a guide that was just starting most likely did.
         raise EngineError(
             "The engine failed when it began with this request, most likely on what its answer "
             "must match."
         ) from error
 
 
-def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:
+def _mark_folder_in_use(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:
+    """Return a context in which the adapter's folder on the replica counts as in use."""
     if lora is None or lora.folders is None:
-        return _NOTHING
+        return _NO_FOLDER
     return lora.folders.using(replica.endpoint)
 
 
-def _prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
+def _hash_prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
+    """Return the prompt's prefix hashes, shared between tenants that trust each other."""
     return hash_prefixes(generation, batch.caller.tenant if batch.caller.isolated_cache else "")

@@ -1,4 +1,4 @@
-"""Health by outcome: a replica that fails what it is given gets nothing for a while."""
+"""Circuit breaker: a replica that fails repeatedly gets no requests for a while."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Callable
 
-_FAILURES = 3
+_FAILURES_TO_OPEN = 3
 _FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
+_MAX_PAUSE_S = 30.0
 
 
 class Breaker:
-    """Open after three failures in a row; then one probe at a time is let through.
+    """Opens after three failures in a row, then admits one probe at a time.
 
-    A probe that succeeds closes it, one that fails doubles the pause, up to 30 s. What had begun
-    before a failure does not count again: a connection that breaks fails all that was on it.
+    A successful probe closes the breaker. A failed one doubles the pause, up to 30 s. Requests sent
+    before a failure do not count again: a broken connection fails every request on it at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,45 +27,54 @@ class Breaker:
         self._probing = False
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
+        """True after repeated failures, until a probe succeeds."""
         return self._open_until is not None
 
     @property
     def allows(self) -> bool:
-        """Whether a request may be sent now."""
+        """True if a request may be sent now."""
         if self._open_until is None:
             return True
         return not self._probing and self._clock() >= self._open_until
 
     def begin(self) -> bool:
-        """A request is sent; whether it is a probe, whose outcome must be told."""
+        """Record that a request is sent. Return True if it is a probe, whose outcome must be
+        recorded.
+        """
         self._probing = self._open_until is not None
         return self._probing
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
+        """Close the breaker."""
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
         self._open_until = None
         self._probing = False
 
-    def failed(self, began: float, *, probe: bool) -> None:
-        """`began` is when the request was sent, by the clock."""
+    def record_failure(self, began: float, *, probe: bool) -> None:
+        """Record that a request failed.
+
+        Args:
+            began: when the request was sent, by the breaker's clock.
+            probe: what `begin` returned.
+        """
         now = self._clock()
         if self._open_until is not None:
             if not probe:
-                return  # it was sent before; only a probe says how things are now
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                return  # sent before the breaker opened; only a probe shows the current state
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         else:
             if began <= self._failed_at:
                 return
             self._failed_at = now
             self._failures += 1
-            if self._failures < _FAILURES:
+            if self._failures < _FAILURES_TO_OPEN:
                 return
         self._open_until = now + self._pause_s
         self._probing = False
 
-    def undecided(self, *, probe: bool) -> None:
-        """The request ended without saying anything of the replica's health."""
+    def record_unknown(self, *, probe: bool) -> None:
+        """Record that a request ended without showing whether the replica works."""
         if probe:
             self._probing = False

@@ -1,8 +1,8 @@
-"""What is configured of replicas. ``dns:///host:port`` stands for every address of that name now.
+"""Configured endpoints of replicas; ``dns:///host:port`` is every current address of a name.
 
-With TLS it is ``grpcs+dns:///host:port``, and each address is trusted as ``host``.
-(gRPC's naming syntax, https://github.com/grpc/grpc/blob/master/doc/naming.md; a headless service of
-Kubernetes has one address for each pod.)
+With TLS the form is ``grpcs+dns:///host:port``, and each address is trusted as ``host``. (gRPC's
+naming syntax: https://github.com/grpc/grpc/blob/master/doc/naming.md. A headless Kubernetes Service
+has one address for each pod.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_WEIGHT = 100.0
 
 
 class Target(NamedTuple):
-    """An endpoint as configured; all addresses of a name have its weight."""
+    """A configured endpoint. All addresses of a name share its weight."""
 
     endpoint: str
     weight: float = DEFAULT_WEIGHT
@@ -31,12 +31,12 @@ class Target(NamedTuple):
 
 
 def is_name(endpoint: str) -> bool:
-    """Whether the endpoint has to be looked up, again and again."""
+    """Return True if the endpoint is a name that has to be resolved repeatedly."""
     return endpoint.startswith((_SCHEME, _TLS_SCHEME))
 
 
-def checked(endpoint: str) -> str:
-    """The endpoint, if it is one. Raises ValueError."""
+def check_endpoint(endpoint: str) -> str:
+    """Return the endpoint if its form is valid, else raise ValueError."""
     address = endpoint.removeprefix(_TLS_SCHEME).removeprefix(_SCHEME)
     try:
         if is_name(endpoint) and "/" in address:
@@ -48,18 +48,18 @@ def checked(endpoint: str) -> str:
 
 
 async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
-    """What is configured, by endpoint: each name's addresses in place of it, sorted. Of an endpoint
-    that is there twice the first counts.
+    """Return the targets by endpoint, and True if a name could not be resolved.
 
-    And whether a name could not be looked up: what was known of it stays in force, since a name
-    server that is away says nothing about the replicas. A name without addresses has no replicas.
+    Each name is replaced by its addresses, sorted. Of repeated endpoints the first counts. If a
+    name cannot be resolved, its known addresses remain in force: a name server that is down says
+    nothing about the replicas. A name without addresses has no replicas.
     """
     found: dict[str, Target] = {}
     away = False
     for target in targets:
         addresses: list[str] | None = [target.endpoint]
         if is_name(target.endpoint):
-            addresses = await _addresses(target.endpoint)
+            addresses = await _resolve_name(target.endpoint)
         if addresses is None:
             away = True
             continue
@@ -68,7 +68,8 @@ async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
     return found, away
 
 
-async def _addresses(endpoint: str) -> list[str] | None:
+async def _resolve_name(endpoint: str) -> list[str] | None:
+    """Return the endpoints of a name, None if the name server does not answer."""
     scheme, _, name = endpoint.partition(_SCHEME)
     host, _, port = name.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -80,5 +81,7 @@ async def _addresses(endpoint: str) -> list[str] | None:
         log.warning("looking up %s failed: %s", host, error)
         return None
     hosts = sorted({str(info[4][0]) for info in infos})
-    places = [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in hosts]
-    return [f"grpcs://{place}#{host}" for place in places] if scheme else places
+    endpoints = [
+        f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in hosts
+    ]
+    return [f"grpcs://{each}#{host}" for each in endpoints] if scheme else endpoints

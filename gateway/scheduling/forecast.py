@@ -1,7 +1,7 @@
-"""How long a request will wait for its turn, from what was seen of those before it.
+"""Forecast of how long a request will wait for its slot, from recent requests.
 
-Tenants take turns, so each is known by itself: what one does changes another's forecast no more
-than its turn.
+Tenants share slots fairly, so each tenant has its own statistics: another tenant's requests change
+the forecast only by their fair share.
 """
 
 from __future__ import annotations
@@ -10,85 +10,90 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# What came earlier than about so many counts little.
-_REMEMBERED = 16
-_KEPT = 1 - 1 / _REMEMBERED
-# Of fewer nothing is known: nobody is refused for the first of a tenant's requests.
-_ENOUGH = 8
-# Mean absolute deviations that a first token may be late by: of a hundred, one or two are later.
-_DEVIATIONS = 3.0
+# Older samples than about this many carry little weight.
+_WINDOW_SAMPLES = 16
+_DECAY = 1 - 1 / _WINDOW_SAMPLES
+# With fewer samples there is no forecast, so a tenant's first requests are never refused.
+_MIN_SAMPLES = 8
+# Deviations above the mean to allow for: one or two first tokens in a hundred are later.
+_LATE_DEVIATIONS = 3.0
 
 
 @dataclass(slots=True)
 class Pace:
-    """How soon one tenant's places come free, and how soon its first tokens come behind that.
+    """Rates of one tenant: slots released per second, and time to first token after a grant.
 
-    The rate is that of places freed to seconds for which one was taken. So it is no matter how many
-    are taken, or that all came at once, and long answers count while they run and not at their end.
+    The rate is released slots per second of a slot in use. It therefore does not depend on how many
+    slots are in use, or on whether requests came all at once. Long answers count while they run.
     """
 
-    _frees: int = 0
-    _freed: float = 0.0
-    _taken: int = 0
-    _taken_s: float = 0.0
+    _releases: int = 0
+    _released_slots: float = 0.0
+    _in_use: int = 0
+    _in_use_s: float = 0.0
     _since: float = 0.0
-    _firsts: int = 0
+    _first_tokens: int = 0
     _mean_s: float = 0.0
     _deviation_s: float = 0.0
 
-    def changes(self, more: int, now: float) -> None:
-        """So many places are taken more; below 0, come free. `now` is of any clock, in seconds."""
-        self._taken_s += self._taken * (now - self._since)
+    def change_slots(self, more: int, now: float) -> None:
+        """Count `more` slots as in use; a negative number releases them.
+
+        `now` is in seconds, by any one clock.
+        """
+        self._in_use_s += self._in_use * (now - self._since)
         self._since = now
-        self._taken += more
+        self._in_use += more
         if more < 0:
-            self._frees += 1
-            self._freed = _KEPT * (self._freed - more)
-            self._taken_s *= _KEPT
+            self._releases += 1
+            self._released_slots = _DECAY * (self._released_slots - more)
+            self._in_use_s *= _DECAY
 
     @property
-    def known(self) -> bool:
-        return self._frees >= _ENOUGH
+    def is_known(self) -> bool:
+        """True if enough slots were released for a forecast."""
+        return self._releases >= _MIN_SAMPLES
 
     def freed_per_s(self, taken: int, now: float) -> float:
-        """Of so many of the places that are taken, rather too many than too few: as if one came
-        free at this moment."""
-        taken_s = self._taken_s + self._taken * (now - self._since)
-        return taken * (self._freed + 1) / max(taken_s, 1e-6)
+        """Return how many of `taken` slots are released per second.
 
-    def answered(self, seconds: float) -> None:
-        """A first token came so long after its place."""
-        self._firsts += 1
-        weight = 1 / min(self._firsts, _REMEMBERED)
+        The result is rather too high than too low: it counts one more release at this moment.
+        """
+        taken_s = self._in_use_s + self._in_use * (now - self._since)
+        return taken * (self._released_slots + 1) / max(taken_s, 1e-6)
+
+    def record_first_token(self, seconds: float) -> None:
+        """Record that a first token came `seconds` after its slot was granted."""
+        self._first_tokens += 1
+        weight = 1 / min(self._first_tokens, _WINDOW_SAMPLES)
         error = seconds - self._mean_s
         self._mean_s += weight * error
         self._deviation_s += weight * (abs(error) - self._deviation_s)
 
     @property
     def first_token_s(self) -> float:
-        """In which nearly all first tokens come; 0 while that is not known."""
-        if self._firsts < _ENOUGH:
+        """Time within which nearly all first tokens come, in seconds; 0 while it is unknown."""
+        if self._first_tokens < _MIN_SAMPLES:
             return 0.0
-        return self._mean_s + _DEVIATIONS * self._deviation_s
+        return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
 
 
 class Standing(NamedTuple):
-    """A tenant where places are short: how many it has and wants, and has coming free each
-    second."""
+    """A tenant in the competition for slots: its slots in use, its queue, and its release rate."""
 
     priority: int
-    taken: int
+    in_use: int
     waiting: int
     freed_per_s: float
 
 
 def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -> float | None:
-    """Seconds in which, as likely as not, `mine` gets so many more places; None where nothing
-    comes free.
+    """Return the median time in seconds until `mine` gets `needed` more slots.
 
-    As `Admission` hands them out: first to the higher priority, then to who has fewest. A tenant
-    that waits gets its own again, and those of who has more until both have as many, in turn with
-    others that have as few.
+    Return None if no slot is being released. The model follows `Admission`: free slots go to the
+    highest priority first, then to the tenant with fewest. A waiting tenant gets its own released
+    slots back. It also gets those of tenants with more slots until both have as many, shared with
+    other waiting tenants that have as few.
     """
     ahead = sum([each.waiting for each in others if each.priority > mine.priority])
     if ahead:
@@ -99,10 +104,10 @@ def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -
         for each in others:
             if each.priority < mine.priority:
                 gained += each.freed_per_s
-            elif each.taken > mine.taken:
-                gained += each.freed_per_s * min(1.0, (each.taken - mine.taken) / needed)
+            elif each.in_use > mine.in_use:
+                gained += each.freed_per_s * min(1.0, (each.in_use - mine.in_use) / needed)
             elif each.waiting and each.priority == mine.priority:
                 rivals += 1
         per_s = mine.freed_per_s + gained / rivals
-    # The median, where the mean is one place after the other.
+    # Median of the sum of exponential times; their mean would be one slot after the other.
     return (ahead + needed - 1 / 3) / per_s if per_s else None

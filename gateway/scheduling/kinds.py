@@ -1,7 +1,7 @@
-"""The kinds of replicas in a pool: those of one kind can be given the same requests.
+"""Model variants in a pool of replicas. Replicas of one variant can run the same requests.
 
-While an operator moves from one model repository to another, replicas of both stand under one model
-name. What only some of them can do is told once, when that begins.
+While an operator migrates from one model repository to another, replicas of both serve one model
+name. Differences between the variants are logged once, when the mix first appears.
 """
 
 from __future__ import annotations
@@ -17,39 +17,47 @@ from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.names import LogicalInput
 
 Lane = frozenset[object] | None
-"""The kinds that can take a request: it waits with those that need the same ones. None is all."""
+"""Variants that can run a request. Requests with the same lane share a queue. None means all
+variants.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """Known by identity. `capabilities` is what all its replicas have in common: without the
-    fingerprint and the engine's folder, which each has for itself."""
+class ModelVariant:
+    """Common capabilities of replicas, compared by identity.
+
+    The fingerprint and the engine's folder are left out, because each replica has its own.
+    """
 
     capabilities: ModelCapabilities
 
 
-class Kinds:
-    """All that were seen. A request may outlive the replicas that it was prepared for, and meet
-    others of their kind; so none is forgotten."""
+class VariantRegistry:
+    """Registry of every model variant that was ever seen.
+
+    A request may outlive the replicas that it was prepared for and meet others of the same variant,
+    so variants are never forgotten.
+    """
 
     def __init__(self) -> None:
-        self._known: list[Kind] = []
+        self._known: list[ModelVariant] = []
 
-    def of(self, capabilities: ModelCapabilities) -> Kind:
+    def find_or_add(self, capabilities: ModelCapabilities) -> ModelVariant:
+        """Return the variant with these capabilities, adding it if it is new."""
         common = replace(capabilities, fingerprint="", engine_dir=Path())
-        for kind in self._known:
-            if kind.capabilities == common:
-                return kind
-        self._known.append(kind := Kind(common))
-        return kind
+        for variant in self._known:
+            if variant.capabilities == common:
+                return variant
+        self._known.append(variant := ModelVariant(common))
+        return variant
 
 
-def _takes(name: LogicalInput, capabilities: ModelCapabilities) -> bool:
+def _has_input(name: LogicalInput, capabilities: ModelCapabilities) -> bool:
     return name in capabilities.inputs
 
 
-# In words, and who can do it.
-_CAN: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
+# Names of features for log lines, and the test for each.
+_FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("log probabilities", lambda c: c.text is None and "log_probs" in c.inputs),
     ("token ids in answers", lambda c: c.text is None),
     ("prompt_logprobs", lambda c: c.text is None and c.context_logits),
@@ -60,21 +68,23 @@ _CAN: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("stop_token_ids", lambda c: c.text is None and "stop_words" in c.inputs),
     ("min_tokens", lambda c: "min_tokens" in c.inputs),
     ("ignore_eos", lambda c: "end_id" in c.inputs),
-    *((name, partial(_takes, name)) for name in get_args(PlainParameter)),
+    *((name, partial(_has_input, name)) for name in get_args(PlainParameter)),
     ("skip_special_tokens false", lambda c: c.text is None or not c.text.skips_special_tokens),
     ("streams", lambda c: c.decoupled),
     ("adapters", lambda c: c.reads_adapters or c.lora_dtype),
 )
 
 
-def differences(kinds: Sequence[Kind]) -> list[str]:
-    """What not all of several kinds can do, a line for each kind."""
-    least = min(kind.capabilities.max_seq_len for kind in kinds)
+def describe_differences(variants: Sequence[ModelVariant]) -> list[str]:
+    """Return one line for each variant with the features that not all variants have."""
+    least = min(variant.capabilities.max_seq_len for variant in variants)
     lines = []
-    for kind in kinds:
-        own = kind.capabilities
-        others = [other.capabilities for other in kinds if other is not kind]
-        alone = [what for what, can in _CAN if can(own) and not all(can(other) for other in others)]
+    for variant in variants:
+        own = variant.capabilities
+        others = [other.capabilities for other in variants if other is not variant]
+        alone = [
+            what for what, can in _FEATURES if can(own) and not all(can(other) for other in others)
+        ]
         if own.max_seq_len > least:
             alone.append(f"more than {least} tokens of prompt and answer")
         ranks = own.lora_tp_size

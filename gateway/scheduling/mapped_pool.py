@@ -1,7 +1,7 @@
-"""Which replica answers for a model beside the one that chats go to, and whose turn it is there.
+"""Choice of a replica, and admission, for models other than the one that generates text.
 
-Its health is a matter of its own: a model that fails must not take a replica from the chats, nor
-the chats' model one from this. A call may be sent again, as it changes nothing.
+Each model on each replica has a circuit breaker of its own: a failing embedding model must not take
+a replica away from chats, and the other way round. Calls change nothing, so they can be repeated.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows, Tenso
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
-_CALLS = 8
-"""Of one model on each replica at once: the next ones are at hand when Triton has made a batch."""
-# Where it was not: every request would ask again.
-_LACKS_S = 2.0
-# By as much at most uvloop ends a wait too early: its clock has milliseconds.
-_EARLY_S = 0.001
+_MAX_ATTEMPTS = 3
+_MAX_CALLS_PER_REPLICA = 8
+"""Concurrent calls of one model on each replica: the next calls are ready when Triton has built a
+batch.
+"""
+# Pause before a replica without the model is asked again; otherwise every request would ask.
+_MISSING_RETRY_S = 2.0
+# uvloop may end a wait up to this much too early: its clock has milliseconds.
+_TIMER_SLACK_S = 0.001
 
 
 @dataclass(eq=False, slots=True)
-class _Place:
-    """A model on a replica. All times are the event loop's."""
+class _ReplicaModel:
+    """A model on a replica. Times are the event loop's."""
 
     replica: Replica
     breaker: Breaker = field(default_factory=lambda: Breaker(asyncio.get_running_loop().time))
@@ -42,9 +44,9 @@ class _Place:
     model: ResolvedMapping | None = None
     lacks_until: float = 0.0
     answered_at: float = 0.0
-    """When it last gave somebody an answer."""
+    """Time of the model's last answer."""
     misfit: str = ""
-    """What of the mapping does not fit the model there."""
+    """Difference between the configured mapping and the model on this replica; empty if it fits."""
 
     @property
     def endpoint(self) -> str:
@@ -56,38 +58,43 @@ class _Place:
 
 
 class MappedPool:
-    """Belongs to one event loop. `admission` makes what bounds the calls of one model."""
+    """Embedding and ranking models on all replicas. Belongs to one event loop."""
 
     def __init__(
         self, replicas: Replicas, admission: Callable[[Callable[[], int]], Admission]
     ) -> None:
+        """Use `replicas`; `admission` builds the admission control of one model from a limit."""
         self._replicas = replicas
         self._make_admission = admission
         self._admissions: dict[str, Admission] = {}
-        self._places: dict[tuple[Replica, TensorMapping], _Place] = {}
+        self._by_replica: dict[tuple[Replica, TensorMapping], _ReplicaModel] = {}
 
     @property
     def misfits(self) -> dict[str, str]:
-        """Texts by model and replica: how a mapping differs from the model there."""
+        """Differences between mappings and models, in words, by model and replica."""
         return {
-            f"{mapping.model} {place.endpoint}": f"{place.endpoint}: {place.misfit}"
-            for (_, mapping), place in self._places.items()
-            if place.misfit
+            f"{mapping.model} {target.endpoint}": f"{target.endpoint}: {target.misfit}"
+            for (_, mapping), target in self._by_replica.items()
+            if target.misfit
         }
 
     def admission(self, model: str) -> Admission:
-        """Whose turn it is to call a model, by its name in Triton; a place is a call."""
+        """Return the admission control of a model, by its name in Triton. A slot is one call."""
         if model not in self._admissions:
-            self._admissions[model] = self._make_admission(self._calls)
+            self._admissions[model] = self._make_admission(self._max_calls)
         return self._admissions[model]
 
-    def _calls(self) -> int:
-        return _CALLS * max(1, sum(replica.takes_new for replica in self._replicas))
+    def _max_calls(self) -> int:
+        return _MAX_CALLS_PER_REPLICA * max(
+            1, sum(replica.accepts_new for replica in self._replicas)
+        )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """As one of the replicas has it. Raises EngineUnavailable where none does."""
-        tried: list[_Place] = []
-        return (await self._served(mapping, tried))[1]
+        """Return the model as one of the replicas serves it. Raise EngineUnavailable if no replica
+        does.
+        """
+        tried: list[_ReplicaModel] = []
+        return (await self._find_model(mapping, tried))[1]
 
     async def call(
         self,
@@ -96,109 +103,123 @@ class MappedPool:
         rows: Sequence[InputRow],
         deadline: float,
     ) -> list[Rows]:
-        """The answers to `rows`, in their order. Raises GatewayError, and TimeoutError from
-        `deadline` on, which is in the event loop's time."""
-        tried: list[_Place] = []
+        """Return the answers to `rows`, in their order.
+
+        Args:
+            request: the request's context; it learns which replica is used.
+            mapping: the model and its tensors.
+            rows: the inputs.
+            deadline: in the event loop's time.
+
+        Raises:
+            GatewayError: no replica can answer.
+            TimeoutError: the deadline has passed.
+        """
+        tried: list[_ReplicaModel] = []
         while True:
-            place, model = await self._served(mapping, tried)
+            target, model = await self._find_model(mapping, tried)
             try:
-                return await self._call(place, model, request, rows, deadline)
+                return await self._call(target, model, request, rows, deadline)
             except EngineUnavailable:
-                tried.append(place)
-                if len(tried) == _ATTEMPTS:
+                tried.append(target)
+                if len(tried) == _MAX_ATTEMPTS:
                     raise
             except EngineBroken as error:
-                # What a model says of one request, which may be a stranger's doing.
-                place.model = None
+                # The model's error for one request, whose content may be another tenant's.
+                target.model = None
                 raise EngineError(error.message) from error
 
     async def _call(
         self,
-        place: _Place,
+        target: _ReplicaModel,
         model: ResolvedMapping,
         request: RequestContext,
         rows: Sequence[InputRow],
         deadline: float,
     ) -> list[Rows]:
         loop = asyncio.get_running_loop()
-        began, probe = loop.time(), place.breaker.begin()
-        engine, found = place.replica.engine, []
-        request.replica = place.endpoint
-        span = None if request.span is None else request.span.begin_unary_attempt(place.endpoint)
+        began, probe = loop.time(), target.breaker.begin()
+        engine, found = target.replica.engine, []
+        request.replica = target.endpoint
+        span = None if request.span is None else request.span.begin_unary_attempt(target.endpoint)
         metadata = request.parent if span is None else span.metadata
-        place.in_flight += 1
+        target.in_flight += 1
         failed: type[BaseException] | None = None
         try:
-            # As planned with another replica's, which may take more at once.
+            # The batches were planned for another replica, whose model may take more rows at once.
             for start in range(0, len(rows), model.rows):
                 some = rows[start : start + model.rows]
                 left = deadline - loop.time()
                 if left <= 0:
                     raise TimeoutError
                 reply = await engine.infer_once(model.request(some), left, metadata)
-                place.answered_at = loop.time()
+                target.answered_at = loop.time()
                 found.append(model.answer(reply, len(some)))
         except BaseException as error:
             failed = type(error)
             if isinstance(error, EngineUnavailable):
-                place.model = None
+                target.model = None
             now = loop.time()
-            # At the deadline its caller mostly cancels it before it has timed out itself.
+            # At the deadline the caller usually cancels this call before its own timeout fires.
             late = isinstance(error, TimeoutError) or (
-                isinstance(error, asyncio.CancelledError) and now > deadline - _EARLY_S
+                isinstance(error, asyncio.CancelledError) and now > deadline - _TIMER_SLACK_S
             )
-            silent = now - max(began, place.answered_at) > SILENCE_S
+            silent = now - max(began, target.answered_at) > SILENCE_S
             if isinstance(error, EngineUnavailable) or (late and silent):
-                place.breaker.failed(began, probe=probe)
+                target.breaker.record_failure(began, probe=probe)
             else:
-                place.breaker.undecided(probe=probe)
+                target.breaker.record_unknown(probe=probe)
             raise
         else:
-            place.breaker.succeeded()
+            target.breaker.record_success()
             return found
         finally:
-            place.in_flight -= 1
+            target.in_flight -= 1
             if span is not None:
                 span.end(failed)
 
-    async def _served(
-        self, mapping: TensorMapping, tried: list[_Place]
-    ) -> tuple[_Place, ResolvedMapping]:
-        """The next one that has the model; those that lack it are among `tried` then."""
+    async def _find_model(
+        self, mapping: TensorMapping, tried: list[_ReplicaModel]
+    ) -> tuple[_ReplicaModel, ResolvedMapping]:
+        """Return the next replica that serves the model; add those without it to `tried`."""
         while True:
-            place = self._pick(mapping, tried)
-            if place.model is not None:
-                return place, place.model
+            target = self._pick(mapping, tried)
+            if target.model is not None:
+                return target, target.model
             try:
-                place.model = await place.replica.engine.resolve_mapping(mapping)
-                place.misfit = ""
+                target.model = await target.replica.engine.resolve_mapping(mapping)
+                target.misfit = ""
             except (EngineUnavailable, EngineError) as error:
-                place.lacks_until = asyncio.get_running_loop().time() + _LACKS_S
-                place.misfit = error.message if isinstance(error, EngineError) else ""
-                if place.misfit:
-                    log.error("%s: %s", place.endpoint, place.misfit)
-                tried.append(place)
+                target.lacks_until = asyncio.get_running_loop().time() + _MISSING_RETRY_S
+                target.misfit = error.message if isinstance(error, EngineError) else ""
+                if target.misfit:
+                    log.error("%s: %s", target.endpoint, target.misfit)
+                tried.append(target)
 
-    def _pick(self, mapping: TensorMapping, tried: Sequence[_Place]) -> _Place:
-        """The least loaded of those that work. Raises EngineUnavailable, and EngineError where the
-        mapping does not fit."""
+    def _pick(self, mapping: TensorMapping, tried: Sequence[_ReplicaModel]) -> _ReplicaModel:
+        """Return the least loaded working replica.
+
+        Raises:
+            EngineUnavailable: no replica is available.
+            EngineError: the mapping does not fit the model.
+        """
         now = asyncio.get_running_loop().time()
         there = {replica for replica in self._replicas if not replica.leaving}
-        for key in [key for key in self._places if key[0] not in there]:
-            del self._places[key]
-        places = [self._places.setdefault((r, mapping), _Place(r)) for r in there]
+        for key in [key for key in self._by_replica if key[0] not in there]:
+            del self._by_replica[key]
+        targets = [self._by_replica.setdefault((r, mapping), _ReplicaModel(r)) for r in there]
         able = [
-            place
-            for place in places
-            if place not in tried
-            and place.replica.drained_at is None
-            and place.lacks_until <= now
-            and place.breaker.allows
+            target
+            for target in targets
+            if target not in tried
+            and target.replica.drained_at is None
+            and target.lacks_until <= now
+            and target.breaker.allows
         ]
-        # Its own model may be away, or loading, where this one is there.
-        able = [place for place in able if place.replica.ready] or able
-        able = [place for place in able if place.weight] or able
-        misfit = next((p.misfit for p in places if p.misfit and p.lacks_until > now), "")
+        # The replica's text model may be unavailable or loading while this one is served.
+        able = [target for target in able if target.replica.ready] or able
+        able = [target for target in able if target.weight] or able
+        misfit = next((p.misfit for p in targets if p.misfit and p.lacks_until > now), "")
         if not able and misfit:
             raise EngineError(misfit)
         if not able:

@@ -1,4 +1,4 @@
-"""What an admin says of a replica while the gateway runs, beside its configuration."""
+"""Weights and drains of replicas that an admin sets at run time, beside the configuration."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import NamedTuple
 
 from gateway.scheduling.discovery import Target
 
-MOST_WEIGHT = 1e6
+MAX_WEIGHT = 1e6
 
 
 class Override(NamedTuple):
-    """In place of what is configured; None leaves that as it is."""
+    """Values that replace configured ones; None leaves the configured value."""
 
     weight: float | None = None
     drain: bool | None = None
 
-    def of(self, target: Target) -> Target:
+    def apply_to(self, target: Target) -> Target:
+        """Return the target with the overridden values."""
         weight = target.weight if self.weight is None else self.weight
         return target._replace(
             weight=weight, drain=target.drain if self.drain is None else self.drain
         )
 
-    def facts(self) -> dict[str, float | bool]:
-        """Without what is None."""
+    def to_dict(self) -> dict[str, float | bool]:
+        """Return the values that are set, by name."""
         facts: dict[str, float | bool] = {}
         if self.weight is not None:
             facts["weight"] = self.weight
@@ -34,18 +35,18 @@ class Override(NamedTuple):
 
 
 Overrides = Mapping[str, Override]
-"""By the endpoint of a replica, which of a configured name is an address."""
+"""Overrides by the endpoint of a replica, which is an address where a name is configured."""
 
 
-def read_override(facts: object) -> Override:
-    """What `facts` made. Raises ValueError for anything else."""
+def parse_override(facts: object) -> Override:
+    """Parse what `Override.to_dict` returned. Raise ValueError for anything else."""
     if not isinstance(facts, dict) or not facts or facts.keys() - {"weight", "drain"}:
         raise ValueError("not a weight and a drain")
     weight, drain = facts.get("weight"), facts.get("drain")
     if weight is not None:
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ValueError("a weight that is no number")
-        if not (math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
+        if not (math.isfinite(weight) and 0 <= weight <= MAX_WEIGHT):
             raise ValueError("a weight out of range")
         weight = float(weight)
     if drain is not None and not isinstance(drain, bool):

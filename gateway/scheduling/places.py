@@ -1,8 +1,9 @@
-"""How many requests replicas may have: what `admission` is told.
+"""Number of requests that replicas may run at once: the slots that `admission` grants.
 
-A place is a replica's. Which ones a request can have is said by its lane: those of the kinds that
-can take it, and of these the ones with a weight where any works. What is in flight elsewhere, on a
-replica that leaves, is drained or has just lost its weight, takes no place of these.
+A slot belongs to a replica. A request's lane decides which slots it can use: those of the model
+variants that can run the request, and of these only the ones with a weight if any of those works.
+Requests in flight on other replicas (ones that leave, are drained, or just lost their weight) use
+none of these slots.
 """
 
 from __future__ import annotations
@@ -15,99 +16,107 @@ from gateway.scheduling.replica import Replica
 from gateway.triton.model_capabilities import ModelCapabilities
 
 
-class Places:
-    """Of all replicas, which `replicas` gives."""
+class SlotPool:
+    """The slots of all replicas."""
 
     def __init__(
         self,
         replicas: Callable[[], Iterable[Replica]],
         limit: Callable[[ModelCapabilities], int | None],
     ) -> None:
-        """`limit` says how many requests a replica may have in flight, None without a limit."""
+        """Count the slots of the replicas that `replicas` returns.
+
+        `limit` returns how many requests a replica may have in flight, None without a limit.
+        """
         self._replicas = replicas
         self._limit = limit
 
-    def has_room(self, replica: Replica) -> bool:
+    def has_free_slot(self, replica: Replica) -> bool:
+        """Return True if the replica is below its limit."""
         limit = self._limit(replica.engine.capabilities)
         return limit is None or replica.in_flight < limit
 
-    def at(self, replica: Replica) -> int | None:
-        """How many requests it may have; None without a limit, or while that is not known."""
+    def slots_of(self, replica: Replica) -> int | None:
+        """Return how many requests a replica may run, None if that is unlimited or unknown."""
         selection = replica.engine.last_selection
         return None if selection is None else self._limit(selection.capabilities)
 
-    def now(self) -> int | None:
-        """How many requests that any kind can take may be in flight, with those that are elsewhere;
-        None without a limit."""
-        used = self._used(None)
-        places = self._of(used)
-        if places is None:
+    def current_limit(self) -> int | None:
+        """Return how many requests of the lane None may be in flight, None without a limit.
+
+        Requests on replicas that take no new ones are added, as they are in flight too.
+        """
+        used = self._find_replicas(None)
+        slots = self._count_slots(used)
+        if slots is None:
             return None
-        return places + sum([r.in_flight for r in self._replicas() if r not in used])
+        return slots + sum([r.in_flight for r in self._replicas() if r not in used])
 
     def capacity(self, lane: Lane = None) -> int | None:
-        """The places of a lane, were none of its replicas failing; None without a limit."""
-        return self._of(self._used(lane, failing=True), failing=True)
+        """Return the slots of a lane if none of its replicas were failing, None without a limit."""
+        return self._count_slots(self._find_replicas(lane, failing=True), failing=True)
 
-    def scopes(self, lane: Lane, lanes: Collection[Lane], most: int) -> Sequence[Scope]:
-        """As `admission.Scopes`, with no more places than `most` in each.
+    def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
+        """Return the scopes as `admission.Scopes`, with at most `max_slots` slots in each.
 
-        A request that few replicas can take needs a place on these, and one of all that there are.
+        A request that only some replicas can run needs a slot on these, and one of all slots.
         """
-        by_lane = {each: self._used(each) for each in {lane, None, *lanes, *self._lanes()}}
+        by_lane = {each: self._find_replicas(each) for each in {lane, None, *lanes, *self._lanes()}}
         own, common = by_lane[lane], by_lane[None]
-        found = [Scope(most), self._scope(own, by_lane, most)]
+        found = [Scope(max_slots), self._scope(own, by_lane, max_slots)]
         if set(own) < set(common):
-            found.append(self._scope(common, by_lane, most))
+            found.append(self._scope(common, by_lane, max_slots))
         return found
 
     def _scope(
-        self, used: Sequence[Replica], by_lane: Mapping[Lane, Sequence[Replica]], most: int
+        self, used: Sequence[Replica], by_lane: Mapping[Lane, Sequence[Replica]], max_slots: int
     ) -> Scope:
         key = frozenset(used)
         lanes = {lane for lane, own in by_lane.items() if key.issuperset(own)}
-        places = self._of(used)
-        if places is None:
-            return Scope(most, lanes, key)
-        whole = places
+        slots = self._count_slots(used)
+        if slots is None:
+            return Scope(max_slots, lanes, key)
+        all_slots = slots
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
-            # What of others is here takes places, and what of these is elsewhere takes none.
-            places += within - replica.in_flight if replica in key else within
-        return Scope(min(places, most), lanes, key, shared=min(whole, most))
+            # Other lanes' requests on these replicas use slots; these lanes' requests elsewhere do
+            # not.
+            slots += within - replica.in_flight if replica in key else within
+        return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 
     def _lanes(self) -> set[Lane]:
         return {lane for replica in self._replicas() for lane in replica.lanes}
 
-    def _used(self, lane: Lane, *, failing: bool = False) -> list[Replica]:
-        """Those that a request of a lane goes to; `failing` ones too, which are left alone now."""
+    def _find_replicas(self, lane: Lane, *, failing: bool = False) -> list[Replica]:
+        """Return the replicas that requests of a lane go to, with failing ones if `failing`."""
         able = [
             replica
             for replica in self._replicas()
             if replica.ready
             and (failing or replica.breaker.allows)
-            and (lane is None or replica.kind in lane)
+            and (lane is None or replica.variant in lane)
         ]
         if len(able) == 1:
             return able
-        # What came before it was drained, and nothing else can take, still goes there.
+        # Requests from before the drain that no other replica can run still go to a drained one.
         able = [replica for replica in able if replica.drained_at is None] or able
         return [replica for replica in able if replica.weight] or able
 
-    def _of(self, replicas: Iterable[Replica], *, failing: bool = False) -> int | None:
-        places = 0
+    def _count_slots(self, replicas: Iterable[Replica], *, failing: bool = False) -> int | None:
+        """Return the slots of these replicas, None if one has no limit."""
+        slots = 0
         for replica in replicas:
-            if replica.breaker.open and not failing:
-                places += 1  # for the probe
+            if replica.breaker.is_open and not failing:
+                slots += 1  # one slot for the probe
                 continue
             limit = self._limit(replica.engine.capabilities)
             if limit is None:
                 return None
-            places += limit
-        return places
+            slots += limit
+        return slots
 
 
 def _in_flight(replica: Replica, lanes: Collection[Lane]) -> int:
-    """Those of these lanes."""
+    """Return how many requests of these lanes are in flight on a replica."""
     of_none = replica.in_flight - replica.lanes.total() if None in lanes else 0
     return of_none + sum(count for lane, count in replica.lanes.items() if lane in lanes)

@@ -1,4 +1,4 @@
-"""What `admission` counts: places that are taken, and who waits for some, by tenant and lane."""
+"""Counters of `admission`: slots in use and queued generations, by tenant and lane."""
 
 from __future__ import annotations
 
@@ -14,38 +14,46 @@ from gateway.scheduling.kinds import Lane
 
 
 class Scope(NamedTuple):
-    """Places that `lanes` share, None for all lanes: as many may be taken by these together.
+    """Slots that `lanes` share (None: all lanes): the number that they may use together.
 
-    Known by its `key`. `shared` are those of which a tenant has its share, where they are more:
-    what requests of other lanes have of them now is no less for one tenant than for another.
+    Attributes:
+        slots: number of slots.
+        lanes: the lanes that share them.
+        key: identifies the scope.
+        shared: slots of which a tenant gets its share, if more than `slots`; slots that other lanes
+            use now shrink every tenant's share equally.
     """
 
-    places: int
+    slots: int
     lanes: Collection[Lane] | None = None
     key: object = None
     shared: int = 0
 
 
 Scopes = Callable[[Lane, Collection[Lane]], Sequence[Scope]]
-"""The scopes in which a request of a lane needs its places, as long as there are these other
-lanes."""
+"""Function that returns the scopes in which a request of a lane needs slots.
+
+Its second argument is the other lanes in use.
+"""
 
 
 @dataclass(slots=True)
-class Taken:
-    """A number of places, and how many of them are of each lane but None."""
+class SlotCount:
+    """A number of slots, in total and by lane. The lane None is counted in the total only."""
 
     total: int = 0
     lanes: dict[Lane, int] = field(default_factory=dict)
 
     def add(self, lane: Lane, more: int) -> None:
+        """Add `more` slots of a lane; a negative number removes them."""
         self.total += more
         if lane is not None:
             self.lanes[lane] = self.lanes.get(lane, 0) + more
             if not self.lanes[lane]:
                 del self.lanes[lane]
 
-    def within(self, lanes: Collection[Lane] | None) -> int:
+    def in_lanes(self, lanes: Collection[Lane] | None) -> int:
+        """Return the slots of these lanes; None stands for all lanes."""
         if lanes is None:
             return self.total
         of_none = self.total - sum(self.lanes.values()) if None in lanes else 0
@@ -53,34 +61,38 @@ class Taken:
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class QueueEntry:
+    """A queued generation, which needs `cost` slots."""
+
     cost: int
     admitted: asyncio.Future[None]
-    goes_on: bool = False
-    """Whether it is of a request that has begun."""
+    is_resumed: bool = False
+    """True if the generation continues an answer that has started."""
     since: float = field(default_factory=time.monotonic)
 
     @property
     def is_admitted(self) -> bool:
+        """True if the slots were granted."""
         done = self.admitted.done() and not self.admitted.cancelled()
         return done and self.admitted.exception() is None
 
 
 @dataclass(slots=True)
 class TenantQueue:
-    """One tenant: its places, and those that wait, in order: a line for each lane."""
+    """A tenant's slots in use, and its queued generations in order, by lane."""
 
     pace: Pace
     priority: int = 0
-    taken: Taken = field(default_factory=Taken)
-    lines: dict[Lane, deque[Waiting]] = field(default_factory=dict)
+    in_use: SlotCount = field(default_factory=SlotCount)
+    by_lane: dict[Lane, deque[QueueEntry]] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self.lines.values()))
+        """Number of queued generations."""
+        return sum(map(len, self.by_lane.values()))
 
     def waiting_in(self, lanes: Collection[Lane] | None) -> int:
-        """As `Taken.within`."""
+        """Return the number of queued generations in these lanes; None stands for all lanes."""
         if lanes is None:
             return self.waiting
-        return sum([len(line) for lane, line in self.lines.items() if lane in lanes])
+        return sum([len(line) for lane, line in self.by_lane.items() if lane in lanes])

@@ -1,4 +1,4 @@
-"""One replica, and one request's place on it."""
+"""A Triton replica, and the lease of one request on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
-from gateway.scheduling.kinds import Kind, Lane
+from gateway.scheduling.kinds import Lane, ModelVariant
 from gateway.triton.engine import Engine
 from gateway.triton.prefix_cache import PromptPrefixes
 from gateway.triton.transport import Metadata
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LastFailure(NamedTuple):
-    """What a replica failed with last. `at` is in seconds since 1970."""
+    """The last failure of a replica. `at` is in seconds since 1970."""
 
     at: float
     why: str
@@ -33,10 +33,10 @@ class LastFailure(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One endpoint. `leaving` ones finish what they have and get nothing new.
+    """A Triton endpoint. A replica that is `leaving` finishes its requests and gets no new ones.
 
-    Of those that can take a request it goes to ones with a `weight`, in proportion to that; to one
-    of weight 0 where there is no other. A drained one gets nothing that came since.
+    Requests go to replicas with a positive `weight`, in proportion to it, and to one of weight 0
+    only if no other can run them. A drained replica gets no request that came after the drain.
     """
 
     endpoint: str
@@ -44,52 +44,55 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
     weight: float = DEFAULT_WEIGHT
     drained_at: float | None = None
-    """In the event loop's time."""
-    kind: Kind | None = None
-    """None until it was seen serving."""
+    """Start of the drain, in the event loop's time."""
+    variant: ModelVariant | None = None
+    """The replica's model variant; None until it was seen serving."""
     in_flight: int = 0
     lanes: Counter[Lane] = field(default_factory=Counter)
-    """Of those in flight, how many can go to some kinds of replicas alone, and to which."""
+    """Requests in flight that only some model variants can run, by lane."""
     requests: int = 0
-    """That were sent there."""
+    """Number of requests sent so far."""
     waiting_tokens: float = 0.0
-    """Of prompts that are not answered yet: without what its cache likely has of them. Not counted
-    while there is no other replica."""
+    """Uncached prompt tokens of requests without a first token yet. Not counted with a single
+    replica.
+    """
     leaving: bool = False
-    sends_away: bool = False
-    """Streams that can go on elsewhere do so now."""
-    grace: asyncio.TimerHandle | None = None
-    """Until they do, of one that is drained or leaves."""
+    is_migrating: bool = False
+    """True if streams that can be resumed elsewhere leave this replica now."""
+    migration_timer: asyncio.TimerHandle | None = None
+    """Sets `is_migrating` after the grace time of a drained or leaving replica."""
     watch: asyncio.Task[None] | None = None
     last_failure: LastFailure | None = None
-    """Of a request's that it is to blame for."""
+    """Last failure of a request that was the replica's fault."""
 
-    def keep(self) -> None:
-        """Its streams stay."""
-        self.sends_away = False
-        if self.grace is not None:
-            self.grace.cancel()
-            self.grace = None
+    def cancel_migration(self) -> None:
+        """Let streams finish on this replica."""
+        self.is_migrating = False
+        if self.migration_timer is not None:
+            self.migration_timer.cancel()
+            self.migration_timer = None
 
-    def send_away(self, grace_s: float) -> None:
-        """Its streams go on elsewhere, so many seconds from when this was first said."""
-        if self.grace is None:
+    def schedule_migration(self, grace_s: float) -> None:
+        """Let streams migrate to other replicas `grace_s` seconds after the first such call."""
+        if self.migration_timer is None:
             loop = asyncio.get_running_loop()
-            self.grace = loop.call_later(grace_s, setattr, self, "sends_away", True)
+            self.migration_timer = loop.call_later(grace_s, setattr, self, "is_migrating", True)
 
     @property
     def ready(self) -> bool:
-        """Whether it serves the model, as far as was last seen."""
+        """True if the replica served the model when last polled, and is not leaving."""
         return self.engine.ready and not self.leaving
 
     @property
-    def takes_new(self) -> bool:
-        """Whether a request that comes now may be sent there."""
+    def accepts_new(self) -> bool:
+        """True if a new request may be sent to this replica."""
         return self.engine.ready and not self.leaving and self.drained_at is None
 
-    def takes(self, generation: Generation) -> bool:
-        """Whether its kind can take it, and it has the adapter, or can be sent it."""
-        if generation.forms and self.kind not in generation.forms:
+    def can_serve(self, generation: Generation) -> bool:
+        """Return True if the variant can run the request, and the adapter is on disk or can be
+        sent.
+        """
+        if generation.forms and self.variant not in generation.forms:
             return False
         lora = generation.params.lora
         if lora is None:
@@ -101,40 +104,41 @@ class Replica:
 
     @property
     def state(self) -> str:
-        """Whether it is given requests, or why not, in words."""
+        """The replica's state in words: ready, or why it gets no requests."""
         if self.leaving:
             return "leaving"
         if not self.engine.ready:
             return self.engine.why_not_ready
         if self.drained_at is not None:
             return "draining" if self.in_flight else "drained"
-        return "failing, left alone for a while" if self.breaker.open else "ready"
+        return "failing, left alone for a while" if self.breaker.is_open else "ready"
 
 
 class ReplicaLease:
-    """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
+    """Lease of one request on a replica, as a context manager; its outcome goes to the circuit
+    breaker.
 
-    Inside, `metadata` is what the call must carry: the trace that it belongs to. `request` is told
-    of the replica.
+    Inside, `metadata` is what the call must carry: the trace that it belongs to. The context
+    `request` learns which replica is used.
     """
 
     def __init__(
         self,
         replica: Replica,
         request: RequestContext,
-        released: Callable[[Replica], None],
+        on_release: Callable[[Replica], None],
         lane: Lane = None,
         prefixes: PromptPrefixes | None = None,
     ) -> None:
-        """Without `prefixes` nothing is learned of the replica's cache."""
+        """Prepare a lease. Without `prefixes`, nothing is learned of the replica's prompt cache."""
         self.replica = replica
         self.reused_tokens: int | None = None
-        """What the engine had of the prompt, to be set once it has told."""
+        """Cached prompt tokens, set once the engine has reported them."""
         self._prefixes = prefixes
         self._waiting = 0.0
         self._lane = lane
         self._request = request
-        self._released = released
+        self._on_release = on_release
         self._probe = False
         self._answered = False
         self._began = time.monotonic()
@@ -163,21 +167,22 @@ class ReplicaLease:
         return self
 
     @property
-    def learns(self) -> bool:
-        """Whether `reused_tokens` are of use to it."""
+    def uses_reused_tokens(self) -> bool:
+        """True if `reused_tokens` should be set."""
         return self._prefixes is not None
 
     @property
     def has_answered(self) -> bool:
+        """True after the first token."""
         return self._answered
 
-    def answered(self) -> None:
-        """The engine has given a token: it works."""
+    def record_first_token(self) -> None:
+        """Record that the engine has sent a token, so the replica works."""
         self._answered = True
-        self._waits_no_more()
-        # The breaker has its answer; by the end of this request it may have sent another probe.
+        self._remove_waiting_tokens()
+        # Report success now, not at the end: the breaker may probe again in between.
         self._probe = False
-        self.replica.breaker.succeeded()
+        self.replica.breaker.record_success()
         if self._span is not None:
             self._span.mark_first_token()
 
@@ -192,31 +197,32 @@ class ReplicaLease:
             self.replica.lanes[self._lane] -= 1
             if not self.replica.lanes[self._lane]:
                 del self.replica.lanes[self._lane]
-        self._waits_no_more()
+        self._remove_waiting_tokens()
         cache = self.replica.engine.prefixes
-        if error is not None and self._blames(error):
-            self.replica.breaker.failed(self._began, probe=self._probe)
+        if error is not None and self._is_replica_failure(error):
+            self.replica.breaker.record_failure(self._began, probe=self._probe)
             why = str(error) or type(error).__name__
             self.replica.last_failure = LastFailure(time.time(), why)
-            if self.replica.breaker.open:
+            if self.replica.breaker.is_open:
                 cache.forget()
         else:
-            self.replica.breaker.undecided(probe=self._probe)
+            self.replica.breaker.record_unknown(probe=self._probe)
             if self._answered and self._prefixes is not None:
                 cache.record_answer(self._prefixes, self._expected, self.reused_tokens)
         if self._span is not None:
             self._span.end(error_type)
-        self._released(self.replica)
+        self._on_release(self.replica)
 
-    def _waits_no_more(self) -> None:
+    def _remove_waiting_tokens(self) -> None:
+        """Stop counting this prompt among the replica's waiting tokens."""
         self.replica.waiting_tokens -= self._waiting
         self._waiting = 0.0
 
     @staticmethod
-    def _blames(error: BaseException) -> bool:
-        """Whether it is the replica that has failed.
+    def _is_replica_failure(error: BaseException) -> bool:
+        """Return True if the error is the replica's fault.
 
-        An EngineError is the answer to one request, and any other TimeoutError its own deadline's:
-        its tenant could take the replica from all.
+        An EngineError concerns one request, and any other TimeoutError is the request's own
+        deadline. If these counted, one tenant could take the replica away from all others.
         """
         return isinstance(error, (EngineUnavailable, EngineBroken, EngineSilent))

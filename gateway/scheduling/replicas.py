@@ -1,4 +1,4 @@
-"""The replicas of one model: kept in step with the configuration, chosen from, drained."""
+"""The replicas of one model: following the configuration, choosing one, and draining."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gateway.errors import AdapterNotReady, EngineUnavailable
 from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
-from gateway.scheduling.cost import costs_of, key_of
+from gateway.scheduling.cost import affinity_key, estimate_costs
 from gateway.scheduling.discovery import Target, is_name, resolve
-from gateway.scheduling.kinds import Kind, Kinds, Lane, differences
+from gateway.scheduling.kinds import Lane, ModelVariant, VariantRegistry, describe_differences
 from gateway.scheduling.override import Overrides
-from gateway.scheduling.places import Places
+from gateway.scheduling.places import SlotPool
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -25,17 +25,15 @@ from gateway.triton.selection import ModelSelection
 
 log = logging.getLogger(__name__)
 
-# A pod's address is known a second after it is ready; name servers are asked no more often.
+# A pod's address is published a second after it is ready; polling more often gains nothing.
 _LOOKUP_PERIOD_S = 2.0
-# Replicas are looked at each second.
-_BACK_WITHIN_S, _BACK_PERIOD_S = 3.0, 0.1
+# Each replica is polled once a second.
+_RECOVERY_WAIT_S = 3.0
+_RECOVERY_POLL_S = 0.1
 
 
 class Replicas:
-    """All replicas of this gateway. Belongs to one event loop.
-
-    `make` builds the engine of an endpoint; it raises ValueError for an endpoint that is none.
-    """
+    """The replicas of this gateway. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -44,22 +42,28 @@ class Replicas:
         *,
         drain_grace_s: float,
     ) -> None:
-        """`limit` says how many requests a replica may have in flight, None without a limit. One
-        that is drained, or leaves, keeps its streams for `drain_grace_s`."""
+        """Start without replicas.
+
+        Args:
+            make: builds the engine of an endpoint; raises ValueError for an invalid one.
+            limit: returns how many requests a replica may have in flight, None without a limit.
+            drain_grace_s: seconds that streams may stay on a drained or leaving replica.
+        """
         self._make = make
         self._replicas: dict[str, Replica] = {}
         self._leaving: set[Replica] = set()
-        self.places = Places(self.__iter__, limit)
-        self.awaited: Callable[[], Collection[Lane]] = tuple
-        """The lanes in which requests wait for a place."""
+        self.slots = SlotPool(self.__iter__, limit)
+        self.queued_lanes: Callable[[], Collection[Lane]] = tuple
+        """Function that returns the lanes with queued requests."""
         self.configured: list[Target] = []
-        """What `configure` was last told."""
+        """The last argument of `configure`."""
         self._overrides: Overrides = {}
         self._targets: dict[str, Target] = {}
+        """Configured targets, by the endpoint of a replica."""
         self.lookup_problem = ""
-        """What is configured, by the endpoint of a replica."""
-        self._known_kinds = Kinds()
-        self._kinds: tuple[Kind, ...] = ()
+        """Why names cannot be resolved now; empty if they can."""
+        self._known_variants = VariantRegistry()
+        self._variants: tuple[ModelVariant, ...] = ()
         self._lookup: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._seen_ready = asyncio.Event()
@@ -67,24 +71,25 @@ class Replicas:
         self._drain_grace_s = drain_grace_s
 
     def __iter__(self) -> Iterator[Replica]:
-        """Those that have left and still finish what they have, and those of the configuration.
+        """Iterate over replicas that finish their last requests, then over the configured ones.
 
-        By endpoint the last one counts: it may be that of one that left, and is there again.
+        An endpoint may occur twice, if it left and was added again; the last one counts.
         """
         return iter([*self._leaving, *self._replicas.values()])
 
     @property
     def ready(self) -> bool:
-        """Whether there is one for what comes now."""
-        return any(replica.takes_new for replica in self._replicas.values())
+        """True if some replica accepts new requests."""
+        return any(replica.accepts_new for replica in self._replicas.values())
 
     @property
-    def several(self) -> bool:
+    def has_several(self) -> bool:
+        """True if more than one replica is configured."""
         return len(self._replicas) > 1
 
     @property
     def draining(self) -> bool:
-        """Whether this gateway is ending, so that what is stopped now is stopped for that."""
+        """True while this gateway shuts down, which then explains cancelled calls."""
         return self._draining
 
     @draining.setter
@@ -94,37 +99,37 @@ class Replicas:
             replica.engine.draining = value
 
     @property
-    def kinds(self) -> Sequence[Kind]:
-        """Those that a request which comes now is prepared for.
+    def variants(self) -> Sequence[ModelVariant]:
+        """Model variants that new requests are prepared for.
 
-        Of what is away for a while, too: what it alone can take is not refused for that. Raises
-        EngineUnavailable while none is ready.
+        Variants of replicas that are unavailable for a while are included, so requests that only
+        those can run are not rejected. Raises EngineUnavailable while no replica is ready.
         """
         if not self.ready:
             raise EngineUnavailable("The inference server is not ready.")
-        return self._kinds
+        return self._variants
 
     @property
     def fingerprint(self) -> str:
-        """Of the first that is ready."""
-        ready = (r.engine.fingerprint for r in self._replicas.values() if r.takes_new)
+        """Fingerprint of the first ready replica, or ""."""
+        ready = (r.engine.fingerprint for r in self._replicas.values() if r.accepts_new)
         return next(ready, "")
 
     def is_served(self, forms: Collection[object]) -> bool:
-        """Whether a replica of one of these kinds is ready."""
-        return any(r.takes_new and r.kind in forms for r in self._replicas.values())
+        """Return True if a replica of one of these variants is ready."""
+        return any(r.accepts_new and r.variant in forms for r in self._replicas.values())
 
     def lane_of(self, generation: Generation) -> Lane:
-        """The kinds that can take it now, as far as it is known which have its adapter."""
-        if len(self._kinds) < 2:
+        """Return the variants that can run a generation now, with its adapter available."""
+        if len(self._variants) < 2:
             return None
-        there = [replica for replica in self._replicas.values() if replica.takes_new]
-        able = {replica.kind for replica in there if replica.takes(generation)}
+        there = [replica for replica in self._replicas.values() if replica.accepts_new]
+        able = {replica.variant for replica in there if replica.can_serve(generation)}
         if not able:
             return frozenset(generation.forms)
-        return None if all(replica.kind in able for replica in there) else frozenset(able)
+        return None if all(replica.variant in able for replica in there) else frozenset(able)
 
-    def has_other_than(
+    def has_other(
         self,
         tried: Collection[Replica],
         generation: Generation,
@@ -132,56 +137,61 @@ class Replicas:
         *,
         works: bool = False,
     ) -> bool:
-        """Whether `pick` would find one that is none of `tried`; with `works` one that has
-        not just failed others."""
-        if works:
-            there = [r for r in self._open_to(came, tried) if not r.breaker.open]
-            return any(replica.takes(generation) for replica in there)
-        return bool(self._candidates(tried, generation, came))
+        """Return True if `pick` would find a replica outside `tried`.
 
-    async def until_other(
+        With `works`, the replica's circuit breaker must be closed, too.
+        """
+        if works:
+            there = [r for r in self._find_working(came, tried) if not r.breaker.is_open]
+            return any(replica.can_serve(generation) for replica in there)
+        return bool(self._find_candidates(tried, generation, came))
+
+    async def wait_for_other(
         self,
         tried: Collection[Replica],
         generation: Generation,
         deadline: float,
         came: float = math.inf,
     ) -> bool:
-        """Whether there is one that is none of `tried`. What was away may be back in a moment, and
-        is seen at the next look: that is waited for where its kind can take it."""
+        """Return True once a replica outside `tried` is available, False if there is no such
+        replica.
+
+        An unavailable replica may be back at the next poll, so wait for it if its variant fits.
+        """
         loop = asyncio.get_running_loop()
-        ends = min(deadline, loop.time() + _BACK_WITHIN_S)
-        kinds = {None, *generation.forms}  # None: what was never seen may be any
-        while not self.has_other_than(tried, generation, came):
-            able = any(r not in tried and r.kind in kinds for r in self._replicas.values())
+        ends = min(deadline, loop.time() + _RECOVERY_WAIT_S)
+        variants = {None, *generation.forms}  # None: an unseen replica may be of any variant
+        while not self.has_other(tried, generation, came):
+            able = any(r not in tried and r.variant in variants for r in self._replicas.values())
             if not able or loop.time() >= ends:
                 return False
-            await asyncio.sleep(_BACK_PERIOD_S)
+            await asyncio.sleep(_RECOVERY_POLL_S)
         return True
 
     async def wait_until_back(self) -> None:
-        """Return once one takes requests, or 3 s after the last one was lost or named.
+        """Return once a replica accepts requests, or 3 s after the last one was lost or configured.
 
-        A look that fails says little: the next one, or another worker's, may succeed.
+        A single failed poll means little: the next one, or another worker's, may succeed.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
             lost = [r.engine.lost_at for r in self._replicas.values() if r.drained_at is None]
-            if loop.time() >= max(lost, default=-math.inf) + _BACK_WITHIN_S:
+            if loop.time() >= max(lost, default=-math.inf) + _RECOVERY_WAIT_S:
                 return
-            await asyncio.sleep(_BACK_PERIOD_S)
+            await asyncio.sleep(_RECOVERY_POLL_S)
 
     def can_take(self, generation: Generation, came: float) -> bool:
-        """Whether a request that `came` then need not wait for a replica to get its adapter.
+        """Return True if a request that `came` then need not wait for a replica to get its adapter.
 
-        So it is, too, where none is ready whose kind can take it.
+        Also return True if no replica of a suitable variant is ready.
         """
-        forms, there = generation.forms, self._open_to(came, failing=True)
-        able = [replica for replica in there if not forms or replica.kind in forms]
-        return not able or any(replica.takes(generation) for replica in able)
+        forms, there = generation.forms, self._find_working(came, failing=True)
+        able = [replica for replica in there if not forms or replica.variant in forms]
+        return not able or any(replica.can_serve(generation) for replica in able)
 
     @property
     def why_not_ready(self) -> str:
-        """What was last seen of each replica."""
+        """Last seen state of each replica, in words."""
         if not self._replicas:
             names = ", ".join([target.endpoint for target in self.configured])
             return f"no address is known for {names}"
@@ -192,11 +202,13 @@ class Replicas:
 
     @property
     def selections(self) -> list[ModelSelection]:
-        """What is served, one for each kind. Raises EngineUnavailable while none is ready."""
+        """The served models, one for each variant. Raises EngineUnavailable while no replica is
+        ready.
+        """
         found = {
-            replica.kind: replica.engine.selection
+            replica.variant: replica.engine.selection
             for replica in reversed(self._replicas.values())
-            if replica.takes_new
+            if replica.accepts_new
         }
         if not found:
             raise EngineUnavailable("The inference server is not ready.")
@@ -204,11 +216,11 @@ class Replicas:
 
     @property
     def capabilities(self) -> list[ModelCapabilities]:
-        """As `selections`."""
+        """Capabilities of `selections`."""
         return [selection.capabilities for selection in self.selections]
 
     async def wait_ready(self) -> None:
-        """Returns once one of them has been seen serving."""
+        """Return once some replica has been seen serving."""
         await self._seen_ready.wait()
 
     def pick(
@@ -219,30 +231,40 @@ class Replicas:
         avoid: Collection[Replica] = (),
         came: float = math.inf,
     ) -> ReplicaLease:
-        """A place on a replica that works, can take it, has its adapter and is none of `avoid`.
+        """Return a lease on a working replica outside `avoid` that can run the generation.
 
-        Without `prefixes` nothing that is known of caches counts. `came` is when the request came,
-        in the event loop's time. Raises EngineUnavailable when there is none, and AdapterNotReady
-        when all of them lack the adapter.
+        Args:
+            request: the request's context.
+            generation: what is to run.
+            prefixes: hashes of the prompt; without them prompt caches do not count.
+            avoid: replicas that are left out.
+            came: when the request came, in the event loop's time.
+
+        Raises:
+            EngineUnavailable: no replica is available.
+            AdapterNotReady: all available replicas lack the adapter.
         """
-        candidates = self._candidates(avoid, generation, came)
+        candidates = self._find_candidates(avoid, generation, came)
         if not candidates:
             lora = generation.params.lora
-            if lora is not None and any(self._open_to(came, avoid)):
+            if lora is not None and any(self._find_working(came, avoid)):
                 raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
             raise EngineUnavailable("No inference server is available; try again shortly.")
         lane = self.lane_of(generation)
         chosen = candidates[0]
         if len(candidates) > 1:
-            key = key_of(generation, prefixes)
-            chosen = choose(candidates, key, costs_of(candidates, generation, prefixes))
-        return ReplicaLease(chosen, request, self._released, lane, prefixes)
+            key = affinity_key(generation, prefixes)
+            chosen = choose(candidates, key, estimate_costs(candidates, generation, prefixes))
+        return ReplicaLease(chosen, request, self._close_if_idle, lane, prefixes)
 
-    def _open_to(
+    def _find_working(
         self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False
     ) -> Iterator[Replica]:
-        """Those that work, or else seem to; with `failing` those, too, that are left alone for a
-        while. A drained one keeps what came before."""
+        """Yield the ready replicas outside `avoid`; with `failing`, also those with an open
+        breaker.
+
+        A drained replica still accepts requests that came before the drain.
+        """
         for replica in self._replicas.values():
             works = replica.ready and (failing or replica.breaker.allows)
             if (
@@ -252,116 +274,131 @@ class Replicas:
             ):
                 yield replica
 
-    def _candidates(
+    def _find_candidates(
         self, avoid: Collection[Replica], generation: Generation, came: float
     ) -> list[Replica]:
-        """Of those that can take it the ones with a weight, or else all; of these the ones with
-        room, or else all."""
-        able = [r for r in self._open_to(came, avoid) if r.takes(generation)]
+        """Return the replicas that can run the generation, narrowed by preference.
+
+        Replicas with a weight come before those without, then those with a free slot. A step that
+        would exclude all replicas is skipped.
+        """
+        able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
-            # Another one has just failed it. One without a weight may have failed long ago, and had
-            # no request since that could show that it works again.
-            able = [r for r in self._open_to(came, avoid, failing=True) if r.takes(generation)]
+            # The others just failed this request. A replica without a weight may have failed long
+            # ago, and had no request since that could show that it works again.
+            able = [
+                r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
+            ]
         if len(able) < 2:
             return able
         able = [replica for replica in able if replica.drained_at is None] or able
         able = [replica for replica in able if replica.weight] or able
         able = [replica for replica in able if not replica.engine.suspect] or able
-        roomy = [replica for replica in able if self.places.has_room(replica)] or able
-        if awaited := self.awaited():
-            # What others can take leaves the next free place to who can have no other.
-            roomy = [r for r in roomy if not self._is_awaited(r, awaited, generation)] or roomy
+        roomy = [replica for replica in able if self.slots.has_free_slot(replica)] or able
+        if awaited := self.queued_lanes():
+            # Prefer other replicas if a queued request can only run on this one.
+            roomy = [
+                r for r in roomy if not self._is_needed_by_queue(r, awaited, generation)
+            ] or roomy
         return roomy
 
     @staticmethod
-    def _is_awaited(replica: Replica, lanes: Collection[Lane], generation: Generation) -> bool:
-        """Whether somebody waits for it who can be served by fewer kinds than this can."""
+    def _is_needed_by_queue(
+        replica: Replica, lanes: Collection[Lane], generation: Generation
+    ) -> bool:
+        """Return True if a queued request needs this replica and fits fewer variants."""
         return any(
-            lane is not None and replica.kind in lane and lane < generation.forms.keys()
+            lane is not None and replica.variant in lane and lane < generation.forms.keys()
             for lane in lanes
         )
 
     async def configure(self, targets: Sequence[Target]) -> None:
-        """Makes `targets` the replicas: new ones join, others leave when they are idle, and those
-        that stay have the weight that they are given.
+        """Make `targets` the replicas: new ones join, others leave once idle, and weights are
+        updated.
 
-        Each is ``host:port``, ``grpcs://host:port``, or a name as in `discovery`. Raises ValueError
-        for one that is none of these; the replicas then stay as they are.
+        Each endpoint is ``host:port``, ``grpcs://host:port``, or a name as in `discovery`. Raise
+        ValueError for an invalid one; the replicas then remain as they are.
         """
         if self._lookup is not None:
-            # It must not set the old addresses back while the new ones are looked at.
+            # A running lookup must not restore the old addresses while the new ones are polled.
             self._lookup.cancel()
             await asyncio.wait([self._lookup])
             self._lookup = None
         self.configured = list(targets)
-        await self._set(*await resolve(targets))
+        await self._apply_targets(*await resolve(targets))
         if any(is_name(target.endpoint) for target in targets):
-            self._lookup = asyncio.create_task(self._look_up())
+            self._lookup = asyncio.create_task(self._poll_names())
 
     async def close(self) -> None:
-        """Stops watching and closes all connections."""
+        """Stop watching and close all connections."""
         if self._lookup is not None:
             self._lookup.cancel()
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*[self._end(replica) for replica in self])
 
-    async def _look_up(self) -> None:
+    async def _poll_names(self) -> None:
         while True:
             await asyncio.sleep(_LOOKUP_PERIOD_S)
             try:
-                await self._set(*await resolve(self.configured))
-            except Exception:  # whatever a name server answers, this must go on looking
+                await self._apply_targets(*await resolve(self.configured))
+            except Exception:  # lookups must continue after any answer of a name server
                 log.exception("looking up the replicas failed")
 
-    async def _set(self, targets: Mapping[str, Target], away: bool) -> None:
-        """`away` says that there may be others, so that none leaves."""
+    async def _apply_targets(self, targets: Mapping[str, Target], away: bool) -> None:
+        """Add, remove and update replicas. With `away`, targets are incomplete, so no replica
+        leaves.
+        """
         self._targets = {**(self._targets if away else {}), **targets}
-        kept = "names of replicas cannot be looked up now: the addresses that were known stay"
-        self.lookup_problem = kept if away else ""
+        problem = "names of replicas cannot be looked up now: the addresses that were known stay"
+        self.lookup_problem = problem if away else ""
         targets = {
-            endpoint: self._effective(target, endpoint) for endpoint, target in targets.items()
+            endpoint: self._apply_override(target, endpoint) for endpoint, target in targets.items()
         }
         new = {e: Replica(e, self._make(e)) for e in targets if e not in self._replicas}
         for endpoint in [e for e in self._replicas if e not in targets and not away]:
             replica = self._replicas.pop(endpoint)
             replica.leaving = True
-            replica.send_away(self._drain_grace_s)
+            replica.schedule_migration(self._drain_grace_s)
             self._leaving.add(replica)
             log.info("replica %s leaves with %d requests", endpoint, replica.in_flight)
-            self._released(replica)
+            self._close_if_idle(replica)
         for replica in self._leaving:
             again = targets.get(replica.endpoint)
             if again is not None and not again.drain:
-                replica.keep()  # it is still there, and has no reason to have less to do
+                # the endpoint is still configured, so it need not shed load
+                replica.cancel_migration()
             elif not away:
-                replica.send_away(self._drain_grace_s)
+                replica.schedule_migration(self._drain_grace_s)
         for endpoint, replica in new.items():
             log.info("replica %s joins", endpoint)
             replica.engine.draining = self._draining
             replica.engine.lost_at = asyncio.get_running_loop().time()
-            replica.engine.on_selection = self._look_at_kinds
-            replica.engine.silence.replaceable = partial(self._replaceable, replica)
+            replica.engine.on_selection = self._update_variants
+            replica.engine.silence.replaceable = partial(self._is_replaceable, replica)
             self._replicas[endpoint] = replica
             replica.watch = asyncio.create_task(self._watch(replica))
         for endpoint, target in targets.items():
-            self._weigh(self._replicas[endpoint], target)
-        self._look_at_kinds()
-        # One look before anything is sent: with Triton up, the first request is served.
+            self._configure_replica(self._replicas[endpoint], target)
+        self._update_variants()
+        # Poll once before anything is sent: if Triton is up, the first request is served.
         await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
 
-    def override(self, overrides: Overrides) -> None:
-        """From now on they hold, and those that are not among them do not."""
+    def set_overrides(self, overrides: Overrides) -> None:
+        """Replace all overrides."""
         self._overrides = overrides
         for endpoint, replica in self._replicas.items():
-            self._weigh(replica, self._effective(self._targets[endpoint], endpoint))
-        self._look_at_kinds()
+            self._configure_replica(
+                replica, self._apply_override(self._targets[endpoint], endpoint)
+            )
+        self._update_variants()
 
-    def _effective(self, target: Target, endpoint: str) -> Target:
+    def _apply_override(self, target: Target, endpoint: str) -> Target:
         override = self._overrides.get(endpoint)
-        return target if override is None else override.of(target)
+        return target if override is None else override.apply_to(target)
 
-    def _weigh(self, replica: Replica, target: Target) -> None:
+    def _configure_replica(self, replica: Replica, target: Target) -> None:
+        """Set the weight and the drain of a replica, and log changes."""
         if replica.weight != target.weight:
             log.info("replica %s has weight %g now", replica.endpoint, target.weight)
         replica.weight = target.weight
@@ -369,23 +406,30 @@ class Replicas:
             return
         if target.drain:
             replica.drained_at = asyncio.get_running_loop().time()
-            replica.send_away(self._drain_grace_s)
+            replica.schedule_migration(self._drain_grace_s)
             log.info("replica %s is drained of %d requests", replica.endpoint, replica.in_flight)
         else:
             replica.drained_at = None
-            replica.keep()
+            replica.cancel_migration()
             log.info("replica %s takes requests again", replica.endpoint)
 
-    def _look_at_kinds(self) -> None:
-        """Which kinds there are, and, where they are several from now on, what that means."""
+    def _update_variants(self) -> None:
+        """Update the variants, and log their differences when a new mix appears."""
         for replica in self._replicas.values():
             if (seen := replica.engine.last_selection) is not None:
-                replica.kind = self._known_kinds.of(seen.capabilities)
-        stay = [r.kind for r in self._replicas.values() if r.drained_at is None]
-        before, kinds = self._kinds, tuple(dict.fromkeys([kind for kind in stay if kind]))
-        self._kinds = kinds
-        if len(kinds) > 1 and set(kinds) != set(before):
-            log.info("the replicas are of %d kinds; %s", len(kinds), "; ".join(differences(kinds)))
+                replica.variant = self._known_variants.find_or_add(seen.capabilities)
+        stay = [r.variant for r in self._replicas.values() if r.drained_at is None]
+        before, variants = (
+            self._variants,
+            tuple(dict.fromkeys([variant for variant in stay if variant])),
+        )
+        self._variants = variants
+        if len(variants) > 1 and set(variants) != set(before):
+            log.info(
+                "the replicas are of %d kinds; %s",
+                len(variants),
+                "; ".join(describe_differences(variants)),
+            )
 
     async def _watch(self, replica: Replica) -> None:
         seen = asyncio.create_task(self._note_ready(replica))
@@ -398,22 +442,22 @@ class Replicas:
         await replica.engine.wait_ready()
         self._seen_ready.set()
 
-    def _replaceable(self, replica: Replica) -> bool:
-        """Whether one that answers can go on with what this one has begun: with ids, that is."""
-        kind = replica.kind
-        if kind is None or kind.capabilities.text is not None or not replica.in_flight:
+    def _is_replaceable(self, replica: Replica) -> bool:
+        """Return True if another working replica can resume this one's answers, by token ids."""
+        variant = replica.variant
+        if variant is None or variant.capabilities.text is not None or not replica.in_flight:
             return False
         others = (other for other in self._replicas.values() if other is not replica)
         return any(
-            other.kind is kind
-            and other.takes_new
+            other.variant is variant
+            and other.accepts_new
             and not other.engine.suspect
-            and not other.breaker.open
+            and not other.breaker.is_open
             for other in others
         )
 
-    def _released(self, replica: Replica) -> None:
-        """Ends a replica that has left once its last request has ended."""
+    def _close_if_idle(self, replica: Replica) -> None:
+        """Close a replica that has left once its last request has ended."""
         if replica.leaving and not replica.in_flight and replica in self._leaving:
             self._leaving.discard(replica)
             task = asyncio.get_running_loop().create_task(self._end(replica))
@@ -421,7 +465,7 @@ class Replicas:
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, replica: Replica) -> None:
-        replica.keep()
+        replica.cancel_migration()
         if replica.watch is not None:
             replica.watch.cancel()
         await replica.engine.close()

@@ -1,1 +1,1 @@
-"""Where adapters come from: folders, Hugging Face's cache, https and S3."""
+"""Sources of adapters: folders, Hugging Face's cache, https and S3."""

@@ -1,7 +1,7 @@
-"""Brings an adapter's files from where they are to a folder, within bounds of size and time.
+"""Copies an adapter's files from their source to a folder, within limits of size and time.
 
-It works in a thread with an event loop of its own: what a slow or endless server costs, it costs
-there, and a request that waits for it can be given up at any moment.
+Remote sources are read in a thread with its own event loop: a slow or endless server costs time
+only there, and a waiting request can be cancelled at any moment.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from gateway.sources import disk
 from gateway.sources.source import Source
 
 if TYPE_CHECKING:
-    from gateway.sources.remote import Found, Place
+    from gateway.sources.remote import RemoteFile, RemoteLocation
 
 T = TypeVar("T")
 
 _MiB = 1024 * 1024
-# Of files beside the weights, which are read whole. Whoever reads them has bounds of its own.
-_MOST = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
+# Limits of the other files, which are read in full. Their readers have limits of their own.
+_MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
-"""All that is ever asked for at a place on another machine; the first two must be there."""
-# Folders that processes have left behind which were killed: any fetch is over sooner.
-_LEFT_S = 86400.0
+"""Files requested from a remote source; the first two must exist."""
+# Age of folders that killed processes left behind: any fetch ends sooner.
+_LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Equal while the content of a source is; () where that cannot be told."""
+"""Equal while the content of a source is the same; () if changes cannot be detected."""
 
 
-class Fetched(NamedTuple):
-    """A folder with the files, all of which must lie `within`; until the context closes."""
+class FetchedFiles(NamedTuple):
+    """A folder with the files, all of which must lie `within`. Valid until the context closes."""
 
     folder: Path
     within: Path
@@ -61,7 +61,7 @@ class Fetched(NamedTuple):
 
 
 class Sources:
-    """Where this process may fetch adapters from, and the thread in which it does."""
+    """Sources that this process may fetch adapters from, and the threads that do so."""
 
     def __init__(
         self,
@@ -72,9 +72,14 @@ class Sources:
         max_bytes: int,
         timeout_s: float,
     ) -> None:
-        """`incoming` holds what is being fetched; `root` has folders that may be read as well.
+        """Allow some sources.
 
-        `max_bytes` is the limit of the weights, `timeout_s` that of a whole fetch.
+        Args:
+            incoming: folder for files that are being fetched.
+            allowed: sources that requests may name, with everything below them.
+            root: a folder whose subfolders may be read, too.
+            max_bytes: limit of the weights file.
+            timeout_s: limit of an entire fetch.
         """
         self._incoming = incoming
         self._allowed = tuple(allowed)
@@ -83,59 +88,68 @@ class Sources:
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(_DISK_THREADS, "sources-disk")
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def check(self, source: Source) -> None:
-        """Raises `SourceNotAllowed` for what no request may name."""
+        """Raise `SourceNotAllowed` if no request may name this source."""
         if source.scheme == "file" and self._root is not None:
-            return  # `folder_of` looks
+            return  # `find_folder` checks
         if not source.is_allowed(self._allowed):
             raise SourceNotAllowed(
                 *("request", "source", str(source), "what GATEWAY_ADAPTER_SOURCES lists"),
             )
 
-    async def look(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """What tells the source's content of now from another. Raises as `fetched` does."""
+    async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
+        """Return a stamp of the source's current content. Raises as `fetch` does."""
         if source.scheme in ("file", "hf"):
-            _, stamp = await self.in_thread(source, partial(self._stamped, source, trusted))
+            _, stamp = await self.in_thread(
+                source, partial(self._find_stamped_folder, source, trusted)
+            )
             return stamp
-        return await self._in_time(source, self._look(source, trusted))
+        return await self._run_remote(source, self._read_remote_stamp(source, trusted))
 
-    async def glimpse(self, sources: Iterable[Source]) -> list[Stamp | None]:
-        """`look` at many that the operator named on this machine; None for what is not there.
+    async def read_stamps(self, sources: Iterable[Source]) -> list[Stamp | None]:
+        """Return the stamps of many local sources that the operator named; None for missing ones.
 
-        Raises `SourceUnavailable`.
+        Raise `SourceUnavailable` if a disk does not respond in time.
         """
 
         def stamps() -> list[Stamp | None]:
-            return [self._stamp_if_there(source) for source in known]
+            return [self._read_stamp_or_none(source) for source in known]
 
         known = list(sources)
         return await self.in_thread("watched folders", stamps) if known else []
 
     @asynccontextmanager
-    async def fetched(
+    async def fetch(
         self, source: Source, who: str, *, trusted: bool = False
-    ) -> AsyncIterator[Fetched]:
-        """The files of a source. One at a time for each of `who`.
+    ) -> AsyncIterator[FetchedFiles]:
+        """Give the files of a source, one source at a time for each `who`.
 
-        `trusted` says that the operator named it, not a request. What is on this machine is read
-        where it lies. Raises `SourceNotAllowed`, `SourceUnavailable`, `MissingFile`, `TooLarge`,
-        `CorruptFile`, and `StoreError` where there is no room for it.
+        Local files are used directly, without a copy. `trusted` means that the operator named the
+        source, not a request.
+
+        Raises:
+            SourceNotAllowed: requests may not name this source.
+            SourceUnavailable: it cannot be read in time.
+            MissingFile: a file does not exist.
+            TooLarge: a file exceeds its limit.
+            CorruptFile: a file has another size than announced.
+            StoreError: the local disk is full or fails.
         """
         if not trusted:
             self.check(source)
         if source.scheme in ("file", "hf"):
-            stamped = partial(self._stamped, source, trusted)
+            stamped = partial(self._find_stamped_folder, source, trusted)
             on_disk, stamp = await self.in_thread(source, stamped)
-            yield Fetched(*on_disk, stamp)
+            yield FetchedFiles(*on_disk, stamp)
             return
-        async with self._turns[who]:
+        async with self._locks[who]:
             with store_errors(_INCOMING):
-                folder = await asyncio.to_thread(self._new_folder)
+                folder = await asyncio.to_thread(self._make_folder)
             try:
-                stamp = await self._in_time(source, self._fetch(source, folder, trusted))
-                yield Fetched(folder, folder, stamp)
+                stamp = await self._run_remote(source, self._fetch_remote(source, folder, trusted))
+                yield FetchedFiles(folder, folder, stamp)
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -146,23 +160,25 @@ class Sources:
             self._loop = None
 
     async def in_thread(self, source: object, work: Callable[[], T]) -> T:
-        """Does `work` on a disk, whose hanging keeps none of the threads that all others need.
+        """Run `work` in a thread for disk access, so that a hanging disk blocks no other threads.
 
-        Raises `SourceUnavailable` after the time that a source has.
+        Raise `SourceUnavailable` after the timeout of a source.
         """
         loop = asyncio.get_running_loop()
-        return await self._until(source, loop.run_in_executor(self._threads, work))
+        return await self._wait_in_time(source, loop.run_in_executor(self._threads, work))
 
-    async def _in_time(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
-        """Does `work` in the other loop, where it is cancelled when whoever waits here is."""
+    async def _run_remote(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the other loop, and cancel it if the caller is cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_run, args=(self._loop,), name="sources", daemon=True)
+            thread = threading.Thread(
+                target=_run_loop, args=(self._loop,), name="sources", daemon=True
+            )
             thread.start()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return await self._until(source, asyncio.wrap_future(future))
+        return await self._wait_in_time(source, asyncio.wrap_future(future))
 
-    async def _until(self, source: object, work: asyncio.Future[T]) -> T:
+    async def _wait_in_time(self, source: object, work: asyncio.Future[T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await work
@@ -170,83 +186,99 @@ class Sources:
             limit = f"an answer within {self._timeout_s:g} s"
             raise SourceUnavailable("request", "source", str(source), limit) from None
 
-    async def _look(self, source: Source, trusted: bool) -> Stamp:
-        # It imports what takes a tenth of a gateway's start.
+    async def _read_remote_stamp(self, source: Source, trusted: bool) -> Stamp:
+        # This import takes a tenth of a gateway's start time.
         from gateway.sources import remote  # noqa: PLC0415
 
-        async with remote.opened(source, partial(self._may_lead_to, source, trusted)) as place:
-            return _told(source, [await place.look(name) for name in FILES])
+        async with remote.open_location(
+            source, partial(self._may_redirect_to, source, trusted)
+        ) as location:
+            return _build_stamp(source, [await location.stat(name) for name in FILES])
 
-    async def _fetch(self, source: Source, folder: Path, trusted: bool) -> Stamp:
+    async def _fetch_remote(self, source: Source, folder: Path, trusted: bool) -> Stamp:
         from gateway.sources import remote  # noqa: PLC0415
 
-        async with remote.opened(source, partial(self._may_lead_to, source, trusted)) as place:
-            found = {name: await place.look(name) for name in FILES}
+        async with remote.open_location(
+            source, partial(self._may_redirect_to, source, trusted)
+        ) as location:
+            found = {name: await location.stat(name) for name in FILES}
             for name, file in found.items():
                 if file is None and name in FILES[:2]:
                     says = f"there is no such file at {source}; an adapter needs {_NEEDED}"
                     raise MissingFile(name, "source", "not there", name, says=says)
-                if file is not None and (file.size or 0) > self._most(name):
-                    raise _too_large(name, f"{file.size}", self._most(name))
+                if file is not None and (file.size or 0) > self._max_bytes_of(name):
+                    raise _too_large_error(name, f"{file.size}", self._max_bytes_of(name))
             for name, file in found.items():
                 if file is not None:
-                    await self._receive(place, name, file, folder / name)
-            # A release that came meanwhile: some files may be of it, and some of the one before.
+                    await self._receive(location, name, file, folder / name)
+            # If a release was published during the fetch, the files may be of two releases.
             for name, file in found.items():
-                if await place.look(name) != file:
-                    raise remote.unavailable(name, "another than when the fetch began", "the same")
-        return _told(source, found.values())
+                if await location.stat(name) != file:
+                    raise remote.unavailable_error(
+                        name, "another than when the fetch began", "the same"
+                    )
+        return _build_stamp(source, found.values())
 
-    async def _receive(self, place: Place, name: str, file: Found, path: Path) -> None:
-        """Raises `TooLarge` with the first byte too many, `CorruptFile` where it is not as told."""
+    async def _receive(
+        self, location: RemoteLocation, name: str, file: RemoteFile, path: Path
+    ) -> None:
+        """Write one file. Raise `TooLarge` at the first excess byte, `CorruptFile` for a wrong
+        size.
+        """
         size = 0
-        # This loop serves nobody: a write may take its time here.
+        # This loop serves no requests, so blocking writes are harmless.
         with store_errors(_INCOMING), path.open("xb") as written:
-            async with aclosing(place.read(name)) as pieces:
+            async with aclosing(location.read(name)) as pieces:
                 async for piece in pieces:
                     size += len(piece)
-                    if size > self._most(name):
-                        raise _too_large(name, f"more than {self._most(name)}", self._most(name))
+                    if size > self._max_bytes_of(name):
+                        raise _too_large_error(
+                            name, f"more than {self._max_bytes_of(name)}", self._max_bytes_of(name)
+                        )
                     written.write(piece)
         if file.size is not None and file.size != size:
             raise CorruptFile(name, "size", f"{size} bytes", f"the {file.size} that were told")
 
-    def _most(self, name: str) -> int:
-        return _MOST.get(name, self._max_bytes)
+    def _max_bytes_of(self, name: str) -> int:
+        return _MAX_FILE_BYTES.get(name, self._max_bytes)
 
-    def _may_lead_to(self, source: Source, trusted: bool, target: Source) -> bool:
-        """A redirect may lead to what is allowed, and at the place that the operator named."""
-        return target.is_allowed(self._allowed) or (trusted and target.place == source.place)
+    def _may_redirect_to(self, source: Source, trusted: bool, target: Source) -> bool:
+        """Return True if a redirect may lead to `target`: an allowed source, or the operator's own
+        host.
+        """
+        return target.is_allowed(self._allowed) or (
+            trusted and target.authority == source.authority
+        )
 
-    def _on_disk(self, source: Source, trusted: bool) -> disk.OnDisk:
+    def _find_folder(self, source: Source, trusted: bool) -> disk.LocalFolder:
         if source.scheme == "hf":
-            return disk.snapshot_of(source, disk.hub_cache(), self._root)
+            return disk.find_snapshot(source, disk.find_hub_cache(), self._root)
         below = [Path(str(each)) for each in self._allowed if each.scheme == "file"]
         if self._root is not None:
             below.append(self._root)
-        return disk.folder_of(source, None if trusted else below)
+        return disk.find_folder(source, None if trusted else below)
 
-    def _stamped(self, source: Source, trusted: bool) -> tuple[disk.OnDisk, Stamp]:
-        on_disk = self._on_disk(source, trusted)
+    def _find_stamped_folder(self, source: Source, trusted: bool) -> tuple[disk.LocalFolder, Stamp]:
+        on_disk = self._find_folder(source, trusted)
         return on_disk, stamp_of(on_disk.folder)
 
-    def _stamp_if_there(self, source: Source) -> Stamp | None:
+    def _read_stamp_or_none(self, source: Source) -> Stamp | None:
         try:
-            return self._stamped(source, True)[1]
+            return self._find_stamped_folder(source, True)[1]
         except AdapterError:
             return None
 
-    def _new_folder(self) -> Path:
+    def _make_folder(self) -> Path:
         self._incoming.mkdir(parents=True, exist_ok=True)
         for left in self._incoming.iterdir():
-            with suppress(FileNotFoundError):  # the fetch that it was for has just ended
-                if time.time() - left.stat().st_mtime > _LEFT_S:
+            with suppress(FileNotFoundError):  # its fetch has just ended
+                if time.time() - left.stat().st_mtime > _LEFTOVER_AGE_S:
                     shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped; what is not done then is cancelled."""
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then cancel the remaining tasks."""
 
     async def end() -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -262,14 +294,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _told(source: Source, found: Iterable[Found | None]) -> Stamp:
+def _build_stamp(source: Source, found: Iterable[RemoteFile | None]) -> Stamp:
     known = tuple(found)
     untold = any(each is not None and not each.tag for each in known)
     return () if untold else (str(source), *known)
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """What changes when a file of an adapter, of any form, is replaced or written to. Blocks."""
+    """Return values that change when any file of an adapter is replaced or written to. Blocks."""
 
     def status(name: str) -> object:
         try:
@@ -280,5 +312,5 @@ def stamp_of(folder: Path) -> Stamp:
     return (str(folder), *map(status, (*FILES, *npy_files.ALL)))
 
 
-def _too_large(name: str, found: str, most: int) -> TooLarge:
+def _too_large_error(name: str, found: str, most: int) -> TooLarge:
     return TooLarge(name, "size", f"{found} bytes", f"{most} bytes")

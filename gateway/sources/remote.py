@@ -1,6 +1,6 @@
-"""What `fetch` asks of a place on another machine, and the two kinds of places.
+"""Remote locations of adapter files: https servers and S3 buckets.
 
-Everything here runs in the event loop of `fetch`, never in the one that serves.
+All code here runs in the event loop of `fetch`, never in the one that serves requests.
 """
 
 from __future__ import annotations
@@ -21,34 +21,37 @@ from certificates.contexts import ClientFiles, client_context
 from certificates.reloading import ReloadedValue
 from gateway.sources.source import Source, parse
 
-_PIECE = 1024 * 1024
-_CONNECT_S = 10.0
-_SILENT_S = 30.0
-_REDIRECTS = 5
-# Servers that do not know HEAD, or sign URLs for GET alone, say so with these.
-_NO_HEAD = (400, 401, 403, 405, 501)
-_ABSENT = (404, 410)
+_CHUNK_BYTES = 1024 * 1024
+_CONNECT_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 30.0
+_MAX_REDIRECTS = 5
+# Servers that do not support HEAD, or sign URLs for GET only, answer with these.
+_NO_HEAD_STATUSES = (400, 401, 403, 405, 501)
+_ABSENT_STATUSES = (404, 410)
 
 
-class Found(NamedTuple):
-    """A file: its bytes, if that is told, and what tells one content of it from the next."""
+class RemoteFile(NamedTuple):
+    """A file: its size in bytes if known, and a tag that changes with its content."""
 
     size: int | None
     tag: str
 
 
-class Place(Protocol):
-    """Raises `SourceUnavailable`, and `SourceNotAllowed` where it leads elsewhere."""
+class RemoteLocation(Protocol):
+    """A folder on another machine.
 
-    async def look(self, name: str) -> Found | None:
-        """What is known of a file before it is read; None where it does not exist."""
+    Methods raise `SourceUnavailable`, and `SourceNotAllowed` for a redirect to a forbidden source.
+    """
+
+    async def stat(self, name: str) -> RemoteFile | None:
+        """Return what is known of a file without reading it, None if it does not exist."""
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        """The file's bytes."""
+        """Yield the file's bytes."""
 
 
 class Https:
-    """Follows redirects to what is allowed, and from https to https alone."""
+    """A folder on an https server. Follows redirects to allowed sources, over https only."""
 
     def __init__(
         self, source: Source, client: httpx.AsyncClient, allowed: Callable[[Source], bool]
@@ -57,45 +60,47 @@ class Https:
         self._client = client
         self._allowed = allowed
 
-    async def look(self, name: str) -> Found | None:
+    async def stat(self, name: str) -> RemoteFile | None:
         for method in ("HEAD", "GET"):
-            async with self._answer(method, name) as answer:
-                if method == "HEAD" and answer.status_code in _NO_HEAD:
+            async with self._send(method, name) as answer:
+                if method == "HEAD" and answer.status_code in _NO_HEAD_STATUSES:
                     continue
-                if answer.status_code in _ABSENT:
+                if answer.status_code in _ABSENT_STATUSES:
                     return None
-                told = _checked(answer, name).headers
+                told = _require_ok(answer, name).headers
                 length = told.get("content-length", "")
                 tag = told.get("etag") or told.get("last-modified", "")
-                return Found(int(length) if length.isdecimal() else None, tag)
+                return RemoteFile(int(length) if length.isdecimal() else None, tag)
         raise AssertionError("GET always answers")
 
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        async with self._answer("GET", name) as answer:
-            async for piece in _checked(answer, name).aiter_raw(_PIECE):
+        async with self._send("GET", name) as answer:
+            async for piece in _require_ok(answer, name).aiter_raw(_CHUNK_BYTES):
                 yield piece
 
     @asynccontextmanager
-    async def _answer(self, method: str, name: str) -> AsyncIterator[httpx.Response]:
+    async def _send(self, method: str, name: str) -> AsyncIterator[httpx.Response]:
         source, url = self._source, self._source.url(name)
         try:
-            for _ in range(1 + _REDIRECTS):
+            for _ in range(1 + _MAX_REDIRECTS):
                 request = self._client.build_request(method, url)
-                answer = await self._client.send(request, stream=True, auth=_auth(source))
+                answer = await self._client.send(request, stream=True, auth=_build_auth(source))
                 try:
                     if not answer.has_redirect_location:
                         yield answer
                         return
-                    source = self._next(name, str(answer.next_request.url))  # type: ignore[union-attr]
+                    source = self._follow_redirect(name, str(answer.next_request.url))  # type: ignore[union-attr]
                     url = source.url()
                 finally:
                     await answer.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise unavailable(name, f"{type(error).__name__} {error}") from None
-        raise unavailable(name, "too many redirects")
+            raise unavailable_error(name, f"{type(error).__name__} {error}") from None
+        raise unavailable_error(name, "too many redirects")
 
-    def _next(self, name: str, url: str) -> Source:
-        """Where a redirect leads; without the user, whose password is for the first place."""
+    def _follow_redirect(self, name: str, url: str) -> Source:
+        """Return the redirect's target, without the user: the password is for the first server
+        only.
+        """
         if url.startswith("https://"):
             source = parse(url)
             if self._allowed(source):
@@ -107,49 +112,57 @@ class Https:
 
 
 class S3:
-    """Credentials, region and endpoint are what botocore finds in the environment."""
+    """A folder in an S3 bucket.
+
+    botocore finds credentials, region and endpoint in the environment.
+    """
 
     def __init__(self, source: Source, filesystem: Any) -> None:
         self._source = source
         self._filesystem = filesystem
 
-    async def look(self, name: str) -> Found | None:
+    async def stat(self, name: str) -> RemoteFile | None:
         try:
             found = await self._filesystem._info(self._path(name))
         except FileNotFoundError:
             return None
-        except Exception as error:  # botocore's, aiohttp's and the system's have no common class
-            raise unavailable(name, f"{type(error).__name__} {error}") from None
+        # errors of botocore, aiohttp and the system have no common class
+        except Exception as error:
+            raise unavailable_error(name, f"{type(error).__name__} {error}") from None
         if found["type"] != "file":
             return None
-        return Found(int(found["size"]), str(found.get("ETag", "")))
+        return RemoteFile(int(found["size"]), str(found.get("ETag", "")))
 
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
         try:
             file = await self._filesystem.open_async(self._path(name))
             async with file:
-                while piece := await file.read(_PIECE):
+                while piece := await file.read(_CHUNK_BYTES):
                     yield piece
-        except Exception as error:  # as in `look`
-            raise unavailable(name, f"{type(error).__name__} {error}") from None
+        except Exception as error:  # as in `stat`
+            raise unavailable_error(name, f"{type(error).__name__} {error}") from None
 
     def _path(self, name: str) -> str:
-        return "/".join((self._source.place, *self._source.path, name))
+        return "/".join((self._source.authority, *self._source.path, name))
 
 
 @asynccontextmanager
-async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIterator[Place]:
-    """The place of an ``https`` or ``s3`` source.
+async def open_location(
+    source: Source, allowed: Callable[[Source], bool]
+) -> AsyncIterator[RemoteLocation]:
+    """Open an ``https`` or ``s3`` source.
 
-    Raises `SourceUnavailable`, and `SourceUnsupported` where a package is missing.
+    Raises:
+        SourceUnavailable: it cannot be used now.
+        SourceUnsupported: a package is missing.
     """
     if source.scheme == "https":
-        timeout = httpx.Timeout(_SILENT_S, connect=_CONNECT_S)
+        timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
         headers = {"accept-encoding": "identity"}
         try:
-            trust = _trust()
+            trust = _load_trust()
         except OSError as error:
-            raise unavailable("request", f"SSL_CERT_FILE: {error}", "certificates") from None
+            raise unavailable_error("request", f"SSL_CERT_FILE: {error}", "certificates") from None
         async with httpx.AsyncClient(timeout=timeout, headers=headers, verify=trust) as client:
             yield Https(source, client, allowed)
         return
@@ -164,46 +177,46 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
         asynchronous=True,
         skip_instance_cache=True,
         use_listings_cache=False,
-        config_kwargs={"connect_timeout": _CONNECT_S, "read_timeout": _SILENT_S},
+        config_kwargs={"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _READ_TIMEOUT_S},
     )
     try:
         session = await filesystem.set_session()
-    except Exception as error:  # as in `S3.look`
-        raise unavailable("request", f"{type(error).__name__} {error}") from None
+    except Exception as error:  # as in `S3.stat`
+        raise unavailable_error("request", f"{type(error).__name__} {error}") from None
     try:
         yield S3(source, filesystem)
     finally:
         await session.close()
 
 
-def _trust() -> ssl.SSLContext | bool:
-    """Whom to trust: the authorities of SSL_CERT_FILE as they could be read last, else httpx's."""
+def _load_trust() -> ssl.SSLContext | bool:
+    """Return the trusted authorities: the last readable SSL_CERT_FILE, else httpx's default."""
     file = os.environ.get("SSL_CERT_FILE")
-    return _watched(Path(file)).value if file else True
+    return _watch_trust(Path(file)).value if file else True
 
 
 @cache
-def _watched(file: Path) -> ReloadedValue[ssl.SSLContext]:
+def _watch_trust(file: Path) -> ReloadedValue[ssl.SSLContext]:
     name = "certificates of the servers of adapters"
     return ReloadedValue(name, [file], partial(client_context, ClientFiles(file)))
 
 
-def unavailable(
+def unavailable_error(
     name: str, found: str, allowed: str = "a readable file, or 404 where there is none"
 ) -> SourceUnavailable:
     return SourceUnavailable(name, "source", found, allowed)
 
 
-def _auth(source: Source) -> httpx.BasicAuth | None:
+def _build_auth(source: Source) -> httpx.BasicAuth | None:
     if source.user is None:
         return None
     user, _, password = source.user.partition(":")
     return httpx.BasicAuth(unquote(user), unquote(password))
 
 
-def _checked(answer: httpx.Response, name: str) -> httpx.Response:
+def _require_ok(answer: httpx.Response, name: str) -> httpx.Response:
     if answer.status_code != 200:
-        raise unavailable(name, f"status {answer.status_code}")
+        raise unavailable_error(name, f"status {answer.status_code}")
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise unavailable(name, "a compressed answer to a request for none")
+        raise unavailable_error(name, "a compressed answer to a request for none")
     return answer

@@ -1,8 +1,8 @@
-"""The name of a place that an adapter may come from, taken apart so that it means one thing only.
+"""The name of a source of adapters, parsed so that it has exactly one meaning.
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
-``hf://OWNER/NAME[@REVISION]``; the adapter's files lie in it under their own names. What is asked
-for is made anew from the parts that were checked, so that nobody reads another host out of it.
+``hf://OWNER/NAME[@REVISION]``; the adapter's files lie in it under their own names. Requests are
+built from the parsed and checked parts, so no server can read another host from the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from adapters.errors import InvalidSource
 
 Scheme = Literal["file", "https", "s3", "hf"]
 
-_MAX = 2048  # characters
+_MAX_CHARS = 2048  # characters
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252})|\[[0-9a-f:.]+\]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _REVISION = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
@@ -26,33 +26,45 @@ _ALLOWED = "an absolute folder, https://HOST/FOLDER, s3://BUCKET/FOLDER or hf://
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`place` is a host, with its port if it is not 443, or a bucket; `path` the names below it,
-    quoted as they were given. `user` (``NAME:PASSWORD``) and `query` are secret.
+    """A parsed source.
+
+    Attributes:
+        scheme: how it is read.
+        authority: a host, with its port unless 443, or a bucket.
+        path: the names below it, quoted as they were given.
+        revision: of an ``hf`` source.
+        user: ``NAME:PASSWORD``, secret.
+        query: secret.
     """
 
     scheme: Scheme
-    place: str
+    authority: str
     path: tuple[str, ...]
     revision: str | None = None
     user: str | None = field(default=None, repr=False)
     query: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """The source without what is secret, as it is kept and shown."""
+        """Return the source without secrets, for storing and showing."""
         inner = "/".join(self.path)
         if self.scheme == "file":
             return f"/{inner}"
-        text = f"{self.scheme}://{self.place}{'/' if self.place and inner else ''}{inner}"
+        text = f"{self.scheme}://{self.authority}{'/' if self.authority and inner else ''}{inner}"
         return f"{text}@{self.revision}" if self.revision else text
 
     def url(self, name: str | None = None) -> str:
-        """Of the file `name` in it, with its query, which may be secret, and without the user."""
+        """Return the URL of the file `name` in it, with the query, which may be secret, without the
+        user.
+        """
         inner = "/".join(self.path if name is None else (*self.path, name))
-        return f"{self.scheme}://{self.place}/{inner}{'?' if self.query else ''}{self.query}"
+        return f"{self.scheme}://{self.authority}/{inner}{'?' if self.query else ''}{self.query}"
 
     def is_below(self, prefix: Source) -> bool:
-        """Whole names count: ``s3://a/lora-2`` is not below ``s3://a/lora``."""
-        return (self.scheme, self.place) == (prefix.scheme, prefix.place) and (
+        """Return True if this source lies below `prefix`, by whole path components.
+
+        ``s3://a/lora-2`` is not below ``s3://a/lora``.
+        """
+        return (self.scheme, self.authority) == (prefix.scheme, prefix.authority) and (
             self.path[: len(prefix.path)] == prefix.path
         )
 
@@ -61,68 +73,72 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """The source of this name. Raises `InvalidSource`, which quotes no secret."""
+    """Parse the name of a source. Raise `InvalidSource`, which quotes no secret."""
     source = parse_prefix(text)
     if source.scheme == "hf" and len(source.path) < 2:
-        raise _refused(source, "hf://OWNER/NAME@REVISION")
+        raise _invalid_source(source, "hf://OWNER/NAME@REVISION")
     return source
 
 
 def parse_prefix(text: str) -> Source:
-    """As `parse`, but ``hf://`` and ``hf://OWNER`` stand for all below them."""
+    """Parse a source as `parse` does, but allow ``hf://`` and ``hf://OWNER`` as prefixes."""
     scheme, colon, _ = text.partition("://")
-    if len(text) > _MAX or not text.isprintable():
-        raise _refused("a text that is too long or not printable", _ALLOWED)
+    if len(text) > _MAX_CHARS or not text.isprintable():
+        raise _invalid_source("a text that is too long or not printable", _ALLOWED)
     if not colon and text.startswith("/"):
-        return Source("file", "", _names(text, quoted=False))
+        return Source("file", "", _parse_path(text, quoted=False))
     if not colon or scheme == "file" or scheme not in get_args(Scheme):
-        raise _refused(f"{scheme}://" if colon else "a relative path", _ALLOWED)
+        raise _invalid_source(f"{scheme}://" if colon else "a relative path", _ALLOWED)
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise _refused("a malformed URL", _ALLOWED) from None
+        raise _invalid_source("a malformed URL", _ALLOWED) from None
     if not text.isascii() or any(each in text for each in " \\#"):
-        raise _refused("a URL with a space, \\, # or other characters than ASCII", _ALLOWED)
+        raise _invalid_source("a URL with a space, \\, # or other characters than ASCII", _ALLOWED)
     if scheme == "https":
-        return _https(parts.netloc, port, parts.hostname or "", parts.path, parts.query)
+        return _parse_https(parts.netloc, port, parts.hostname or "", parts.path, parts.query)
     if parts.query or "?" in text or "%" in text:
-        raise _refused("a query or %", f"{scheme}:// without")
+        raise _invalid_source("a query or %", f"{scheme}:// without")
     if scheme == "s3":
         if not _BUCKET.fullmatch(parts.netloc):
-            raise _refused("no bucket", "s3://BUCKET/FOLDER; credentials come from the environment")
-        return Source("s3", parts.netloc, _names(parts.path))
+            raise _invalid_source(
+                "no bucket", "s3://BUCKET/FOLDER; credentials come from the environment"
+            )
+        return Source("s3", parts.netloc, _parse_path(parts.path))
     named, at, revision = text.removeprefix("hf://").partition("@")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise _refused("a malformed revision", "a branch, a tag or a commit")
-    return Source("hf", "", _names(f"/{named}"), revision or None)
+        raise _invalid_source("a malformed revision", "a branch, a tag or a commit")
+    return Source("hf", "", _parse_path(f"/{named}"), revision or None)
 
 
-def _https(netloc: str, port: int | None, host: str, path: str, query: str) -> Source:
+def _parse_https(netloc: str, port: int | None, host: str, path: str, query: str) -> Source:
     user, at, _ = netloc.rpartition("@")
     if "@" in user or (at and not user):
-        raise _refused("more than one @", "https://USER:PASSWORD@HOST/FOLDER")
+        raise _invalid_source("more than one @", "https://USER:PASSWORD@HOST/FOLDER")
     host = f"[{host}]" if ":" in host else host
     if not _HOST.fullmatch(host):
-        raise _refused("no host", "https://HOST/FOLDER")
-    place = host if port in (None, 443) else f"{host}:{port}"
-    return Source("https", place, _names(path), user=user or None, query=query)
+        raise _invalid_source("no host", "https://HOST/FOLDER")
+    authority = host if port in (None, 443) else f"{host}:{port}"
+    return Source("https", authority, _parse_path(path), user=user or None, query=query)
 
 
-def _names(path: str, *, quoted: bool = True) -> tuple[str, ...]:
-    """The names of a path. None of them leads up, in whatever way a server reads it."""
+def _parse_path(path: str, *, quoted: bool = True) -> tuple[str, ...]:
+    """Return the components of a path. No component leads up, however a server interprets it."""
     names = tuple(path.strip("/").split("/")) if path.strip("/") else ()
     for name in names:
         try:
             plain = unquote(name, errors="strict") if quoted else name
-        except UnicodeDecodeError:  # to some servers %c0%ae is a dot
-            raise _refused("a path with quoted bytes that are not UTF-8", _ALLOWED) from None
-        # What follows a semicolon is no part of the name to some servers.
+        except UnicodeDecodeError:  # some servers read %c0%ae as a dot
+            raise _invalid_source("a path with quoted bytes that are not UTF-8", _ALLOWED) from None
+        # Some servers drop everything after a semicolon.
         meant = plain.partition(";")[0] if quoted else plain
         if meant in ("", ".", "..") or (quoted and any(each in plain for each in "/\\%\0")):
-            raise _refused("a path with an empty name, '.', '..' or a quoted / \\ or %", _ALLOWED)
+            raise _invalid_source(
+                "a path with an empty name, '.', '..' or a quoted / \\ or %", _ALLOWED
+            )
     return names
 
 
-def _refused(found: object, allowed: str) -> InvalidSource:
+def _invalid_source(found: object, allowed: str) -> InvalidSource:
     return InvalidSource("request", "source", str(found), allowed)

@@ -1,1 +1,1 @@
-"""Who asks, how much they may, and what it cost."""
+"""Tenants: their keys, their limits, and the usage that they are charged for."""

@@ -1,4 +1,4 @@
-"""Who may come in: keys to tenants and admins, and which models a tenant may use or know of."""
+"""Access control: from keys to tenants and admins, and the models that a tenant may use or see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from adapters.record import selected_name
-from gateway.config.file import Check, Configuration, ConfigurationFile, Place
+from gateway.config.file import Check, Configuration, ConfigurationFile, FieldPath
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
 from gateway.errors import (
@@ -28,10 +28,10 @@ from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
 
-_MAX_KEY = 512  # characters; ours have 46
-_WRONG_KEYS = 20
+_MAX_KEY_CHARS = 512  # characters; the gateway's own keys have 46
+_MAX_WRONG_KEYS = 20
 _MAX_NAMES = 10_000
-_WHO = len("sha256:") + 8
+_ADMIN_ID_CHARS = len("sha256:") + 8
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -40,16 +40,16 @@ class Resolver(Protocol[R_co]):
     """Finds the model of a name."""
 
     def resolve(self, model: str) -> R_co:
-        """Raises ModelNotFound."""
+        """Return the model of this name. Raise ModelNotFound for an unknown name."""
 
 
 class _Keys(NamedTuple):
-    """By the hash of a key.
+    """Valid keys, by hash.
 
     Attributes:
-        tenants: those of the file; None where no key is needed.
-        admins: hashes alone.
-        issued: those made over the API, with their tenants; None while they are not known.
+        tenants: tenants of the file; None where no key is needed.
+        admins: hashes of admin keys.
+        issued: keys made over the API, with their tenants; None until they are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -58,7 +58,9 @@ class _Keys(NamedTuple):
 
 
 class Access:
-    """The keys in force; `update` and `issue` replace all of their kind at once."""
+    """The keys in force; `update` and `set_issued_keys` each replace all keys of their source at
+    once.
+    """
 
     def __init__(self, settings: Settings, unknown_models: UnknownModels) -> None:
         self._unknown_models = unknown_models
@@ -73,25 +75,29 @@ class Access:
         self._names: dict[tuple[str, ...], str] = {}
         """Names of tenants by the credentials of their requests, for `find_tenant_name`."""
         self.uses: dict[str, int] = {}
-        """When keys made over the API were used, to the minute, since `take_uses`."""
+        """Times of the last uses of keys made over the API, to the minute, since `take_uses`."""
 
     def update(self, configuration: Configuration) -> None:
+        """Apply a new configuration."""
         self._configuration = configuration
-        self._put_in_force()
+        self._apply_keys()
 
-    def issue(self, records: Records) -> None:
-        """The keys made over the API. Until this is called, a key that is not in the file cannot be
-        told from a wrong one."""
+    def set_issued_keys(self, records: Records) -> None:
+        """Replace the keys made over the API.
+
+        Until the first call, a key that is not in the file may be one of these, so it cannot be
+        rejected as wrong.
+        """
         if records is not self._records:
             self._records = records
-            self._put_in_force()
+            self._apply_keys()
 
     def take_uses(self) -> Uses:
-        """And begins anew."""
+        """Return the uses since the last call, and start anew."""
         uses, self.uses = self.uses, {}
         return uses
 
-    def _put_in_force(self) -> None:
+    def _apply_keys(self) -> None:
         tenants, issued = None, None
         if self._configuration.tenants is not None:
             tenants = {key: tenant for tenant in self._configuration.tenants for key in tenant.keys}
@@ -107,8 +113,8 @@ class Access:
         self._keys = _Keys(tenants, admins, issued)
 
     @property
-    def open(self) -> bool:
-        """Whether requests need no key."""
+    def is_open(self) -> bool:
+        """True if requests need no key."""
         return self._keys.tenants is None
 
     def tenant(self, credentials: Sequence[str]) -> Tenant | None:
@@ -117,24 +123,24 @@ class Access:
         Return None where no key is needed. `credentials` are values of an `Authorization` header.
 
         Raises:
-            InvalidKey: No credential is a key.
-            KeysUnavailable: A credential cannot be checked now, and no other one is a key.
+            InvalidKey: no credential is a key.
+            KeysUnavailable: a credential cannot be checked now, and no other one is a key.
         """
         tenants = self._keys.tenants
         if tenants is None:
             return None
         refusals: list[InvalidKey | KeysUnavailable] = []
-        for given in _presented(credentials):
+        for given in _hash_presented_keys(credentials):
             try:
-                return self._tenant_of(given, tenants)
+                return self._match_key(given, tenants)
             except (InvalidKey, KeysUnavailable) as error:
                 refusals.append(error)
         raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
 
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
-        """Return the tenant's name that credentials lead to; empty for unknown ones.
+        """Return the name of the tenant that credentials belong to, "" if they are unknown.
 
-        The name admits no request: a key may have expired.
+        The name admits no request: the key may have expired.
         """
         tenants, _, issued = self._keys
         if tenants is None:
@@ -142,7 +148,9 @@ class Access:
         asked = tuple(credentials)
         if (known := self._names.get(asked)) is not None:
             return known
-        for given in [key_hash(key) for key in _keys_in(credentials) if len(key) <= _MAX_KEY]:
+        for given in [
+            key_hash(key) for key in _parse_keys(credentials) if len(key) <= _MAX_KEY_CHARS
+        ]:
             found = tenants.get(given)
             if found is None and issued is not None and given in issued:
                 found = issued[given][0]
@@ -152,23 +160,25 @@ class Access:
         return ""
 
     def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
-        """Cache a name. A key may come beside anything, so length and number are bounded."""
-        if sum(map(len, asked)) > 2 * _MAX_KEY:
+        """Cache a name. Credentials of a request may be arbitrary, so their length and number are
+        bounded.
+        """
+        if sum(map(len, asked)) > 2 * _MAX_KEY_CHARS:
             return
         if len(self._names) >= _MAX_NAMES:
             self._names.clear()
         self._names[asked] = name
 
-    def _tenant_of(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
+    def _match_key(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
         tenant = tenants.get(given)
         if tenant is None:
-            return self._issued_to(given)
-        # The look-up was by a hash of the key, which tells a guesser nothing of the right one.
+            return self._find_issued(given)
+        # The lookup used a hash of the key, so its timing reveals nothing of the right key.
         if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
 
-    def _issued_to(self, given: str) -> Tenant:
+    def _find_issued(self, given: str) -> Tenant:
         issued = self._keys.issued
         if issued is None:
             raise KeysUnavailable("This API key cannot be checked now; try again.")
@@ -183,14 +193,16 @@ class Access:
         return tenant
 
     def admin(self, credentials: Sequence[str], address: str | None) -> str:
-        """Return which admin asks: ``sha256:`` and the first 8 digits of the key's hash.
+        """Return the admin's id: ``sha256:`` and the first 8 digits of the key's hash.
 
         One of `credentials` must be an admin's key. A request without one counts as one wrong key,
-        however many credentials it has.
-
-        Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key, and
-        TooManyWrongKeys when many came from this address. A right key is taken all the same: others
+        however many credentials it has. A right key is accepted even after many wrong ones: others
         may share the address, and must not be able to lock the admin out.
+
+        Raises:
+            SwitchedOff: no admin key is configured.
+            InvalidKey: no credential is an admin's key.
+            TooManyWrongKeys: many wrong keys came from this address.
         """
         admins = self._keys.admins
         if not admins:
@@ -199,39 +211,41 @@ class Access:
                 "configuration file.",
                 setting="GATEWAY_ADMIN_KEY",
             )
-        for given in _presented(credentials, "admin key"):
+        for given in _hash_presented_keys(credentials, "admin key"):
             if _is_one_of(given, admins):
-                return given[:_WHO]
+                return given[:_ADMIN_ID_CHARS]
         wrong = self._wrong.count(address)
-        if wrong <= _WRONG_KEYS:
+        if wrong <= _MAX_WRONG_KEYS:
             raise InvalidKey("Incorrect admin key provided.")
-        if wrong == _WRONG_KEYS + 1:
-            log.warning("MORE THAN %d WRONG ADMIN KEYS in a minute from %s", _WRONG_KEYS, address)
+        if wrong == _MAX_WRONG_KEYS + 1:
+            log.warning(
+                "MORE THAN %d WRONG ADMIN KEYS in a minute from %s", _MAX_WRONG_KEYS, address
+            )
         raise TooManyWrongKeys("Too many wrong admin keys came from this address.")
 
     def is_admin(self, credentials: Sequence[str]) -> bool:
-        """Return True if an admin asks for what everybody may ask.
+        """Return True if an admin sends a request that anybody may send.
 
-        Another's key is not counted as wrong.
-
-        No guesser gains by that: the keys have at least 32 characters.
+        Other keys do not count as wrong. This does not help anyone who guesses keys, as they have
+        at least 32 characters.
         """
         try:
-            given = _presented(credentials)
+            given = _hash_presented_keys(credentials)
             return any(_is_one_of(each, self._keys.admins) for each in given)
         except InvalidKey:
             return False
 
-    def sees(self, tenant: Tenant | None, name: str) -> bool:
-        """Whether a model is in this tenant's list."""
+    def can_see(self, tenant: Tenant | None, name: str) -> bool:
+        """Return True if the tenant's list of models has this name."""
         return tenant is None or tenant.may_use(name, self._base)
 
     def route(self, router: Resolver[R_co], tenant: Tenant | None, model: str) -> R_co:
-        """What serves `model` to this tenant.
+        """Return what `router` finds for `model`, if the tenant may use it.
 
-        Raises ModelNotFound for what does not exist and, in the same words, for what the tenant
-        must not know of: another's namespace. Raises ModelNotAllowed for a model of the common
-        catalogue that it may not use.
+        Raises:
+            ModelNotFound: the model does not exist or, in the same words, is in another tenant's
+                namespace.
+            ModelNotAllowed: the model is in the common catalogue, and the tenant may not use it.
         """
         if tenant is None:
             try:
@@ -240,7 +254,7 @@ class Access:
                 self._unknown_models.count(model)
                 raise
         name = selected_name(model)
-        if self.sees(tenant, name):
+        if self.can_see(tenant, name):
             return router.resolve(model)
         if not is_common(name, self._base):
             raise ModelNotFound(model)
@@ -252,9 +266,9 @@ def _is_one_of(given: str, keys: Iterable[str]) -> bool:
     return any(hmac.compare_digest(given, key) for key in keys)
 
 
-def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]:
-    """Return the hashes of the keys that a request presents. Raises InvalidKey without any."""
-    keys = _keys_in(credentials)
+def _hash_presented_keys(credentials: Sequence[str], wanted: str = "API key") -> list[str]:
+    """Return the hashes of the keys in a request. Raise InvalidKey if it has no key."""
+    keys = _parse_keys(credentials)
     if not keys:
         found = f"You didn't provide an {wanted}"
         if any(credential.strip() for credential in credentials):
@@ -262,13 +276,13 @@ def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]
         raise InvalidKey(
             f"{found}; send the key in the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
         )
-    hashes = [key_hash(key) for key in keys if len(key) <= _MAX_KEY]
+    hashes = [key_hash(key) for key in keys if len(key) <= _MAX_KEY_CHARS]
     if not hashes:
         raise InvalidKey(f"Incorrect {wanted} provided.")
     return hashes
 
 
-def _keys_in(credentials: Sequence[str]) -> list[str]:
+def _parse_keys(credentials: Sequence[str]) -> list[str]:
     keys = []
     for credential in credentials:
         scheme, _, key = credential.partition(" ")
@@ -278,24 +292,24 @@ def _keys_in(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Whether keys have been on since the gateway was started, and therefore stay on.
+    """Remembers that keys were required since the gateway started, so that they stay required.
 
-    All workers of a gateway know it by a file in the folder that they share, so that one which is
-    started in the place of another is not open while the others ask for keys.
+    Workers share this through a file in their common folder. A worker that replaces another one is
+    therefore not open while the others require keys.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._mark = None if folder is None else folder / "keys-are-on"
         self._on = False
         self.problem = ""
-        """Why other workers cannot be told; empty where they can."""
+        """Why other workers cannot be notified; empty if they can."""
 
     @property
     def on(self) -> bool:
         return self._on or (self._mark is not None and self._mark.exists())
 
     def update(self, configuration: Configuration) -> None:
-        """To be told of every configuration that comes into force."""
+        """Record a new configuration. Call this for each one that comes into force."""
         if configuration.tenants is not None and not self.on:
             self._on = True
             try:
@@ -306,8 +320,8 @@ class KeysLatch:
                 log.error("%s", self.problem)
 
 
-def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
-    """Why nobody may be let in without a key here; None when all is well."""
+def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
+    """Return why requests without a key may not be allowed here, None if they may."""
     if configuration.tenants is not None:
         return None
     if latch.on:
@@ -328,11 +342,11 @@ def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration)
     )
 
 
-def not_here(
+def find_unservable(
     settings: Settings, latch: KeysLatch, configuration: Configuration
-) -> tuple[Place, str] | None:
-    """What of a configuration cannot be served with these settings, and why."""
-    if (reason := exposure(settings, latch, configuration)) is not None:
+) -> tuple[FieldPath, str] | None:
+    """Return a field that cannot be served with these settings and the reason, else None."""
+    if (reason := find_exposure(settings, latch, configuration)) is not None:
         return (), reason
     for section in ("embedding_models", "rerank_models"):
         for name in getattr(configuration, section):
@@ -356,17 +370,20 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def configuration_file(
+def load_configuration_file(
     settings: Settings, workers: Path | None = None, also: Check = lambda _: None
 ) -> ConfigurationFile:
-    """The file of these settings; `workers` is the folder that all workers of a gateway share.
+    """Load the configuration file of these settings. Raise ConfigurationError if it is refused.
 
-    `also` is asked of what is right otherwise. Raises ConfigurationError.
+    Args:
+        settings: the settings of this process.
+        workers: folder that all workers of a gateway share.
+        also: further check of configurations that are valid otherwise.
     """
     latch = KeysLatch(workers)
 
-    def check(configuration: Configuration) -> tuple[Place, str] | None:
-        return not_here(settings, latch, configuration) or also(configuration)
+    def check(configuration: Configuration) -> tuple[FieldPath, str] | None:
+        return find_unservable(settings, latch, configuration) or also(configuration)
 
     file = ConfigurationFile(settings.config, check, problem=lambda: latch.problem)
     file.subscribe(latch.update)
@@ -386,8 +403,8 @@ def warn_if_open(settings: Settings, configuration: Configuration) -> None:
         log.warning("%s", _OPEN.format(who))
 
 
-def open_to_others(settings: Settings, configuration: Configuration) -> str:
-    """Return in words that other machines need no key; empty where they do, or reach nothing."""
+def describe_exposure(settings: Settings, configuration: Configuration) -> str:
+    """Return a sentence if other machines can use the gateway without a key, else ""."""
     if configuration.tenants is not None or _is_loopback(settings.host):
         return ""
     return _OPEN.format("whoever reaches this address")

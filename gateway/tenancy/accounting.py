@@ -1,6 +1,6 @@
-"""What a request costs: counted, reserved before it starts, settled and logged once at its end.
+"""Accounting of requests: reserved before they start, settled and logged once at their end.
 
-With neither tenants nor a usage log nothing of this happens.
+Without tenants and without a usage log nothing is recorded.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.reservation import Reservation
-from gateway.tenancy.usage_log import Usage
+from gateway.tenancy.usage_log import UsageRecord
 
-# Of a choice whose request names no max_tokens: reserving all that the context has room for would
-# refuse most of them. (A beam search is: nobody can say how far one is, nor end it early.)
+# Tokens reserved for a choice without max_tokens: reserving the entire context would refuse most
+# such requests. (A beam search reserves all: its progress is unknown, and it cannot be ended
+# early.)
 _UNSTATED_TOKENS = 1024
-# How often what answers have used is looked at, and how many tokens of each are reserved ahead.
-_BOOKING_S = 0.5
-_LEAST_AHEAD = 128
-_BY_THE_CLIENT = (InvalidRequest, ClientDisconnected, ClientDeadline)
+# Interval between records of usage, and the minimum of tokens reserved ahead for each answer.
+_RECORD_INTERVAL_S = 0.5
+_MIN_AHEAD_TOKENS = 128
+_CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
 log = logging.getLogger(__name__)
 
 
 class Account:
-    """One request's. Enter it when generation may begin, leave it when the answer has ended.
+    """The account of one request. Enter it before generation, leave it when the answer has ended.
 
-    `quotas` are the tenant's limits per minute, by name, with this request counted.
-    `reserved_whole` says whether all that it may generate is reserved.
+    `quotas` are the tenant's limits per minute, by name, with this request counted. With
+    `is_fully_reserved`, all tokens that the request may generate are reserved.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Account:
         tenant: Tenant | None,
         reservation: Reservation,
         accounting: Accounting,
-        reserved_whole: bool,
+        is_fully_reserved: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> None:
         self.quotas = reservation.quotas
@@ -64,7 +65,7 @@ class Account:
         self._tenant = tenant
         self._reservation = reservation
         self._accounting = accounting
-        self._reserved_whole = reserved_whole
+        self._is_fully_reserved = is_fully_reserved
         self._used = 0
         self._status_of = status_of
         self._started = time.time()
@@ -80,15 +81,15 @@ class Account:
         traceback: TracebackType | None,
     ) -> None:
         self._accounting.end(self)
-        if self._tenant is None and not self._accounting.logged:
+        if self._tenant is None and not self._accounting.logs_anonymous:
             return
         batch, meter = self._batch, self._batch.meter
-        # Not where the client has made the answer end so.
-        ours = error is not None and not isinstance(error, _BY_THE_CLIENT)
+        # False if the client caused the end.
+        ours = error is not None and not isinstance(error, _CLIENT_ERRORS)
         if isinstance(error, RequestTimeout) and meter.aborted_single_response:
-            ours = False  # the engine worked for it, as for a stream whose tokens had come
-        # What fails by us before the first token has given nothing that could be charged. Whoever
-        # breaks off pays for what the engine was given, and for the searches that it was in.
+            ours = False  # the engine worked for it, as for a stream whose tokens had been sent
+        # A failure of ours before the first token costs nothing. A client that aborts pays for what
+        # the engine received, and for the searches that it took part in.
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -97,7 +98,7 @@ class Account:
         self._reservation.close(prompt + completion)
         lora = self._route.lora
         self._accounting.record(
-            Usage(
+            UsageRecord(
                 id=batch.request_id,
                 request_id=self._request_id,
                 tenant=self._tenant.name if self._tenant else None,
@@ -110,64 +111,64 @@ class Account:
                 status=self._status_of(error),
                 finish=tuple(meter.finished),
                 started=round(self._started, 3),
-                # The clock may have been set meanwhile.
+                # The system clock may have been set since.
                 ended=round(self._started + time.monotonic() - self._since, 3),
             )
         )
 
-    async def keep_books(self) -> None:
-        """Books what has been used since the last time.
+    async def record_usage(self) -> None:
+        """Record the tokens used since the last call.
 
-        An answer without a limit of tokens goes on beyond what was reserved for it as long as its
-        tenant's minute has room for more, and ends there as it would at a limit.
+        An answer without a token limit may exceed its reservation while its tenant's limits allow
+        more tokens, and is then ended as at a limit.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # What fails before the first token is charged nothing, and a beam search tells of its
-        # tokens at its end alone. What is reserved counts as long as it may be used.
+        # A failure before the first token costs nothing, and a beam search reports its tokens only
+        # at its end. The reservation counts in full as long as it may be used.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
         since_last, self._used = used - self._used, used
-        reservation.book(used)
-        ahead = max(_LEAST_AHEAD * len(meter.running), 2 * since_last)
+        reservation.record_used(used)
+        ahead = max(_MIN_AHEAD_TOKENS * len(meter.running), 2 * since_last)
         if (
-            self._reserved_whole
-            or reservation.left(used) >= ahead
+            self._is_fully_reserved
+            or reservation.remaining_tokens(used) >= ahead
             or await reservation.extend(ahead)
         ):
             return
-        if reservation.left(used) < since_last:
+        if reservation.remaining_tokens(used) < since_last:
             for running in [*meter.running]:
                 running.cut_short()
 
 
 class Accounting:
-    """Opens accounts. `record` gets the usage of each tenant's request that was let in."""
+    """Opens accounts. `record` gets the usage of each tenant's admitted request."""
 
     def __init__(
         self,
         limits: Limits,
-        record: Callable[[Usage], None],
+        record: Callable[[UsageRecord], None],
         model: str,
         *,
-        logged: bool,
+        logs_anonymous: bool,
         log_problem: Callable[[], str] = lambda: "",
     ) -> None:
-        """Open no account yet.
+        """Start without accounts.
 
         Args:
             limits: the tenants' limits.
             record: gets the usage of each request.
             model: the base model's name.
-            logged: record the requests without a tenant, too.
+            logs_anonymous: record the requests without a tenant, too.
             log_problem: returns why the usage log cannot be written, "" if it can.
         """
         self._limits = limits
         self.record = record
-        self.logged = logged
+        self.logs_anonymous = logs_anonymous
         self.model = model
         self._running: set[object] = set()
-        """The accounts of requests that are not over."""
+        """Accounts of requests that have not ended."""
         self._ended = asyncio.Event()
         self.log_problem = log_problem
 
@@ -178,12 +179,12 @@ class Accounting:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """See `Standings.nearly_used`."""
+        """See `BudgetUsage.nearly_used`."""
         return self._limits.nearly_used
 
-    def used(self, tenant: str) -> dict[LimitName, Quota]:
-        """See `Limits.told`."""
-        return self._limits.told(tenant)
+    def report_limits(self, tenant: str) -> dict[LimitName, Quota]:
+        """See `Limits.report`."""
+        return self._limits.report(tenant)
 
     def begin(self, account: object) -> None:
         self._running.add(account)
@@ -192,18 +193,18 @@ class Accounting:
         self._running.discard(account)
         self._ended.set()
 
-    async def keep_books(self) -> None:
-        """Until cancelled."""
+    async def record_usage(self) -> None:
+        """Record the usage of running requests regularly. Runs until cancelled."""
         while True:
-            await asyncio.sleep(_BOOKING_S)
+            await asyncio.sleep(_RECORD_INTERVAL_S)
             try:
                 open_accounts = [one for one in self._running if isinstance(one, Account)]
-                await asyncio.gather(*[one.keep_books() for one in open_accounts])
-            except Exception:  # whatever is wrong with one of them, this must go on
+                await asyncio.gather(*[one.record_usage() for one in open_accounts])
+            except Exception:  # an error of one account must not end this loop
                 log.exception("what answers have used could not be booked")
 
     async def close(self, within_s: float) -> None:
-        """Waits, but not for long, for requests that are just ending."""
+        """Wait up to `within_s` seconds for requests that are just ending."""
         try:
             async with asyncio.timeout(within_s):
                 while self._running:
@@ -213,13 +214,13 @@ class Accounting:
             left = len(self._running)
             log.error("%d requests have not ended; their usage is not recorded", left)
 
-    async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
-        """Counts a request before its body is read.
+    async def count(self, tenant: Tenant | None, slots: int = 0) -> Reservation:
+        """Count a request before its body is read.
 
-        `places` are those of `concurrent_requests` that it takes, which the reservation holds until
-        it is closed; to be used in a `with`. Raises RateLimited, and LimitsUnavailable.
+        `slots` is the number of `concurrent_requests` that it takes. The reservation holds them
+        until it is closed; use it in a `with`. Raise RateLimited or LimitsUnavailable.
         """
-        return await self._limits.count(tenant, places)
+        return await self._limits.count(tenant, slots)
 
     async def open(
         self,
@@ -232,22 +233,30 @@ class Accounting:
         stated: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> Account:
-        """Reserves the tokens of a request that was counted; its account closes the reservation.
+        """Reserve the tokens of a counted request. The returned account closes the reservation.
 
-        `stated` says whether the client named a limit of tokens. `status_of` is asked for the HTTP
-        status of what the answer ends with, for the usage record.
+        Args:
+            request: the request's context.
+            batch: its generations.
+            reservation: what `count` returned.
+            tenant: None where no key is needed.
+            route: the model or adapter.
+            stated: the client set a limit of tokens.
+            status_of: returns the HTTP status for the error that ended the answer.
 
-        Raises RateLimited, and LimitsUnavailable.
+        Raises:
+            RateLimited: a limit is reached.
+            LimitsUnavailable: a limit cannot be counted now.
         """
         wanted = batch.prompt_tokens
-        reserved_whole = True
+        is_fully_reserved = True
         for generation in batch.generations:
             most = generation.max_tokens
             if not stated and not generation.beams and most > _UNSTATED_TOKENS:
-                most, reserved_whole = _UNSTATED_TOKENS, False
+                most, is_fully_reserved = _UNSTATED_TOKENS, False
             wanted += most * (generation.beams or 1)
         await reservation.reserve(wanted)
-        reservation.keep()
+        reservation.detach()
         return Account(
             request,
             batch,
@@ -255,6 +264,6 @@ class Accounting:
             tenant=tenant,
             reservation=reservation,
             accounting=self,
-            reserved_whole=reserved_whole,
+            is_fully_reserved=is_fully_reserved,
             status_of=status_of,
         )

@@ -1,4 +1,4 @@
-"""What a request costs that generates nothing: the tokens of its inputs, where they are counted."""
+"""Accounting of requests that generate no text: they cost their input tokens, if counted."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gateway.errors import ClientDeadline, ClientDisconnected, InvalidRequest
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.limits.reservation import Reservation
-from gateway.tenancy.usage_log import Usage
+from gateway.tenancy.usage_log import UsageRecord
 
-_BY_THE_CLIENT = (InvalidRequest, ClientDisconnected, ClientDeadline)
+_CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
 
 class InputAccount:
-    """One request's. Enter it when models may be asked, leave it when the answer is there.
+    """The account of one request. Enter it before a model is called, leave it with the answer.
 
-    `sent` is to be told of the tokens that a model is given. Whoever breaks off pays for those;
-    what fails by us costs nothing.
+    `add_sent_tokens` counts the tokens that a model gets. A client that aborts pays for those; a
+    failure of ours costs nothing.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class InputAccount:
         model: str,
         status_of: Callable[[BaseException | None], int],
     ) -> None:
-        """`request_id` is part of the answer's own, as far as that has one."""
+        """Open an account. `request_id` is part of the answer's own id, if the answer has one."""
         self._accounting = accounting
         self._request = request
         self._reservation = reservation
@@ -42,12 +42,13 @@ class InputAccount:
         self._tenant = tenant
         self._model = model
         self._status_of = status_of
-        self._sent = 0
+        self._sent_tokens = 0
         self._started = time.time()
         self._since = time.monotonic()
 
-    def sent(self, tokens: int) -> None:
-        self._sent += tokens
+    def add_sent_tokens(self, tokens: int) -> None:
+        """Count tokens that were sent to a model."""
+        self._sent_tokens += tokens
 
     async def __aenter__(self) -> None:
         self._accounting.begin(self)
@@ -59,13 +60,13 @@ class InputAccount:
         traceback: TracebackType | None,
     ) -> None:
         self._accounting.end(self)
-        ours = error is not None and not isinstance(error, _BY_THE_CLIENT)
-        used = 0 if ours else self._sent
+        ours = error is not None and not isinstance(error, _CLIENT_ERRORS)
+        used = 0 if ours else self._sent_tokens
         self._reservation.close(used)
-        if self._tenant is None and not self._accounting.logged:
+        if self._tenant is None and not self._accounting.logs_anonymous:
             return
         self._accounting.record(
-            Usage(
+            UsageRecord(
                 id=self._id,
                 request_id=self._request.request_id,
                 tenant=self._tenant.name if self._tenant else None,

@@ -1,6 +1,6 @@
-"""Requests for models that are not served, where there are no tenants who could be asked.
+"""Requests for unknown models on a gateway without tenants.
 
-With tenants each has its own refusals at the console.
+With tenants, the console shows each tenant's refusals instead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 from gateway.troubles import Troubles
 
-LATELY_S = 300.0
-"""After so long without another one it is over."""
+FORGET_AFTER_S = 300.0
+"""Time without another such request after which the trouble is cleared."""
 MAX_NAME_CHARS = 100
 _KIND = "unknown_models"
 _TEXT = "requests name models that are not served; GET /v1/models lists those that are"
 
 
 class UnknownModels:
-    """Counts at no cost to a request; `step` reports. Belongs to one event loop."""
+    """Counts requests cheaply; `step` reports them. Belongs to one event loop."""
 
     def __init__(self, troubles: Troubles, clock: Callable[[], float] = time.monotonic) -> None:
         self._troubles = troubles
@@ -29,14 +29,14 @@ class UnknownModels:
         self._last_at = 0.0
 
     def count(self, model: str) -> None:
-        """Note a request whose model is not served."""
+        """Count a request for an unknown model."""
         self._times += 1
         self._last = model[:MAX_NAME_CHARS]
         self._last_at = self._clock()
 
     def step(self) -> None:
-        """Report what was counted. To be called every second or so."""
-        if self._times and self._clock() - self._last_at > LATELY_S:
+        """Report the count. Call this about every second."""
+        if self._times and self._clock() - self._last_at > FORGET_AFTER_S:
             self._times = self._reported = 0
             self._troubles.clear(_KIND)
         elif self._times != self._reported:

@@ -1,4 +1,4 @@
-"""How many wrong keys an address has sent lately."""
+"""Number of wrong keys that each address has sent recently."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ MAX_ADDRESSES = 1024
 
 
 class WrongKeys:
-    """A count for each address, from its first wrong key on for a minute.
+    """A count for each address, for a minute from its first wrong key.
 
-    Of `MAX_ADDRESSES` at most; the one that was quiet longest is forgotten first. An IPv6 address
-    stands for its /64, all of which one machine usually has.
+    At most `MAX_ADDRESSES` are stored; the one that was quiet longest is dropped first. An IPv6
+    address counts as its /64, which usually belongs to one machine.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+        """Start with no counts; `clock` returns seconds."""
         self._clock = clock
         self._counts: dict[bytes, tuple[float, int]] = {}
 
     def count(self, address: str | None) -> int:
-        """One more wrong key; returns how many there were in this minute."""
+        """Count one more wrong key. Return the number within this minute."""
         network, now = _network(address), self._clock()
         began, number = self._counts.pop(network, (now, 0))
         if now - began >= WINDOW_S:
@@ -38,7 +38,7 @@ class WrongKeys:
 
 
 def _network(address: str | None) -> bytes:
-    """What is no address is one and the same."""
+    """Return the key that an address is counted by; all invalid addresses share one."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:

@@ -108,9 +108,9 @@ def _new(parsed: argparse.Namespace) -> int:
         configuration, document = _load(parsed.config)
         names = [tenant.name for tenant in configuration.tenants or ()]
         if parsed.admin:
-            line = document.line(["admin_keys"])
+            line = document.find_line(["admin_keys"])
         elif parsed.tenant in names:
-            line = document.line(["tenants", names.index(parsed.tenant), "keys"])
+            line = document.find_line(["tenants", names.index(parsed.tenant), "keys"])
         else:
             known = ", ".join(names) or "none"
             raise SystemExit(

@@ -100,11 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run until SIGINT or SIGTERM; return the exit code."""
-    from gateway.config.environment import unknown_variables
+    from gateway.config.environment import find_unknown_variables
     from ops.local_stack.up import RequestedPorts, up
 
     # Check before anything starts; the gateway itself checks only after Redis and Triton run.
-    if problems := unknown_variables():
+    if problems := find_unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = RequestedPorts(
         gateway=parsed.port,

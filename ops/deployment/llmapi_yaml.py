@@ -48,7 +48,7 @@ class LlmapiYaml:
 
     def at(self, *keys: str) -> str:
         """Return FILE:LINE of the value, or of its closest existing parent."""
-        return f"{self.path.name}:{self.document.line(keys)}"
+        return f"{self.path.name}:{self.document.find_line(keys)}"
 
     @property
     def is_ours(self) -> bool:

@@ -217,7 +217,7 @@ def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
     parameters = document.data.get("parameters")
     if isinstance(parameters, dict):
         names += [("parameters", name) for name in parameters]
-    return {".".join(map(str, name)): f"{path}:{document.line(name)}: " for name in names}
+    return {".".join(map(str, name)): f"{path}:{document.find_line(name)}: " for name in names}
 
 
 def template_parameters(

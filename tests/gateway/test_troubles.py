@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from gateway.conditions import poll_conditions
-from gateway.tenancy.unknown_models import LATELY_S, MAX_NAME_CHARS, UnknownModels
+from gateway.tenancy.unknown_models import FORGET_AFTER_S, MAX_NAME_CHARS, UnknownModels
 from gateway.troubles import MAX_CHARS, MAX_ITEMS_OF_KIND, Troubles
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_requests_for_unknown_models_are_summed_and_end(
     unknown.count("x" * 10_000)
     unknown.step()
     assert troubles.facts()["unknown_models"]["last"] == repr("x" * MAX_NAME_CHARS)
-    clock.now += LATELY_S
+    clock.now += FORGET_AFTER_S
     unknown.step()
     assert troubles.facts()
     clock.now += 1

@@ -123,15 +123,15 @@ def test_no_memory_is_taken_for_what_a_file_only_says_that_it_has(tmp_path: Path
 def test_a_file_has_changed_when_it_is_not_the_one_read_last(tmp_path: Path) -> None:
     disk, other = Disk(tmp_path), Disk(tmp_path)
     digest = content(1).digest
-    assert not disk.changed(digest), "there is none"
+    assert not disk.has_changed(digest), "there is none"
     disk.put(content(1))
-    assert disk.changed(digest), "nobody has read it"
+    assert disk.has_changed(digest), "nobody has read it"
     disk.get(digest)
-    assert not disk.changed(digest)
+    assert not disk.has_changed(digest)
     disk.put(content(1))
-    assert not disk.changed(digest)
+    assert not disk.has_changed(digest)
     other.receive(digest, encode(content(1)))
-    assert disk.changed(digest)
+    assert disk.has_changed(digest)
 
 
 def test_putting_again_keeps_the_file_and_makes_it_young(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ sys.stdin.read()
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     one, other = FolderLock(tmp_path / "lock"), FolderLock(tmp_path / "lock")
-    assert not one.held
+    assert not one.is_held
     assert one.take()
     assert one.take(), "who holds it goes on holding it"
-    assert (other.take(), one.held, other.held) == (False, True, False)
-    one.let_go()
-    assert (other.take(), one.take(), one.held) == (True, False, False)
-    other.let_go()
+    assert (other.take(), one.is_held, other.is_held) == (False, True, False)
+    one.release()
+    assert (other.take(), one.take(), one.is_held) == (True, False, False)
+    other.release()
 
 
 def test_a_killed_process_lets_go(tmp_path: Path) -> None:
@@ -44,18 +44,18 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
         assert not lock.take()
         holder.kill()
     assert lock.take()
-    lock.let_go()
+    lock.release()
 
 
 def test_the_file_is_as_open_as_it_is_told(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path / "lock", mode=0o600)
     assert lock.take()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-    lock.let_go()
+    lock.release()
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path / "gone" / "lock")
     with pytest.raises(FileNotFoundError):
         lock.take()
-    assert not lock.held
+    assert not lock.is_held

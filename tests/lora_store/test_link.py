@@ -8,7 +8,7 @@ import signal
 from adapters.errors import StoreUnavailable
 from lora_store.link import Link
 from lora_store.redis import Position, RedisTier
-from lora_store.stats import Stats
+from lora_store.stats import StoreStats
 from tests.support.redis_server import RedisServer
 
 THREADS = 4
@@ -25,7 +25,7 @@ async def test_who_queued_behind_a_silent_redis_does_not_ask_it_too(
         asked += 1
         return redis.position()
 
-    link = Link(RedisTier(redis_server.settings(timeout_s=5.0)), Stats())
+    link = Link(RedisTier(redis_server.settings(timeout_s=5.0)), StoreStats())
     assert await link.probe(RedisTier.position) == (None, None)
     redis_server.signal(signal.SIGSTOP)
     calls = [link.call(ask) for _ in range(CALLS)]

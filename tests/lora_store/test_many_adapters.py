@@ -161,7 +161,7 @@ def test_no_call_of_a_store_of_10_000_adapters_takes_long(
         tier.put(large)
         assert sum(map(len, tier.fetch(large.digest) or ())) > large.nbytes
         tier.delete(large.digest)
-        tier.room()
+        tier.free_bytes()
 
     assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
     tier.close()

@@ -44,13 +44,13 @@ async def _add(gateway: StoreGateway, name: str, content: Converted) -> None:
 @pytest.fixture
 def told(redis_server: RedisServer) -> Iterator[AgentNotices]:
     told = AgentNotices(redis_server.settings())
-    told.notices.tell_base(BASE)
+    told.notices.put_base(BASE)
     with contextlib.closing(told.notices):
         yield told
 
 
 def _on_disk(root: Path) -> set[str]:
-    return set(PeftFolders(root).held())
+    return set(PeftFolders(root).list_versions())
 
 
 async def test_it_holds_what_names_name_and_lets_go_by_agreement(
@@ -201,12 +201,12 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
             at_redis.flushall()
             # It tells of itself again, and gateways fill in the rest.
             await becomes(lambda: told.holds() == everything)
-            told.notices.tell_base(BASE)
+            told.notices.put_base(BASE)
             assert _on_disk(disk) == everything
             redis_server.kill()
             redis_server.start()
             await becomes(lambda: told.holds() == everything)
-            told.notices.tell_base(BASE)
+            told.notices.put_base(BASE)
             await _add(gateway, "a3", linear_content(3))
             assert _on_disk(disk) == everything
 
@@ -225,7 +225,7 @@ async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
                 await _add(gateway, f"a{number}", linear_content(number))
             await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
         at_redis.flushall()
-        told.notices.tell_base(BASE)
+        told.notices.put_base(BASE)
         async with store_gateway(tmp_path / "b", settings) as gateway:
             # There is no room for it but theirs; what is small tells that the agent has looked.
             await _add(gateway, "b", linear_content(3))
@@ -273,7 +273,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
     """The command itself: each time what is there is whole, and within its bound."""
     settings = RedisSettings(redis_server.url, prefix="lora:demo", timeout_s=30.0)
     told = AgentNotices(settings)
-    told.notices.tell_base(BASE)
+    told.notices.put_base(BASE)
     contents = [linear_content(number, rank=8) for number in range(14)]
     size = peft_files(contents[0], BASE).nbytes
     disk = tmp_path / "disk"
@@ -306,7 +306,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(
             finally:
                 agent.send_signal(signal.SIGKILL)
                 agent.wait()
-            held = PeftFolders(disk).held()
+            held = PeftFolders(disk).list_versions()
             assert set(held.values()) == {size}
             assert sum(p.stat().st_size for p in disk.rglob("*") if p.is_file()) <= 10 * size
             for digest in held:

@@ -17,7 +17,7 @@ from adapters.peft import read
 from adapters.peft_files import peft_files
 from adapters.record import Record, Version
 from lora_store.peft_folders import PeftFolders
-from lora_store.peft_keeper import EngineLimits, Keeper, Wanted, wanted_of
+from lora_store.peft_keeper import EngineLimits, PeftDiskManager, WantedVersion, list_wanted
 from tests.support.full_disk import full_disk
 from tests.support.lora_files import (
     BASE,
@@ -45,7 +45,7 @@ class World:
         assert self.folders.take()
         self.used: set[str] = set()
         self.seen = 1000
-        self.keeper = Keeper(
+        self.keeper = PeftDiskManager(
             self.folders, max_bytes=max_bytes, grace_s=GRACE_S, clock=lambda: self.now
         )
 
@@ -58,7 +58,7 @@ class World:
         return revision <= self.seen and digest not in self.used
 
     def acts(self, *numbers: int, nbytes: int = SIZE, sure: bool = True) -> bool:
-        wanted = [Wanted(DIGESTS[n], nbytes) for n in numbers]
+        wanted = [WantedVersion(DIGESTS[n], nbytes) for n in numbers]
         return self.keeper.act(wanted, self.fetch, BASE, self.unused if sure else None)
 
     def settle(self, *numbers: int, nbytes: int = SIZE, sure: bool = True) -> None:
@@ -72,7 +72,7 @@ class World:
         digests = {DIGESTS[n] for n in numbers}
         for digest in digests:
             assert convert(read(self.root / digest), BASE).digest != ""
-        return digests == self.folders.held().keys() == self.keeper.held
+        return digests == self.folders.list_versions().keys() == self.keeper.available
 
     @property
     def root(self) -> Path:
@@ -103,8 +103,8 @@ def test_it_goes_when_its_grace_is_over_and_nobody_runs_anything_with_it(tmp_pat
     world.now = GRACE_S + 1
     world.settle(0)
     # Told as not held, and still there for who is under way.
-    assert world.keeper.held == {DIGESTS[0]}
-    assert DIGESTS[1] in world.folders.held()
+    assert world.keeper.available == {DIGESTS[0]}
+    assert DIGESTS[1] in world.folders.list_versions()
     world.used = set()
     world.settle(0)
     assert world.holds(0)
@@ -116,7 +116,7 @@ def test_it_waits_for_gateways_that_have_not_seen_it_withdrawn(tmp_path: Path) -
     world.settle()
     world.now, world.seen = GRACE_S + 1, world.keeper.revision
     world.settle()
-    assert DIGESTS[0] in world.folders.held()
+    assert DIGESTS[0] in world.folders.list_versions()
     world.seen = world.keeper.revision
     world.settle()
     assert world.holds()
@@ -129,7 +129,7 @@ def test_what_is_named_again_is_held_again(tmp_path: Path) -> None:
     world.settle()
     world.now = GRACE_S + 1
     world.settle()
-    assert not world.keeper.held
+    assert not world.keeper.available
     before = world.keeper.revision
     world.settle(0)
     assert world.holds(0)
@@ -149,7 +149,7 @@ def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: 
     world = World(tmp_path, 3 * SIZE + SIZE // 2)
     for _ in range(100):
         acted = world.acts(0, 1, 2, 3, 4)
-        assert sum(world.folders.held().values()) <= 3 * SIZE + SIZE // 2
+        assert sum(world.folders.list_versions().values()) <= 3 * SIZE + SIZE // 2
         if not acted:
             break
     assert world.holds(0, 1, 2)
@@ -158,8 +158,8 @@ def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: 
     # A new one comes first: the least wanted goes, at once, as soon as nothing runs with it.
     world.used = {DIGESTS[2]}
     world.settle(5, 0, 1, 2, 3, 4)
-    assert world.keeper.held == {DIGESTS[0], DIGESTS[1]}
-    assert DIGESTS[2] in world.folders.held()
+    assert world.keeper.available == {DIGESTS[0], DIGESTS[1]}
+    assert DIGESTS[2] in world.folders.list_versions()
     world.used = set()
     world.settle(5, 0, 1, 2, 3, 4)
     assert world.holds(5, 0, 1)
@@ -176,7 +176,7 @@ def test_what_no_name_names_goes_first(tmp_path: Path) -> None:
 def test_a_wrong_guess_of_a_size_is_made_good(tmp_path: Path, guess: int) -> None:
     world = World(tmp_path, 2 * SIZE)
     world.settle(0, 1, 2, nbytes=guess)
-    assert len(world.folders.held()) in (1, 2)
+    assert len(world.folders.list_versions()) in (1, 2)
     assert world.keeper.nbytes <= 2 * SIZE
 
 
@@ -200,7 +200,7 @@ def test_what_a_killed_process_left_is_swept_and_one_process_works_at_a_time(
         half = tmp_path / f".{DIGESTS[1]}.00.{ending}"
         half.mkdir()
         (half / "adapter_config.json").write_text("{")
-    assert other.held().keys() == {DIGESTS[0]}
+    assert other.list_versions().keys() == {DIGESTS[0]}
     world.folders.close()
     assert other.take()
     assert {path.name for path in tmp_path.iterdir()} == {".lock", DIGESTS[0]}
@@ -227,7 +227,7 @@ def test_a_full_disk_is_tried_ever_more_seldom(tmp_path: Path) -> None:
         tried.append(world.now)
         return fetch(digest)
 
-    wanted = [Wanted(digest, SIZE) for digest in DIGESTS]
+    wanted = [WantedVersion(digest, SIZE) for digest in DIGESTS]
     with full_disk(400):
         for world.now in range(300):
             world.keeper.act(wanted, counted, BASE, world.unused)
@@ -245,15 +245,15 @@ def test_what_the_engine_was_not_loaded_for_is_told_and_not_brought(tmp_path: Pa
     folders = PeftFolders(tmp_path)
     assert folders.take()
     limits = EngineLimits(max_rank=8, modules=frozenset({"attn_qkv"}))
-    keeper = Keeper(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
+    keeper = PeftDiskManager(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
     q, dense = frozenset({"attn_q"}), frozenset({"attn_q", "attn_dense"})
     runs, large, strange = (
-        Wanted(DIGESTS[n], SIZE, rank, modules)
+        WantedVersion(DIGESTS[n], SIZE, rank, modules)
         for n, rank, modules in ((0, 8, q), (1, 9, q), (2, 8, dense))
     )
     while keeper.act([large, strange, runs], CONTENTS.__getitem__, BASE, None):
         pass
-    assert keeper.held == folders.held().keys() == {runs.digest}
+    assert keeper.available == folders.list_versions().keys() == {runs.digest}
     assert keeper.refused == {
         large.digest: "its rank is 9; the engine's max_lora_rank is 8",
         strange.digest: "it has attn_dense; the engine's lora_target_modules are attn_qkv",
@@ -270,15 +270,17 @@ def test_rows_of_zeros_for_another_runtime_are_nothing_that_the_engine_lacks(
     }
     # Both have a row for k, one of them of zeros.
     assert {each.module for each in contents["qv"].modules} == {"attn_q", "attn_k", "attn_v"}
-    qv, qkv = wanted_of([_record("qv", 2.0, contents["qv"]), _record("qkv", 1.0, contents["qkv"])])
+    qv, qkv = list_wanted(
+        [_record("qv", 2.0, contents["qv"]), _record("qkv", 1.0, contents["qkv"])]
+    )
     fetch = {each.digest: each for each in contents.values()}.__getitem__
     folders = PeftFolders(tmp_path / "disk")
     assert folders.take()
     limits = EngineLimits(modules=frozenset({"attn_q", "attn_v"}))
-    keeper = Keeper(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
+    keeper = PeftDiskManager(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
     while keeper.act([qkv, qv], fetch, BASE, None):
         pass
-    assert keeper.held == folders.held().keys() == {qv.digest}
+    assert keeper.available == folders.list_versions().keys() == {qv.digest}
     assert keeper.refused == {
         qkv.digest: "it has attn_k; the engine's lora_target_modules are attn_q, attn_v"
     }
@@ -286,7 +288,7 @@ def test_rows_of_zeros_for_another_runtime_are_nothing_that_the_engine_lacks(
 
 def test_what_cannot_be_had_now_keeps_nothing_else_waiting(tmp_path: Path) -> None:
     world = World(tmp_path)
-    wanted = [Wanted("f" * 64, SIZE), Wanted(DIGESTS[0], SIZE)]
+    wanted = [WantedVersion("f" * 64, SIZE), WantedVersion(DIGESTS[0], SIZE)]
     assert world.keeper.act(wanted, world.fetch, BASE, world.unused)
     assert world.holds(0)
 
@@ -294,7 +296,10 @@ def test_what_cannot_be_had_now_keeps_nothing_else_waiting(tmp_path: Path) -> No
 def test_what_has_no_peft_form_is_told_and_takes_no_room(tmp_path: Path) -> None:
     world = World(tmp_path, 2 * SIZE)
     strange = content(1)
-    wanted = [Wanted(strange.digest, SIZE), *[Wanted(DIGESTS[n], SIZE) for n in (0, 1)]]
+    wanted = [
+        WantedVersion(strange.digest, SIZE),
+        *[WantedVersion(DIGESTS[n], SIZE) for n in (0, 1)],
+    ]
 
     def fetch(digest: str) -> Converted:
         return strange if digest == strange.digest else CONTENTS[digest]
@@ -353,7 +358,7 @@ def test_fused_layers_are_taken_apart_as_they_were_laid_out(tmp_path: Path) -> N
     records = [_record("old", 2.0, replace(two, tp_size=None)), _record("new", 1.0, two)]
     keeper = World(tmp_path).keeper
     # A store keeps the tensors alone.
-    while keeper.act(wanted_of(records), lambda _: replace(two, tp_size=None), base, None):
+    while keeper.act(list_wanted(records), lambda _: replace(two, tp_size=None), base, None):
         pass
     files = peft_files(one, base)
     written = tmp_path / two.digest / "adapter_model.safetensors"
@@ -362,6 +367,6 @@ def test_fused_layers_are_taken_apart_as_they_were_laid_out(tmp_path: Path) -> N
 
 def test_the_served_come_first_and_the_latest_of_them_before_the_others() -> None:
     records = [_record("a", 5.0, 0, 1), _record("b", 9.0, 3, 2), _record("gone", 99.0)]
-    assert [each.digest for each in wanted_of(records)] == [DIGESTS[n] for n in (2, 1, 3, 0)]
+    assert [each.digest for each in list_wanted(records)] == [DIGESTS[n] for n in (2, 1, 3, 0)]
     both = [*records, _record("c", 20.0, 0)]
-    assert [each.digest for each in wanted_of(both)] == [DIGESTS[n] for n in (0, 2, 1, 3)]
+    assert [each.digest for each in list_wanted(both)] == [DIGESTS[n] for n in (0, 2, 1, 3)]

@@ -13,7 +13,14 @@ import pytest
 import redis
 
 from lora_store import redis_role, redis_url
-from lora_store.primary import Primary, RedisUnavailable, code_of, describe, is_unavailable, writing
+from lora_store.primary import (
+    Primary,
+    RedisUnavailable,
+    code_of,
+    describe,
+    is_unavailable,
+    write_verified,
+)
 from lora_store.redis_role import agreeing_sentinels, role_of
 from tests.support.limit_requests import PATIENT_S
 from tests.support.moved_redis import (
@@ -102,14 +109,14 @@ def test_a_write_to_a_server_that_is_demoted_behind_it_is_not_acknowledged(
 ) -> None:
 
     def write() -> None:
-        with primary.use() as client, writing(client) as bound:
+        with primary.use() as client, write_verified(client) as bound:
             assert bound.set("a", "1")
             moved.move()
 
     with pytest.raises(RedisUnavailable, match="replica"):
         write()
     assert primary.generation == 1
-    with primary.use() as client, writing(client) as bound:
+    with primary.use() as client, write_verified(client) as bound:
         assert bound.set("a", "2")
     assert moved.primary().client().get("a") == b"2"
 

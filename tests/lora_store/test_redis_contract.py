@@ -9,7 +9,7 @@ from tests.support.contracts import missing
 
 
 def test_what_we_use_is_there() -> None:
-    gone = missing(connect.undocumented())
+    gone = missing(connect.list_undocumented())
     assert not gone, (
         f"redis-py has changed below lora_store/connect.py: {'; '.join(gone)}. Read what took its "
         "place, adapt that file and its list, or keep redis below this release in pyproject.toml."

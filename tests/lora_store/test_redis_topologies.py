@@ -150,7 +150,7 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
             assert decision is not None
             passed[name] += decision.refused is None
             if decision.refused is None:
-                limits.settle(Settlement(asked, released=10, places=1))
+                limits.settle(Settlement(asked, released=10, slots=1))
 
         await asyncio.gather(*[ask(limits, name) for name in tenants * 10 for limits in (one, two)])
     assert passed == dict.fromkeys(tenants, 5)
@@ -341,7 +341,7 @@ def _failure(tier: RedisTier) -> str:
 async def test_a_server_that_hangs_is_not_listened_to_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lora_store.redis._QUIET_S", 0.1)
+    monkeypatch.setattr("lora_store.redis._LISTEN_CHECK_S", 0.1)
     clock = EventClock()
     with (
         running_redis() as server,

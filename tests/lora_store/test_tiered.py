@@ -17,7 +17,7 @@ import redis
 from adapters.errors import StoreUnavailable, UnknownAdapter, VersionUnavailable
 from adapters.record import Record
 from lora_store.disk import Disk
-from lora_store.memory import Memory
+from lora_store.memory import MemoryTier
 from lora_store.redis import RedisTier
 from lora_store.redis_values import dump
 from tests.support.adapter_store import (
@@ -88,7 +88,7 @@ async def test_memory_keeps_what_was_used_last_within_its_bytes(tmp_path: Path) 
 
 
 def test_memory_does_not_keep_what_is_larger_than_itself() -> None:
-    memory = Memory(content(1).nbytes - 1)
+    memory = MemoryTier(content(1).nbytes - 1)
     memory.put(content(1))
     assert memory.get(content(1).digest) is None
     assert memory.nbytes == 0
@@ -347,7 +347,7 @@ async def test_a_put_that_meets_the_deletion_keeps_the_version(tmp_path: Path) -
     disk, digest = Disk(tmp_path), content(1).digest
     await asyncio.to_thread(disk.put, content(1))
     os.utime(version_file(tmp_path, digest), (1, 1))
-    with disk.locked():  # as whoever is about to delete it
+    with disk.lock():  # as whoever is about to delete it
         put = asyncio.create_task(asyncio.to_thread(disk.put, content(1)))
         await becomes(lambda: put.done() or _is_waited_for(tmp_path / "lock"))
         version_file(tmp_path, digest).unlink()
@@ -392,7 +392,7 @@ async def test_the_view_never_goes_back(tmp_path: Path) -> None:
         await one.add("zh", 1)
         await one.add("zh", 2)
         current = one.registry.snapshot.record("zh")
-        one.store._take({"zh": replace(current, revision=1, served=content(1).digest)})
+        one.store._merge({"zh": replace(current, revision=1, served=content(1).digest)})
         assert one.serves("zh") == content(2).digest
 
 

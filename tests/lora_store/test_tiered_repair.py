@@ -188,7 +188,7 @@ async def test_no_intact_copy_anywhere_is_a_clear_error(
     version_file(tmp_path, content(1).digest).write_bytes(b"junk")
     at_redis.delete(f"lora:version:{content(1).digest}")
     async with gateway(tmp_path, redis_server) as again:
-        monkeypatch.setattr(versions, "_WANTED_S", 0.1)
+        monkeypatch.setattr(versions, "_REFILL_TIMEOUT_S", 0.1)
         with pytest.raises(VersionUnavailable, match=content(1).digest[:12]) as caught:
             await again.store.get(content(1).digest)
         assert caught.value.digest == content(1).digest

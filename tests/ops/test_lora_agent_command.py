@@ -68,7 +68,7 @@ async def test_a_model_yaml_without_a_rank_says_that_of_the_engine(
     command += ["--replica", "triton:8001", "--max-bytes", "1000000", "--model-yaml", yaml]
     command += ["--model-name", "demo"]
     told = AgentNotices(settings)
-    told.notices.tell_base(BASE)
+    told.notices.put_base(BASE)
     async with store_gateway(tmp_path / "a", settings) as store:
         await store.registry.add("fits", "demo", fits, "test")
         await store.registry.add("large", "demo", large, "test")

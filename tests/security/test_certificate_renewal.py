@@ -29,7 +29,7 @@ from certificates.reloading import ReloadedValue, poll_all
 from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
 from gateway.observability.tracing import Tracer
-from gateway.sources.remote import opened
+from gateway.sources.remote import open_location
 from gateway.sources.source import parse
 from gateway.triton.client import TritonClient
 from gateway.triton.transport import ConnectionOptions, TransportName
@@ -518,8 +518,8 @@ async def test_sources_of_adapters_are_trusted_by_renewed_authorities(
         source = parse(f"https://127.0.0.1:{proxy.port}/zh")
 
         async def look() -> object:
-            async with opened(source, lambda _: False) as place:
-                return await place.look("adapter_config.json")
+            async with open_location(source, lambda _: False) as place:
+                return await place.stat("adapter_config.json")
 
         with pytest.raises(SourceUnavailable):
             await look()

@@ -11,7 +11,13 @@ from redis import Redis
 from gateway.config.limits import LIMITS, LimitName
 from gateway.tenancy.limits.lease import Lease
 from gateway.tenancy.limits.request import Decision, LimitRequest
-from gateway.tenancy.limits.script import SCRIPT, Call, grant_of, is_an_answer, unfit_fields
+from gateway.tenancy.limits.script import (
+    SCRIPT,
+    ScriptCall,
+    count_unfit_fields,
+    is_answer,
+    parse_grant,
+)
 
 PATIENT_S = 30.0
 """Redis timeout for tests of counts: never reached, however busy the machine is."""
@@ -45,7 +51,7 @@ def limit_request(
     }
     given = {name: limit for name, limit in limits.items() if limit is not None}
     budgets = {name: limit for name, limit in given.items() if LIMITS[name].budget}
-    return LimitRequest(tenant=tenant, limits=given, budgets=budgets, tokens=wanted, places=places)
+    return LimitRequest(tenant=tenant, limits=given, budgets=budgets, tokens=wanted, slots=places)
 
 
 class ScriptAt:
@@ -59,7 +65,9 @@ class ScriptAt:
         self._client: Any = client
         self._sha = self._client.script_load(SCRIPT.replace("redis.call('TIME')", clock))
 
-    def __call__(self, now_ms: int, gateway: str, call: Call, lease_ms: int = 15_000) -> list[int]:
+    def __call__(
+        self, now_ms: int, gateway: str, call: ScriptCall, lease_ms: int = 15_000
+    ) -> list[int]:
         self._client.set("ms", now_ms)
         answer: list[int] = self._client.execute_command(
             *call.command(self._sha, gateway, lease_ms)
@@ -80,20 +88,20 @@ class LeaseAt:
         while (decision := self.lease.decide(request)) is None:
             call = self.lease.call(request)
             numbers = self._ask(call)
-            grant = grant_of(call, numbers)
+            grant = parse_grant(call, numbers)
             self.lease.apply(call, grant)
             if grant.refused is not None:
-                return self.lease.refusal(request, grant)
+                return self.lease.build_refusal(request, grant)
         return decision
 
     def report(self) -> None:
         """Report what is used, and return what is not needed."""
         self.lease.tick()
         call = self.lease.call()
-        self.lease.apply(call, grant_of(call, self._ask(call)))
+        self.lease.apply(call, parse_grant(call, self._ask(call)))
 
-    def _ask(self, call: Call) -> list[int]:
+    def _ask(self, call: ScriptCall) -> list[int]:
         numbers = self._script(self._now_ms(), self._gateway, call)
-        assert is_an_answer(call, numbers)
-        assert unfit_fields(numbers) == 0
+        assert is_answer(call, numbers)
+        assert count_unfit_fields(numbers) == 0
         return numbers

@@ -10,7 +10,7 @@ from pathlib import Path
 from lora_store.peft_agent import Agent
 from lora_store.peft_folders import PeftFolders
 from lora_store.peft_keeper import EngineLimits
-from lora_store.peft_notices import Held, Named, PeftNotices
+from lora_store.peft_notices import AgentState, GatewayState, PeftNotices
 from lora_store.redis import RedisSettings, RedisTier
 
 PLENTY = 2**30
@@ -58,8 +58,8 @@ class AgentNotices:
         self.notices = PeftNotices(redis)
         self._beat = 0
 
-    def agents(self) -> dict[str, Held]:
-        found = {agent: self.notices.held(agent) for agent in self.notices.beats()}
+    def agents(self) -> dict[str, AgentState]:
+        found = {agent: self.notices.read_agent_state(agent) for agent in self.notices.read_beats()}
         return {agent: held for agent, held in found.items() if held is not None}
 
     def holds(self) -> set[str]:
@@ -70,4 +70,6 @@ class AgentNotices:
         """Send a heartbeat of a gateway that has seen everything."""
         self._beat += 1
         seen = {agent: (held.boot, held.revision) for agent, held in self.agents().items()}
-        self.notices.tell_named(gateway, Named(beat=self._beat, seen=seen, in_use=in_use or {}))
+        self.notices.put_gateway_state(
+            gateway, GatewayState(beat=self._beat, seen=seen, in_use=in_use or {})
+        )

@@ -80,7 +80,7 @@ async def count_tokens(request: Request) -> Response:
     tenant = authenticate_tenant(request)
     name = tenant.name if tenant else ""
     async with Intake(request, tenant) as intake:
-        with await service.accounting.count(tenant, places=1):
+        with await service.accounting.count(tenant, slots=1):
             parsed = await intake.read(partial(parse, Prompt, **get_rules(service.settings)))
             wanted = parsed.request
             service.metrics.count_unknown_parameters(parsed.unknown, name)

@@ -16,7 +16,7 @@ from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, NotFound
 from gateway.observability.audit import Audit
-from gateway.scheduling.override import MOST_WEIGHT, Override
+from gateway.scheduling.override import MAX_WEIGHT, Override
 from gateway.service import Service
 
 router = ApiRouter()
@@ -27,7 +27,7 @@ _MAX_JSON_BYTES = 64 * 1024
 class ReplicaChange(Strict):
     """A change of a replica. Missing fields stay unchanged."""
 
-    weight: Annotated[float | None, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)] = None
+    weight: Annotated[float | None, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)] = None
     drain: bool | None = None
 
 
@@ -107,9 +107,9 @@ async def _store_override(
     service: Service, audit: Audit, action: str, endpoint: str, override: Override | None
 ) -> None:
     known = service.overrides.current.get(endpoint)
-    with audit.action(action, endpoint, known and known.facts()) as entry:
+    with audit.action(action, endpoint, known and known.to_dict()) as entry:
         await service.overrides.put(endpoint, override)
-        entry.after = override and override.facts()
+        entry.after = override and override.to_dict()
 
 
 def _check_known(service: Service, endpoint: str) -> None:
@@ -130,5 +130,5 @@ def _build_replica(service: Service, endpoint: str) -> ReplicaChanged:
         object="replica",
         weight=weight,
         drain=drain,
-        override=None if override is None else OverrideState.model_validate(override.facts()),
+        override=None if override is None else OverrideState.model_validate(override.to_dict()),
     )

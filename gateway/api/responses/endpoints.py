@@ -105,7 +105,7 @@ async def input_tokens(request: Request) -> Response:
     tenant = authenticate_tenant(request)
     read = partial(parse, InputTokensRequest, **get_rules(service.settings))
     async with Intake(request, tenant) as intake:
-        with await service.accounting.count(tenant, places=1):
+        with await service.accounting.count(tenant, slots=1):
             chat, hints, unknown = await intake.read(read)
             service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:

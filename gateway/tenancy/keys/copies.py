@@ -1,9 +1,9 @@
-"""All keys as this process knows them, kept the same as on disk and in Redis.
+"""The keys that this process knows, synchronised with the disk and with Redis.
 
-*What is trusted.* A process that shares Redis with others takes no key before it has seen what
-Redis has: its disk may be from before another gateway revoked one. From then on, what it knows is
-good while Redis is away. Workers that start later are told so by a file in the folder of their
-gateway: the others have kept the disk as new as they are.
+*Trust.* A process that shares Redis with others accepts no key before it has read Redis: its disk
+may be older than another gateway's revocation. After that, its keys remain valid while Redis is
+down. A file in the gateway's common folder tells later workers that the disk is trusted: the other
+workers have updated it.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from pathlib import Path
 
 from gateway.errors import KeyNotFound, KeysUnavailable
 from gateway.tenancy.keys.disk import KeyDisk, Stamp
-from gateway.tenancy.keys.record import KeyRecord, Records, Uses, joined, latest
-from gateway.tenancy.keys.shared import Found, SharedKeys
+from gateway.tenancy.keys.record import KeyRecord, Records, Uses, join_records, merge_uses
+from gateway.tenancy.keys.shared import SharedKeys, SharedKeysSnapshot
 
 _NEVER = (0, 0, 0)
 
 
 class KeyCopies:
-    """Blocks; for one thread at a time.
+    """The joined copies of all keys. Blocks; use from one thread at a time.
 
-    Raises KeysUnavailable where Redis does not answer, and OSError where the disk fails.
+    Methods raise KeysUnavailable if Redis does not answer, and OSError if the disk fails.
     """
 
     def __init__(self, disk: KeyDisk, shared: SharedKeys | None, workers: Path | None) -> None:
-        """`workers` is the folder that all workers of a gateway share."""
+        """Use these copies; `workers` is the folder that all workers of a gateway share."""
         self._disk = disk
         self._shared = shared
         self._mark = None if workers is None else workers / "keys-are-known"
-        self._seen: tuple[bytes | None, Stamp] | None = None
-        """What Redis and the disk were at when they were joined last; None if they are to be joined
-        whatever they are at."""
-        self._seen_disk: Stamp = _NEVER
+        self._joined_at: tuple[bytes | None, Stamp] | None = None
+        """Revision of Redis and stamp of the disk at the last join; None forces a join."""
+        self._joined_disk_at: Stamp = _NEVER
         self.records: Records = {}
         self.trusted = False
 
@@ -45,27 +44,27 @@ class KeyCopies:
         if self._shared is not None:
             self._shared.close()
 
-    def look(self) -> None:
-        """Joins all copies if one of them may have changed; the one on disk if Redis is away."""
+    def poll(self) -> None:
+        """Join all copies if one may have changed. If Redis is down, join the disk alone."""
         stamp = self._disk.stamp()
         try:
             revision = None if self._shared is None else self._shared.revision()
-            if self._seen != (revision, stamp):
+            if self._joined_at != (revision, stamp):
                 self._join(self._shared)
         except KeysUnavailable:
-            if stamp != self._seen_disk:
+            if stamp != self._joined_disk_at:
                 self._join(None)
             raise
 
     def add(self, record: KeyRecord) -> None:
-        """A new key."""
+        """Add a new key to all copies."""
         self._join(self._shared, record)
 
     def revoke(self, key_id: str, now: int) -> None:
-        """Once revoked, it may be revoked again. Raises KeyNotFound for an id of no key.
+        """Revoke a key, which may be revoked already. Raise KeyNotFound for an unknown id.
 
-        With KeysUnavailable, a key that is known here has ended for whoever shares this disk, and
-        the others are told as soon as Redis is back.
+        On KeysUnavailable, a known key is revoked for all processes that share this disk; the
+        others learn of it as soon as Redis is back.
         """
         if key_id not in self.records:
             with contextlib.suppress(OSError):
@@ -73,12 +72,12 @@ class KeyCopies:
         record = self.records.get(key_id)
         if record is None:
             raise KeyNotFound(key_id)
-        # Whatever fails below, it has ended here.
-        self.records = joined(self.records, [record.model_copy(update={"revoked": now})])
+        # Revoke here first, whatever fails below.
+        self.records = join_records(self.records, [record.model_copy(update={"revoked": now})])
         try:
             self._join(self._shared)
         except KeysUnavailable:
-            self._seen = None
+            self._joined_at = None
             self._join(None)
             raise KeysUnavailable(
                 "The key has ended on this gateway. The others are told once Redis answers again "
@@ -86,61 +85,63 @@ class KeyCopies:
             ) from None
 
     def uses(self) -> Uses:
-        """As far as Redis and the disk know."""
+        """Return the last uses that Redis and the disk have."""
         shared: Uses = {}
         if self._shared is not None:
             with contextlib.suppress(KeysUnavailable):
                 shared = self._shared.uses()
-        return latest(self._disk.uses(), shared)
+        return merge_uses(self._disk.uses(), shared)
 
     def put_uses(self, new: Uses) -> None:
-        """To Redis first: others read it there, also while this disk keeps nothing."""
+        """Store uses in Redis first: others read them from Redis, even while this disk fails."""
         if self._shared is not None:
             self._shared.put_uses(new)
-        with self._disk.locked():
-            known = latest(self._disk.uses(), new)
+        with self._disk.lock():
+            known = merge_uses(self._disk.uses(), new)
             self._disk.put_uses({key: when for key, when in known.items() if key in self.records})
 
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
-        """What is known here, on disk and in `shared`, and `new`: all of it in all of them.
+        """Write everything known here, on disk, in `shared` and in `new` to all of these copies.
 
-        A disk that fails keeps nothing that Redis tells from being known here.
+        A failing disk does not prevent keys of Redis from being known here.
         """
-        known: Records = joined(self.records, new)
-        with contextlib.suppress(OSError), self._disk.locked():
-            known = joined(known, self._disk.records().values())
+        known: Records = join_records(self.records, new)
+        with contextlib.suppress(OSError), self._disk.lock():
+            known = join_records(known, self._disk.records().values())
         revision: bytes | None = None
         missing: list[KeyRecord] = []
         if shared is not None:
             found = shared.read()
-            revision, known = found.revision, joined(known, found.records.values())
+            revision, known = found.revision, join_records(known, found.records.values())
             missing = [record for record in known.values() if _is_missing(record, found)]
             if missing:
                 shared.put(missing)
-            self._trust()
+            self._mark_trusted()
         self.records = known
-        with self._disk.locked():
+        with self._disk.lock():
             local = self._disk.records()
-            self.records = joined(known, local.values())
+            self.records = join_records(known, local.values())
             if self._shared is None or (self._mark is not None and self._mark.exists()):
                 self.trusted = True
             if self.records != local:
                 self._disk.put(self.records)
-            self._seen_disk = self._disk.stamp()
+            self._joined_disk_at = self._disk.stamp()
         if shared is self._shared:
-            # What Redis has after a change is looked at again: it may lose that, too.
-            self._seen = None if missing else (revision, self._seen_disk)
+            # After a change, read Redis again: it may lose the change, too.
+            self._joined_at = None if missing else (revision, self._joined_disk_at)
 
-    def _trust(self) -> None:
+    def _mark_trusted(self) -> None:
         if not self.trusted and self._mark is not None:
             with contextlib.suppress(OSError):
                 self._mark.touch()
         self.trusted = True
 
 
-def _is_missing(record: KeyRecord, found: Found) -> bool:
-    """Whether Redis lacks it. What is there and cannot be read is left alone, unless the key is
-    revoked: a newer release may have written it."""
+def _is_missing(record: KeyRecord, found: SharedKeysSnapshot) -> bool:
+    """Return True if Redis lacks the record.
+
+    An unreadable value may be a newer release's, so it counts as present unless the key is revoked.
+    """
     there = found.records.get(record.id)
     if record.revoked is not None:
         return there is None or there.revoked is None

@@ -1,7 +1,7 @@
 """The copy of all keys on disk, in one folder for all processes that share it.
 
 ``keys.json``  the records
-``used.json``  when each was used last
+``used.json``  the last use of each
 ``lock``       held (flock) while either is changed
 
 A file is replaced in one step, once its content is on the disk.
@@ -14,28 +14,28 @@ import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from gateway.tenancy.keys.record import Records, Uses, dump_all, read_all, read_uses
-from lora_store.disk import locked, write_durably
+from gateway.tenancy.keys.record import Records, Uses, dump_all, parse_records, parse_uses
+from lora_store.disk import lock_file, write_durably
 
 log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int] | None
-"""What tells one content of the records' file from the next; None where it cannot be had."""
+"""Values that change with the records' file; None if they cannot be read."""
 
 
 class KeyDisk:
-    """Blocks. Raises OSError as it comes, except from `stamp` and `uses`."""
+    """The files of one folder. Blocks. Methods other than `stamp` and `uses` raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._records = folder / "keys.json"
         self._uses = folder / "used.json"
-        self._lock = folder / "lock"
+        self._lock_path = folder / "lock"
         self._broken = ""
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Excludes other processes and threads."""
-        return locked(self._lock)
+    def lock(self) -> AbstractContextManager[None]:
+        """Return a context that excludes other processes and threads."""
+        return lock_file(self._lock_path)
 
     def stamp(self) -> Stamp:
         try:
@@ -45,9 +45,11 @@ class KeyDisk:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def records(self) -> Records:
-        """A file that no gateway wrote is moved away: then there are no keys here."""
+        """Return the records. A corrupt file is moved to a `.broken` one, and the result is then
+        empty.
+        """
         try:
-            return read_all(self._records.read_bytes())
+            return parse_records(self._records.read_bytes())
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -59,7 +61,7 @@ class KeyDisk:
 
     @property
     def problem(self) -> str:
-        """The error of reading the records, while the file moved away is there; else empty."""
+        """Error of reading the records, while the moved file exists; else empty."""
         if self._broken and not self._records.with_suffix(".broken").exists():
             self._broken = ""
         return self._broken
@@ -68,9 +70,9 @@ class KeyDisk:
         write_durably(self._records, [dump_all(records)])
 
     def uses(self) -> Uses:
-        """None where they cannot be read: nothing depends on them."""
+        """Return the last uses, empty if they cannot be read: nothing depends on them."""
         try:
-            return read_uses(self._uses.read_bytes())
+            return parse_uses(self._uses.read_bytes())
         except (OSError, ValueError):
             return {}
 

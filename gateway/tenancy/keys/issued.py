@@ -1,4 +1,4 @@
-"""The keys that were made over the API, for the event loop: kept current, and changed."""
+"""Keys made over the API, for the event loop: polled, and changed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import TypeVar
 from gateway.errors import KeysUnavailable
 from gateway.tenancy.access import Access
 from gateway.tenancy.keys.copies import KeyCopies
-from gateway.tenancy.keys.record import KeyRecord, Uses, latest
+from gateway.tenancy.keys.record import KeyRecord, Uses, merge_uses
 from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_POLL_S = 0.5
-_USES_S = 60.0
+_POLL_INTERVAL_S = 0.5
+_USES_INTERVAL_S = 60.0
 
 
 class IssuedKeys:
-    """Use as an async context manager, with `follow` running inside. Tells `access` of all keys.
+    """Keys made over the API. Use as an async context manager, with `follow` running inside.
 
-    Methods raise KeysUnavailable.
+    All keys are passed on to `access`. Methods raise KeysUnavailable.
     """
 
     def __init__(self, copies: KeyCopies, access: Access) -> None:
@@ -37,7 +37,7 @@ class IssuedKeys:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
 
     async def __aenter__(self) -> IssuedKeys:
-        await self._look()
+        await self._poll()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -46,12 +46,12 @@ class IssuedKeys:
         self._copies.close()
 
     async def follow(self) -> None:
-        """Takes over what others change, within a second; until cancelled."""
+        """Apply others' changes within a second. Runs until cancelled."""
         told = time.monotonic()
         while True:
-            await asyncio.sleep(_POLL_S)
-            await self._look()
-            if time.monotonic() - told >= _USES_S:
+            await asyncio.sleep(_POLL_INTERVAL_S)
+            await self._poll()
+            if time.monotonic() - told >= _USES_INTERVAL_S:
                 told = time.monotonic()
                 await self._put_uses()
 
@@ -70,35 +70,32 @@ class IssuedKeys:
 
     @property
     def records(self) -> list[KeyRecord]:
-        """Those that are not revoked, oldest first.
-
-        Raises KeysUnavailable while they are not known.
-        """
+        """Keys that are not revoked, oldest first. Raises KeysUnavailable until they are loaded."""
         if not self._copies.trusted:
             raise KeysUnavailable("Keys cannot be read now: Redis has not answered yet. Try again.")
         live = [record for record in self._copies.records.values() if record.revoked is None]
         return sorted(live, key=lambda record: (record.created, record.id))
 
     def find(self, key_id: str) -> KeyRecord | None:
-        """As far as is known here; None for one that is revoked, too."""
+        """Return a known key, None if it is unknown or revoked."""
         record = self._copies.records.get(key_id)
         return None if record is None or record.revoked is not None else record
 
     async def uses(self) -> Uses:
-        return latest(await self._run(self._copies.uses), self._access.uses)
+        return merge_uses(await self._run(self._copies.uses), self._access.uses)
 
     async def add(self, record: KeyRecord) -> None:
-        """From now on its key is valid, here at once and elsewhere within a second."""
+        """Make a key valid, here at once and elsewhere within a second."""
         await self._run(partial(self._copies.add, record))
 
     async def revoke(self, key_id: str) -> None:
         """See `KeyCopies.revoke`."""
         await self._run(partial(self._copies.revoke, key_id, int(time.time())))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         failure = None
         try:
-            await self._run(self._copies.look)
+            await self._run(self._copies.poll)
         except KeysUnavailable as error:
             cause = error.__cause__
             failure = str(cause) if isinstance(cause, OSError) else describe(cause)
@@ -117,7 +114,8 @@ class IssuedKeys:
             try:
                 await self._run(partial(self._copies.put_uses, uses))
             except KeysUnavailable:
-                self._access.uses = latest(uses, self._access.uses)  # the next time
+                # retried with the next ones
+                self._access.uses = merge_uses(uses, self._access.uses)
 
     async def _run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -129,4 +127,4 @@ class IssuedKeys:
             ) from error
         finally:
             if self._copies.trusted:
-                self._access.issue(self._copies.records)
+                self._access.set_issued_keys(self._copies.records)

@@ -1,8 +1,8 @@
-"""What is kept of a key that was made over the API: its hash, whose it is, and until when.
+"""The record of a key made over the API: its hash, its tenant, and its expiry.
 
-A record changes once at most, when its key is revoked, and there is no way back. So copies of it
-are joined by taking the revoked one, and all places agree once they have seen each other, in
-whatever order: no old copy brings a key back.
+A record changes at most once, when its key is revoked, and this is final. Copies are therefore
+joined by taking the revoked one. All copies agree once they have met, in any order, and no old copy
+restores a key.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.config.tenants import KeyHash, key_hash, new_key
 
-MAX_NOTE = 256
-"""Characters."""
-NOTE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+MAX_NOTE_CHARS = 256
+"""Maximum length of a note."""
+NOTE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """No control characters: notes are shown in terminals."""
 _ID_DIGITS = 24
 _ID = re.compile(rf"key_[0-9a-f]{{{_ID_DIGITS}}}")
@@ -29,30 +29,33 @@ Time = Annotated[int, Field(ge=0, lt=2**40)]
 
 
 class KeyRecord(BaseModel):
-    """Frozen. What does not fit, a field that this release does not know among it, is no record."""
+    """A key's record. Frozen; unknown fields are refused, too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     hash: KeyHash
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
-    note: Annotated[str, Field(max_length=MAX_NOTE, pattern=NOTE)]
+    note: Annotated[str, Field(max_length=MAX_NOTE_CHARS, pattern=NOTE_PATTERN)]
     created: Time
     created_by: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8}$")]
-    """The admin, as `Access.admin` names one."""
+    """The admin's id, as `Access.admin` returns it."""
     expires: Time | None
-    """From this second on it is nobody's."""
+    """Second from which the key is invalid; None for no limit."""
     revoked: Time | None = None
 
     @property
     def id(self) -> str:
-        """Its public name: a part of the hash, so that whoever finds a key can tell which it is."""
+        """Public id: a part of the hash, so that a key that was found can be identified."""
         return key_id(self.hash)
 
 
-def draw_key(
+def make_record(
     tenant: str, note: str, expires_in: int | None, created_by: str
 ) -> tuple[KeyRecord, str]:
-    """The record of a new key, and the key, which nobody keeps. `expires_in` is in seconds."""
+    """Return the record of a new key, and the key itself, which is not stored.
+
+    `expires_in` is in seconds.
+    """
     key, now = new_key(), int(time.time())
     record = KeyRecord(
         hash=key_hash(key),
@@ -66,30 +69,30 @@ def draw_key(
 
 
 def is_key_id(text: str) -> bool:
-    """Whether a key could have this id."""
+    """Return True if a key could have this id."""
     return _ID.fullmatch(text) is not None
 
 
 Records = Mapping[str, KeyRecord]
-"""By id, revoked ones included."""
+"""Records by id, with revoked ones."""
 
 Uses = Mapping[str, int]
-"""When a key was used last, in seconds since 1970, by id."""
+"""Last use of each key in seconds since 1970, by id."""
 
 _LIST = TypeAdapter(list[KeyRecord])
 _USES = TypeAdapter(dict[str, Time])
 
 
 def key_id(key_hash: str) -> str:
-    """``key_`` and the first 24 digits of the hash, 96 bits."""
+    """Return ``key_`` and the first 24 digits of the hash, 96 bits."""
     return f"key_{key_hash[_AFTER_PREFIX : _AFTER_PREFIX + _ID_DIGITS]}"
 
 
-def joined(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
-    """`known` and what is new among `others`.
+def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
+    """Return `known` with the new and the revoked records of `others`.
 
-    Where both have a key, the copy in `known` stays unless the other is revoked: a copy that gives
-    a key to somebody else, or for longer, was not made by a gateway.
+    If both have a key, the copy in `known` wins unless the other is revoked: a copy for another
+    tenant, or with a later expiry, was not made by a gateway.
     """
     result = dict(known)
     for record in others:
@@ -103,8 +106,8 @@ def dump(record: KeyRecord) -> bytes:
     return record.model_dump_json().encode()
 
 
-def read(key_id: str, raw: bytes) -> KeyRecord:
-    """The record of this key. Raises ValueError, which quotes nothing of what was found."""
+def parse_record(key_id: str, raw: bytes) -> KeyRecord:
+    """Parse the record of this key. Raise ValueError, which quotes no content."""
     try:
         record = KeyRecord.model_validate_json(raw)
     except ValidationError as error:
@@ -118,21 +121,21 @@ def dump_all(records: Records) -> bytes:
     return _LIST.dump_json(list(records.values()), indent=1)
 
 
-def read_all(raw: bytes) -> dict[str, KeyRecord]:
-    """What `dump_all` wrote. Raises ValueError as `read` does, if any of it does not fit."""
+def parse_records(raw: bytes) -> dict[str, KeyRecord]:
+    """Parse what `dump_all` returned. Raise ValueError as `parse_record` does."""
     try:
         return {record.id: record for record in _LIST.validate_json(raw)}
     except ValidationError as error:
         raise ValueError(_problem(error)) from None
 
 
-def read_uses(raw: bytes) -> Uses:
-    """Raises ValueError."""
+def parse_uses(raw: bytes) -> Uses:
+    """Parse stored uses. Raise ValueError if they are invalid."""
     return _USES.validate_json(raw, strict=True)
 
 
-def latest(*several: Uses) -> dict[str, int]:
-    """The latest use of each key."""
+def merge_uses(*several: Uses) -> dict[str, int]:
+    """Return the latest use of each key."""
     result: dict[str, int] = {}
     for uses in several:
         for key, when in uses.items():

@@ -3,8 +3,8 @@
 ``api_keys``       hash: the record's JSON by id, and ``@revision``
 ``api_keys:used``  hash: seconds of 1970 by id
 
-``@revision`` is drawn anew with each change, so it tells contents apart even where Redis has lost
-the last changes and others followed.
+``@revision`` is random with each change, so different contents have different revisions, even after
+Redis has lost the last changes and others followed.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gateway.errors import KeysUnavailable
-from gateway.tenancy.keys.record import KeyRecord, Uses, dump, read
+from gateway.tenancy.keys.record import KeyRecord, Uses, dump, parse_record
 from lora_store import redis_url
-from lora_store.primary import Primary, describe, failures, writing
+from lora_store.primary import Primary, describe, failure_types, write_verified
 from lora_store.redis_hashes import read_hash
-from lora_store.refusals import Refusals
+from lora_store.refusals import RefusedValues
 
 KEYS = "api_keys"
 USED = "api_keys:used"
 _REVISION = b"@revision"
 _TIMEOUT_S = 2.0  # of each command, and to connect
 _RECORDS_AT_ONCE = 256
-_MAX_BYTES = 4096  # of a record; ours have some 300
-# A new record never takes the place of anything: what is there may say that the key is revoked.
-# One that is revoked takes the place of everything.
+_MAX_BYTES = 4096  # of a record; the gateway's own have about 300
+# A new record never replaces another one: the stored one may be revoked. A revoked record replaces
+# any.
 _PUT = """
 for i = 2, #ARGV, 3 do redis.call(ARGV[i], KEYS[1], ARGV[i + 1], ARGV[i + 2]) end
 redis.call('HSET', KEYS[1], '@revision', ARGV[1])
 """
 
 
-class Found(NamedTuple):
-    """What Redis has.
+class SharedKeysSnapshot(NamedTuple):
+    """The content of Redis.
 
     Attributes:
-        revision: None where there is none.
+        revision: None if Redis has no revision.
         records: by id.
-        unread: ids under which there is something that is no record.
+        unread: ids of values that are no valid records.
     """
 
     revision: bytes | None
@@ -50,15 +50,20 @@ class Found(NamedTuple):
 
 
 class SharedKeys:
-    """Blocks. Raises KeysUnavailable when Redis does not answer in time, or refuses."""
+    """The keys in Redis. Blocks. Methods raise KeysUnavailable if Redis is slow, or refuses."""
 
     def __init__(self, url: str, on_refused: Callable[[], object] = lambda: None) -> None:
-        """`url` in a form of `lora_store.redis_url`.
+        """Connect with the first command.
 
-        `on_refused` is called, from a thread, for each value that does not fit.
+        Args:
+            url: in a form of `lora_store.redis_url`.
+            on_refused: called, from a thread, for each invalid value.
+
+        Raises:
+            ValueError: the URL has another form.
         """
         self._primary = Primary(redis_url.parse(url), _TIMEOUT_S)
-        self._refusals = Refusals(on_refused)
+        self._refusals = RefusedValues(on_refused)
 
     def close(self) -> None:
         self._primary.close()
@@ -68,27 +73,27 @@ class SharedKeys:
             found: bytes | None = client.hget(KEYS, _REVISION)
             return found
 
-    def read(self) -> Found:
+    def read(self) -> SharedKeysSnapshot:
         with self._client() as client:
-            # Before the records: what is added later comes with another revision.
+            # Read the revision before the records: later changes come with another revision.
             revision: bytes | None = client.hget(KEYS, _REVISION)
             stored = read_hash(client, KEYS, _RECORDS_AT_ONCE)
         stored.pop(_REVISION, None)
-        found = Found(revision, {}, set())
+        found = SharedKeysSnapshot(revision, {}, set())
         for name, raw in stored.items():
             key = name.decode(errors="backslashreplace")
             try:
                 if len(raw) > _MAX_BYTES:
                     raise ValueError(f"{len(raw)} bytes are no record")
-                found.records[key] = read(key, raw)
+                found.records[key] = parse_record(key, raw)
             except ValueError as error:
                 found.unread.add(key)
                 self._refusals.add(f"{KEYS} {key}", error)
         return found
 
     def put(self, records: Sequence[KeyRecord]) -> None:
-        """Put records, all or none of each 256. See `_PUT` for what becomes of what is there."""
-        with self._client() as shared, writing(shared) as client:
+        """Store records, all or none of each 256. See `_PUT` for existing records."""
+        with self._client() as shared, write_verified(shared) as client:
             for start in range(0, len(records), _RECORDS_AT_ONCE):
                 arguments: list[object] = [secrets.token_hex(8)]
                 for record in records[start : start + _RECORDS_AT_ONCE]:
@@ -97,7 +102,7 @@ class SharedKeys:
                 client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
-        """What does not fit is left out: nothing depends on it."""
+        """Return the last uses without invalid values: nothing depends on them."""
         with self._client() as client:
             found = read_hash(client, USED, _RECORDS_AT_ONCE)
         return {
@@ -118,8 +123,8 @@ class SharedKeys:
         try:
             with self._primary.use() as client:
                 yield client
-        except failures() as error:
-            # Its text may hold addresses, or the sentinels' passwords.
+        except failure_types() as error:
+            # The error's text may contain addresses, or the sentinels' passwords.
             raise KeysUnavailable(
                 f"Keys cannot be read or changed now: Redis: {describe(error)}. Try again."
             ) from error

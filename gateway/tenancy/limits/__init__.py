@@ -1,1 +1,1 @@
-"""How much a tenant may do: requests and tokens in a minute, and requests at once."""
+"""Limits of tenants: requests and tokens per minute, concurrent requests, and budgets."""

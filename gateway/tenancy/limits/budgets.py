@@ -1,4 +1,4 @@
-"""Where tenants stand with their budgets, as far as this process was told."""
+"""Usage of tenants' budgets, as reported to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARN_AT = 0.8
 
 
 class BudgetReport(NamedTuple):
-    """What Redis says of a budget: `used` of `limit`, of which `counted` came with this call."""
+    """Usage of a budget in Redis: `used` of `limit`, of which `counted` came with this call."""
 
     tenant: str
     name: LimitName
@@ -24,20 +24,23 @@ class BudgetReport(NamedTuple):
     reset_ms: int
 
 
-class Standings:
-    """Written from the thread that talks to Redis, read from any.
+class BudgetUsage:
+    """Last known usage of budgets. Written from the thread that calls Redis, read from any.
 
-    What is used only grows until a window ends. So each process knows a lower bound, the one that
-    counted last knows all, and the greatest of them is true.
+    Usage only grows until a period ends, so each process knows a lower bound. The process that
+    counted last knows the exact value, so the greatest bound is right.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
-        """What is used, and when that ends, in the time of `time.monotonic`."""
+        """Usage, and the end of its period in the time of `time.monotonic`."""
         self._nearly_used: dict[str, tuple[str, float]] = {}
 
-    def told(self, report: BudgetReport) -> None:
-        """Warns when this call brought a budget to 80 %: of all gateways' calls, one does."""
+    def update(self, report: BudgetReport) -> None:
+        """Store a report, and warn if this call brought a budget to 80 %.
+
+        Only one call of all gateways crosses that line, so there is one warning.
+        """
         tenant, name, limit, used, counted, reset_ms = report
         ends = time.monotonic() + reset_ms / 1000
         self._known[tenant, name] = used, ends
@@ -54,17 +57,17 @@ class Standings:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Texts by budget, of budgets of which 80 % are used."""
+        """Texts of budgets that are used to 80 % or more, by budget."""
         now, known = time.monotonic(), self._nearly_used.copy()
         return {budget: words for budget, (words, ends) in known.items() if ends > now}
 
-    def used(self, tenant: str, name: LimitName) -> int | None:
-        """In the day or month that is now; None where nothing was told of it."""
-        standing = self.standing(tenant, name)
+    def used_of(self, tenant: str, name: LimitName) -> int | None:
+        """Return the usage in the current period, None if it is unknown."""
+        standing = self.used_and_reset(tenant, name)
         return None if standing is None else standing[0]
 
-    def standing(self, tenant: str, name: LimitName) -> tuple[int, int] | None:
-        """As `used`, with the milliseconds until the day or month ends."""
+    def used_and_reset(self, tenant: str, name: LimitName) -> tuple[int, int] | None:
+        """Return the usage and the milliseconds until its period ends, None if it is unknown."""
         used, ends = self._known.get((tenant, name), (0, 0.0))
         left = ends - time.monotonic()
         return (used, int(left * 1000)) if left > 0 else None

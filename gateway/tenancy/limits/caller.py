@@ -1,7 +1,7 @@
-"""Runs the limits' script in Redis: a thread of its own, one pipeline at a time.
+"""Runs the limits' script in Redis: in a thread of its own, one pipeline at a time.
 
-Many calls share a round trip, and a busy event loop is never taken for a slow Redis. All of a
-tenant is at one server of a cluster; while a cluster lacks a part, no tenant is counted there.
+Many calls share a round trip, and a busy event loop is never mistaken for a slow Redis. All keys of
+a tenant are on one server of a cluster. While a cluster lacks a part, it counts no tenant.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Any
 from gateway.tenancy.limits import script
 from gateway.tenancy.limits.lease import LEASE_S, Lease
 from gateway.tenancy.limits.request import LimitRequest
-from gateway.tenancy.limits.script import Call
+from gateway.tenancy.limits.script import ScriptCall
 from lora_store import redis_url
 from lora_store.connect import errors, load, server_of
-from lora_store.primary import Primary, code_of, describe, failures, is_unavailable
+from lora_store.primary import Primary, code_of, describe, failure_types, is_unavailable
 from lora_store.redis_role import ROLE_CHECK_S
-from lora_store.refusals import Refusals
+from lora_store.refusals import RefusedValues
 
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 1.0
-_RETRY_S = 1.0
-_BATCH = 64
+_RECONNECT_INTERVAL_S = 1.0
+_MAX_BATCH_CALLS = 64
 _FLUSH_S = 2.0
 
-# Beside what makes a server unavailable: codes that say nothing of the key.
+# Further error codes that concern the server, not the key.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
-# Of no tenant: theirs do not begin with a dot.
+# No tenant's name begins with a dot.
 _PROBE = ".probe"
 
-Answer = tuple[Call, "list[int] | None"]
-"""A call and the script's numbers; None if Redis did nothing, or what it did is not known."""
+Answer = tuple[ScriptCall, "list[int] | None"]
+"""A call and the script's numbers; None if Redis did nothing, or if the outcome is unknown."""
 
 
 class ScriptCaller:
-    """Calls from an event loop, answers to it."""
+    """Caller of the script. Accepts calls from an event loop, and returns the answers on it."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class ScriptCaller:
             redis_url.parse(url), timeout_s, connect_timeout_s=self._connect_timeout_s
         )
         self._on_up = on_up
-        self._refusals = Refusals(on_refused)
+        self._refusals = RefusedValues(on_refused)
         self._on_answers = on_answers
         self._on_connected = on_connected
         self._gateway = uuid.uuid4().hex[:16]
-        self._inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ScriptCall | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_connected = False
         self._is_late = False
@@ -85,21 +85,21 @@ class ScriptCaller:
         self._closing = threading.Event()
         self._sha = ""
         self.epoch = 0
-        """A number that changes when Redis is lost, and may have lost what it knew."""
+        """A number that changes when Redis is lost, because Redis may have lost its data."""
 
     @property
     def up(self) -> bool:
-        """True while Redis answers in time. If one request had to give up, others do not wait."""
+        """True while Redis answers in time. After one request gave up, others do not wait."""
         return self._is_connected and not self._is_late
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         started = asyncio.Event()
         done = partial(self._post, started.set)
-        # No thread pool: this thread must not delay the interpreter's end.
+        # No thread pool: this thread must not delay the interpreter's exit.
         self._thread = threading.Thread(target=self._work, args=(done,), name="limits", daemon=True)
         self._thread.start()
-        # The first request should find Redis; but a name that does not resolve takes seconds.
+        # The first request should find Redis, but resolving a name may take seconds.
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await started.wait()
@@ -107,20 +107,20 @@ class ScriptCaller:
             log.warning("Redis does not answer; limits are not shared yet")
 
     async def close(self) -> None:
-        """Send what was submitted, within two seconds."""
+        """Send the submitted calls, within two seconds."""
         self._closing.set()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _FLUSH_S)
 
-    def submit(self, call: Call) -> bool:
-        """Return True if the call will be answered; False while Redis is away."""
+    def submit(self, call: ScriptCall) -> bool:
+        """Return True if the call will be answered; False while Redis is down."""
         with self._lock:
             if self._is_connected:
                 self._inbox.put(call)
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Take note that a request was not answered in time, or that answers come again."""
+        """Record that a request was not answered in time, or that answers arrive again."""
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late
@@ -131,7 +131,7 @@ class ScriptCaller:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            return  # the loop has ended, and everybody on it
+            return  # the loop has ended, and all its requests
 
     # In the thread:
 
@@ -144,14 +144,14 @@ class ScriptCaller:
         ended = False
         while not ended:
             if self._is_connected:
-                ended = self._turn()
-            elif self._closing.wait(_RETRY_S):
+                ended = self._make_round_trip()
+            elif self._closing.wait(_RECONNECT_INTERVAL_S):
                 break
             elif self._connect():
                 log.info("Redis answers; limits are shared again")
         self._primary.close()
 
-    def _turn(self) -> bool:
+    def _make_round_trip(self) -> bool:
         """Make one round trip. Return True if it was the last."""
         batch, ended = self._next_batch()
         try:
@@ -160,24 +160,24 @@ class ScriptCaller:
                     answers = self._run(client, batch)
                     self._post(self._on_answers, [*zip(batch, answers, strict=True)])
                 elif not isinstance(client, load().RedisCluster):
-                    client.ping()  # a demotion is noticed though nobody asks for anything
-        except failures() as error:
+                    client.ping()  # detect a demotion even without calls
+        except failure_types() as error:
             log.warning("limits are not shared now: Redis fails: %s", describe(error))
-            self._lose(batch)
-        except Exception:  # this thread is what everybody waits for
+            self._disconnect(batch)
+        except Exception:  # all requests wait for this thread
             log.exception("limits are not shared now")
-            self._lose(batch)
+            self._disconnect(batch)
         return ended
 
     def _connect(self) -> bool:
         """Return True if Redis can be used from now on."""
-        probe = LimitRequest(tenant=_PROBE, limits={"concurrent_requests": 10**9}, places=1)
+        probe = LimitRequest(tenant=_PROBE, limits={"concurrent_requests": 10**9}, slots=1)
         try:
             with self._primary.use() as client:
                 self._sha = client.script_load(script.SCRIPT)
-                # Without replicas or memory, say, it takes scripts and lets them write nothing.
+                # A Redis that lacks replicas or memory accepts scripts, but refuses their writes.
                 self._run(client, [Lease(_PROBE, lambda: 0.0).call(probe)])
-        except failures() as error:
+        except failure_types() as error:
             self._why = describe(error)
             return False
         with self._lock:
@@ -186,37 +186,37 @@ class ScriptCaller:
         self._post(self._on_connected)
         return True
 
-    def _next_batch(self) -> tuple[list[Call], bool]:
-        """Return all calls that wait, up to a limit, and whether they are the last."""
-        batch: list[Call] = []
+    def _next_batch(self) -> tuple[list[ScriptCall], bool]:
+        """Return the waiting calls, up to a limit, and True if they are the last."""
+        batch: list[ScriptCall] = []
         try:
             call = self._inbox.get(timeout=ROLE_CHECK_S)
             while call is not None:
                 batch.append(call)
-                if len(batch) == _BATCH:
+                if len(batch) == _MAX_BATCH_CALLS:
                     return batch, False
                 call = self._inbox.get_nowait()
         except queue.Empty:
             return batch, False
         return batch, True
 
-    def _run(self, client: Any, calls: Sequence[Call]) -> list[list[int] | None]:
-        """Return the script's answers, in one round trip; None, as if Redis had done nothing, for
-        a call that failed by its key or whose answer makes no sense.
+    def _run(self, client: Any, calls: Sequence[ScriptCall]) -> list[list[int] | None]:
+        """Return the script's answers, in one round trip.
 
-        Raises the first error that is not a key's.
+        An answer is None, as if Redis had done nothing, if the call failed by its key or the answer
+        makes no sense. Raise the first error that does not concern a key.
         """
-        results, lost = self._pipelined(client, calls), errors().NoScriptError
+        results, lost = self._run_pipelines(client, calls), errors().NoScriptError
         if any(isinstance(result, lost) for result in results):
-            # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
+            # Redis' cache of scripts was emptied; these calls had no effect.
             self._sha = client.script_load(script.SCRIPT)
             again = [i for i, result in enumerate(results) if isinstance(result, lost)]
-            renewed = self._pipelined(client, [calls[i] for i in again])
+            renewed = self._run_pipelines(client, [calls[i] for i in again])
             for i, result in zip(again, renewed, strict=True):
                 results[i] = result
         return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
 
-    def _answer(self, call: Call, result: Any) -> list[int] | None:
+    def _answer(self, call: ScriptCall, result: Any) -> list[int] | None:
         if isinstance(result, Exception):
             of_the_key = type(result) in (errors().ResponseError, errors().TryAgainError)
             of_the_server = is_unavailable(result) or code_of(result) in _CODES_OF_SERVER
@@ -224,16 +224,18 @@ class ScriptCaller:
                 raise result
             self._refusals.add(call.key, result)
             return None
-        if not script.is_an_answer(call, result):
+        if not script.is_answer(call, result):
             self._refusals.add(call.key, "the script answers nonsense")
             return None
         answer: list[int] = result
-        if unfit := script.unfit_fields(answer):
+        if unfit := script.count_unfit_fields(answer):
             self._refusals.add(call.key, f"{unfit} fields of no known form")
         return answer
 
-    def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        """Return the results of one pipeline for each server: a cluster client's own asks twice."""
+    def _run_pipelines(self, client: Any, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Return the results of one pipeline for each server; a cluster client's own makes two
+        trips.
+        """
         lease_ms = int(LEASE_S * 1000)
         commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
         at_server: dict[Any, list[int]] = {}
@@ -246,13 +248,13 @@ class ScriptCaller:
                 pipeline.execute_command(*commands[i])
             answers = pipeline.execute(raise_on_error=False)
             for i, answer in zip(indices, answers, strict=True):
-                # A key that has moved: nothing was done, and the cluster's client finds it.
+                # The key has moved: nothing was done, and the cluster's client finds it.
                 moved = isinstance(answer, errors().AskError)
-                results[i] = _redirected(client, commands[i]) if moved else answer
+                results[i] = _redirect(client, commands[i]) if moved else answer
         return results
 
-    def _lose(self, batch: Sequence[Call]) -> None:
-        """Redis is away: nothing that it granted counts, and nobody waits for it."""
+    def _disconnect(self, batch: Sequence[ScriptCall]) -> None:
+        """Mark Redis as down: its grants are void, and all waiting calls fail."""
         with self._lock:
             self.epoch += 1
             self._is_connected = False
@@ -264,7 +266,7 @@ class ScriptCaller:
         self._post(self._on_answers, [(call, None) for call in calls])
 
 
-def _redirected(client: Any, command: tuple[object, ...]) -> Any:
+def _redirect(client: Any, command: tuple[object, ...]) -> Any:
     try:
         return client.execute_command(*command)
     except errors().ResponseError as error:

@@ -1,4 +1,4 @@
-"""How much of one unit a tenant's requests take at this process, as far as it helps to foresee."""
+"""Recent demand of a tenant for one unit at this process, to size the next block of units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _RECENT_TICKS = 4
 _MIN_REQUESTS = 4
-"""Fewer in the recent ticks, or fewer that a block would serve, are not worth a block."""
+"""Requests, in the recent ticks or per block, below which a block does not pay."""
 
 
 class _Tick(NamedTuple):
@@ -16,8 +16,8 @@ class _Tick(NamedTuple):
     rise: int
 
 
-class Demand:
-    """The units that requests took and gave back since the last ticks."""
+class UnitDemand:
+    """Units that requests took and gave back in the last ticks."""
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
 
@@ -27,7 +27,7 @@ class Demand:
         self._requests = self._units = 0
         """Sums over the recent ticks and the present one."""
         self._tick = 0, 0
-        """The sums as the present tick began."""
+        """The sums at the start of the present tick."""
 
     def take(self, units: int) -> None:
         self._requests += 1
@@ -52,12 +52,12 @@ class Demand:
 
     @property
     def floor(self) -> int:
-        """The units of a few requests: a smaller block is of no use."""
+        """Units of a few requests: a smaller block is of no use."""
         return _MIN_REQUESTS * max(1, -(-self._units // max(1, self._requests)))
 
     @property
     def wish(self) -> int:
-        """The units that the next tick may take beyond what is in use; 0 if requests are rare."""
+        """Units that the next tick may take above those in use; 0 if requests are rare."""
         if self._requests < _MIN_REQUESTS:
             return 0
         rise = max([self._high - self._low, *[tick.rise for tick in self._recent]])

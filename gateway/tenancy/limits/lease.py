@@ -1,8 +1,8 @@
-"""One tenant's limits at this process: units that Redis granted it, and requests that they admit.
+"""The limits of one tenant at this process: units granted by Redis, and requests that they admit.
 
-What a process may use counts as used in Redis until the process says otherwise, or its lease ends.
-So a request that fits into the spare units is admitted by a few additions here. When it is counted
-by the second, that is the second in which its use is reported: a later one, never an earlier one.
+Redis counts granted units as used until the process reports otherwise, or its lease ends. A request
+that fits into the spare units is therefore admitted locally by a few additions. Windows of seconds
+count it in the second of its report: a later one, never an earlier one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from gateway.config.limits import LimitName
 from gateway.errors import Quota
-from gateway.tenancy.limits.demand import Demand
+from gateway.tenancy.limits.demand import UnitDemand
 from gateway.tenancy.limits.request import (
-    PLACES,
     REQUESTS,
+    SLOTS,
     TOKENS,
     UNITS,
     WINDOW_S,
@@ -22,41 +22,41 @@ from gateway.tenancy.limits.request import (
     LimitRequest,
     Settlement,
     Spending,
-    kinds_of,
+    units_of_request,
 )
-from gateway.tenancy.limits.script import Call, Grant
+from gateway.tenancy.limits.script import Grant, ScriptCall
 
 LEASE_S = 15.0
 TICK_S = 0.25
-_RENEW_S = 5.0
-_REPORT_S = 1.0
-"""The longest time until Redis hears of a request, in seconds, if its tenant sends no more."""
-_MAX_REFUSED_S = 1.0
-"""How long a refusal stands without another look: somebody may empty Redis."""
+_RENEW_INTERVAL_S = 5.0
+_MAX_REPORT_DELAY_S = 1.0
+"""Latest report of a request to Redis, if no later request of its tenant reports it."""
+_MAX_REFUSAL_AGE_S = 1.0
+"""Time for which a refusal is repeated without asking Redis, which may have been emptied."""
 
 
 def _units(request: LimitRequest) -> tuple[int, int, int]:
-    return request.requests, request.tokens, request.places
+    return request.requests, request.tokens, request.slots
 
 
 class Lease:
-    """The units of one tenant. It belongs to one thread, and one call is under way at a time.
+    """The units of one tenant. Belongs to one thread, with at most one call under way.
 
     Attributes:
-        in_flight: whether an answer to the last call is awaited.
-        called_at: when the last call was made, in seconds of the clock.
-        is_urgent: whether others may wait for what the next call gives back.
+        in_flight: True while the last call has no answer.
+        called_at: time of the last call, in seconds of the clock.
+        is_urgent: True if others may wait for what the next call gives back.
     """
 
     def __init__(
         self, tenant: str, clock: Callable[[], float], epoch: Callable[[], int] = lambda: 0
     ) -> None:
-        """Hold nothing yet.
+        """Start without units.
 
         Args:
             tenant: its name.
             clock: the monotonic time in seconds.
-            epoch: a number that changes when Redis may have lost what it granted.
+            epoch: a number that changes when Redis may have lost its grants.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -74,7 +74,7 @@ class Lease:
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
         self._spent = self._spent_known = 0
-        self._demands = (Demand(), Demand(), Demand())
+        self._demands = (UnitDemand(), UnitDemand(), UnitDemand())
         self._quotas: Mapping[LimitName, Quota] = {}
         self._refusal: tuple[LimitRequest, Decision] | None = None
         self._offset_ms = 0
@@ -84,13 +84,13 @@ class Lease:
         self.called_at = 0.0
 
     def decide(self, request: LimitRequest) -> Decision | None:
-        """Admit or refuse a request by what is known here; None if Redis must be asked."""
+        """Admit or refuse a request by what is known here; return None if Redis must be asked."""
         limits, units, spare, known = request.limits, _units(request), self._spare, self._quotas
-        kinds = kinds_of(request)
+        kinds = units_of_request(request)
         for name, unit, _ in kinds.limits:
             quota = known.get(name)
             if quota is None or units[unit] > spare[unit] or quota.limit != limits[name]:
-                return self._refused_again(request) if self._refusal else None
+                return self._repeat_refusal(request) if self._refusal else None
         now = self._clock()
         if not self._is_covered(now):
             return None
@@ -101,7 +101,7 @@ class Lease:
                 self._used[unit] += units[unit]
             else:
                 self._held[unit] += units[unit]
-        self._change(now + _REPORT_S)
+        self._schedule_report(now + _MAX_REPORT_DELAY_S)
         now_ms = round(now * 1000) + self._offset_ms
         reset_ms = (now_ms // 1000 + WINDOW_S + 1) * 1000 - now_ms
         age_ms = int((now - self.called_at) * 1000)
@@ -114,27 +114,29 @@ class Lease:
                 quotas[name] = Quota(limit, used - spare[unit], reset_ms if reset_of_it else 0)
         return Decision(None, 0, quotas, now_ms)
 
-    def refusal(self, request: LimitRequest, grant: Grant) -> Decision:
-        """Return the refusal that a call was answered with, and remember one that stands."""
+    def build_refusal(self, request: LimitRequest, grant: Grant) -> Decision:
+        """Return the refusal that a call was answered with, and remember one that holds for a
+        while.
+        """
         quotas: dict[str, Quota] = {}
-        for name, unit, is_budget in kinds_of(request).limits:
+        for name, unit, is_budget in units_of_request(request).limits:
             quota, spare = grant.quotas[name], self._spare[unit]
             if is_budget:
                 quotas[name] = quota._replace(held=quota.held - spare)
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Requests are never given back: without spare ones, none is admitted before then.
+        # Requests are never given back: without spare ones, the limit is exhausted until then.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
 
-    def _refused_again(self, request: LimitRequest) -> Decision | None:
+    def _repeat_refusal(self, request: LimitRequest) -> Decision | None:
         assert self._refusal is not None
         same, (refused, wait_ms, quotas, at_ms) = self._refusal
         now_ms = round(self._clock() * 1000) + self._offset_ms
         age_ms = now_ms - at_ms
-        if age_ms >= min(wait_ms, _MAX_REFUSED_S * 1000) or self._epoch != self._now_epoch():
+        if age_ms >= min(wait_ms, _MAX_REFUSAL_AGE_S * 1000) or self._epoch != self._now_epoch():
             self._refusal = None
             return None
         if request != same:
@@ -143,47 +145,47 @@ class Lease:
         return Decision(refused, wait_ms - age_ms, aged, now_ms)
 
     def settle(self, settlement: Settlement) -> None:
-        _, released, used, kept, places = settlement
-        freed = [0, 0, places]
-        if released or used or kept:
-            self._held[TOKENS] += kept - released
+        _, released, used, still_held, slots = settlement
+        freed = [0, 0, slots]
+        if released or used or still_held:
+            self._held[TOKENS] += still_held - released
             self._used[TOKENS] += used
-            freed[TOKENS] = max(0, released - kept - used)
-        self._held[PLACES] -= places
+            freed[TOKENS] = max(0, released - still_held - used)
+        self._held[SLOTS] -= slots
         now = self._clock()
-        # Near a limit, or beyond a lowered one, it is Redis that gives them to others.
+        # Near a limit, or above a lowered one, Redis distributes the units.
         may_reuse = self._is_covered(now) and self._is_calm
-        for unit in (TOKENS, PLACES):
+        for unit in (TOKENS, SLOTS):
             self._demands[unit].give_back(freed[unit])
             if may_reuse:
                 self._spare[unit] += freed[unit]
         if not any(freed):
-            self._change(now + _RENEW_S)
+            self._schedule_report(now + _RENEW_INTERVAL_S)
             return
-        self._change(now)
+        self._schedule_report(now)
         if not self._is_calm:
             self.is_urgent = True
 
     def spend(self, spending: Spending) -> None:
         if spending.budgets is not self._known_budgets:
-            # Never fewer: what began before a budget was added must not leave that one out.
+            # Never remove budgets: requests from before a new budget must not omit it.
             self._budgets = {**self._budgets, **spending.budgets}
             self._known_budgets = spending.budgets
         self._spent += spending.tokens
-        self._change(self._clock() + _RENEW_S)
+        self._schedule_report(self._clock() + _RENEW_INTERVAL_S)
 
-    def _change(self, due_at: float) -> None:
-        """Take note that Redis must hear of something by then."""
+    def _schedule_report(self, due_at: float) -> None:
+        """Record that Redis must get a report by `due_at`."""
         self._due_at = min(self._due_at, due_at) if self._changed else due_at
         self._changed = True
 
-    def _look_for_room(self) -> None:
-        """Note whether each limit has enough left that no request waits for what is given back."""
+    def _update_calm(self) -> None:
+        """Record whether each limit is so far away that no gateway waits for returned units."""
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while Redis counts what is spare here; otherwise forget it."""
+        """Return True while Redis counts the units that are spare here; otherwise forget them."""
         if now < self._valid_until and self._epoch == self._now_epoch():
             return True
         self._spare = [0, 0, 0]
@@ -191,7 +193,7 @@ class Lease:
 
     @property
     def has_surplus(self) -> bool:
-        """True if spare units serve nobody here and may be wanted elsewhere."""
+        """True if spare units are unused here and may be wanted elsewhere."""
         if self._is_calm:
             return False
         bounds = zip(self._spare, self._demands, self._shares, strict=True)
@@ -199,27 +201,27 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if Redis has every report, and counts nothing for this process."""
+        """True if everything is reported to Redis, and Redis counts nothing for this process."""
         return not (self._changed or self.in_flight or any(self._held) or any(self._spare))
 
     def tick(self) -> bool:
-        """Take note that TICK_S has passed. Return True if a call is due."""
+        """Record that TICK_S has passed. Return True if a call is due."""
         for demand in self._demands:
             demand.roll()
-        self._look_for_room()
+        self._update_calm()
         now = self._clock()
         if any(self._spare) or (self._changed and now >= self._due_at):
             return True
-        return any(self._held) and now - self.called_at >= _RENEW_S
+        return any(self._held) and now - self.called_at >= _RENEW_INTERVAL_S
 
     def lose(self) -> None:
-        """Take note that a call has no answer, so that it may have been executed or not."""
+        """Record that a call has no answer, so that it may have been executed or not."""
         self.in_flight = False
-        self._change(0.0)
+        self._schedule_report(0.0)
 
     def restate(self) -> None:
-        """Take note that Redis may have forgotten all."""
-        self._change(0.0)
+        """Record that Redis may have lost everything."""
+        self._schedule_report(0.0)
 
     def call(
         self,
@@ -227,13 +229,13 @@ class Lease:
         queued: Iterable[LimitRequest] = (),
         *,
         is_last: bool = False,
-    ) -> Call:
-        """Return what to ask Redis. Until the answer comes, only the lease admits requests.
+    ) -> ScriptCall:
+        """Return the next call to Redis. Until it is answered, only the spare units admit requests.
 
         Args:
-            head: the first request that waits.
-            queued: some that wait behind it.
-            is_last: give up all that is spare, since the process ends.
+            head: the first waiting request.
+            queued: some requests that wait behind it.
+            is_last: give up all spare units, since the process ends.
         """
         wished = [0 if is_last else demand.wish for demand in self._demands]
         now = self._clock()
@@ -249,7 +251,7 @@ class Lease:
         further = [0, 0, 0]
         for request in queued:
             units = _units(request)
-            for unit in kinds_of(request).units:
+            for unit in units_of_request(request).units:
                 further[unit] += units[unit]
         state: dict[str, object] = {
             "call": self._number,
@@ -263,31 +265,31 @@ class Lease:
             "spent": self._spent,
             "spent_known": self._spent_known,
         }
-        return Call(
+        return ScriptCall(
             tenant=self.tenant,
             state={name: [*v] if isinstance(v, list) else v for name, v in state.items()},
             limits=dict(self._limits),
             budgets=self._budgets,
             used=(*self._used,),
             spent=self._spent,
-            keep=(*self._spare,),
+            spare=(*self._spare,),
             head=head,
             epoch=self._now_epoch(),
             sent_at=now,
         )
 
     def _learn_limits(self, request: LimitRequest) -> None:
-        """Replace what is known of the limits on the units that a request takes."""
-        taken = kinds_of(request).units
+        """Replace the known limits on the units that a request takes."""
+        taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}
         self._limits = {**request.limits, **others}
         self._budgets = {**self._budgets, **request.budgets}
 
-    def apply(self, call: Call, grant: Grant) -> None:
-        """Take what was granted; an answer of an earlier epoch says nothing of the present one."""
+    def apply(self, call: ScriptCall, grant: Grant) -> None:
+        """Add the granted units. Ignore an answer of an earlier epoch: it may be out of date."""
         self.in_flight = False
         if call.epoch != self._now_epoch():
-            self._change(0.0)
+            self._schedule_report(0.0)
             return
         self._known = [max(pair) for pair in zip(self._known, call.used, strict=True)]
         self._spent_known = max(self._spent_known, call.spent)
@@ -296,4 +298,4 @@ class Lease:
         self._epoch, self._valid_until = call.epoch, call.sent_at + LEASE_S
         for unit, units in enumerate(grant.granted):
             self._spare[unit] += units
-        self._look_for_room()
+        self._update_calm()

@@ -1,4 +1,4 @@
-"""A tenant's limits: where they are counted now, and how a refusal is told."""
+"""A tenant's limits: the choice between Redis and local counting, and the errors of refusals."""
 
 from __future__ import annotations
 
@@ -12,52 +12,57 @@ from gateway.config.file import Configuration
 from gateway.config.limits import LIMITS, LimitName, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
 from gateway.errors import InsufficientQuota, LimitsUnavailable, Quota, RateLimited
-from gateway.tenancy.limits.budgets import Standings
+from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Spending
-from gateway.tenancy.limits.reservation import Reservation, Taken
+from gateway.tenancy.limits.reservation import CountedRequest, Reservation
 
 
 class Limits:
-    """Counts in Redis; while it is away, or where there is none, as the configuration says."""
+    """Counts in Redis; without Redis, counts as the configuration says."""
 
     def __init__(
         self,
         shared: SharedLimits | None,
         on_refused: Callable[[str, LimitName], None] = lambda tenant, limit: None,
-        standings: Standings | None = None,
+        standings: BudgetUsage | None = None,
         on_alone: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_refused` is told the tenant and the limit of each request that is refused.
+        """Count with `shared`, if any.
 
-        `on_alone` is called for each request that Redis should have counted and did not.
-        `standings` are what `shared` was told of budgets.
+        Args:
+            shared: the limits in Redis.
+            on_refused: called with the tenant and the limit of each refused request.
+            standings: usage of budgets, as reported by `shared`.
+            on_alone: called for each request that Redis should have counted and did not.
         """
         self._shared = shared
         self._local = LocalLimits(lambda: time.monotonic_ns() // 1_000_000)
         self._on_refused = on_refused
-        self._standings = standings or Standings()
+        self._standings = standings or BudgetUsage()
         self._on_alone = on_alone
-        self._away = Configuration().limits.when_redis_is_away
-        self._told: dict[str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]] = {}
-        """The last quotas and their time, by tenant and the limits of a request."""
+        self._unavailable_policies = Configuration().limits.when_redis_is_away
+        self._last_quotas: dict[
+            str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]
+        ] = {}
+        """Last quotas and their time, by tenant and the limits of a request."""
 
-    def told(self, tenant: str) -> dict[LimitName, Quota]:
-        """What is used of its limits, as far as this process was told with its last request.
+    def report(self, tenant: str) -> dict[LimitName, Quota]:
+        """Return the usage of a tenant's limits, as of its last request at this process.
 
-        Of a minute only what may still count. There are no more tenants than the configuration has
-        had.
+        Counts of a minute that have expired since are reported as 0. Entries stay in memory: their
+        number is that of configured tenants.
         """
         now = time.monotonic()
         known: dict[LimitName, Quota] = {}
-        for quotas, at in sorted(self._told.get(tenant, {}).values(), key=itemgetter(1)):
+        for quotas, at in sorted(self._last_quotas.get(tenant, {}).values(), key=itemgetter(1)):
             for name in LIMITS:
                 if (quota := quotas.get(name)) is not None:
                     counts = now - at < quota.reset_ms / 1000
                     known[name] = quota if counts else quota._replace(used=0, held=0)
         for name, quota in known.items():
-            used = self._standings.used(tenant, name) if LIMITS[name].budget else None
+            used = self._standings.used_of(tenant, name) if LIMITS[name].budget else None
             if used is not None:
                 known[name] = quota._replace(used=used)
         return known
@@ -69,92 +74,98 @@ class Limits:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """See `Standings.nearly_used`."""
+        """See `BudgetUsage.nearly_used`."""
         return self._standings.nearly_used
 
     def update(self, configuration: Configuration) -> None:
-        self._away = configuration.limits.when_redis_is_away
+        self._unavailable_policies = configuration.limits.when_redis_is_away
 
-    async def count(self, tenant: Tenant | None, places: int) -> Reservation:
-        """Counts a request, before its body is read, and takes `places` for it.
+    async def count(self, tenant: Tenant | None, slots: int) -> Reservation:
+        """Count a request, before its body is read, and take `slots` for it.
 
-        Raises RateLimited, and LimitsUnavailable where a limit may not be counted without Redis.
+        Raises:
+            RateLimited: a limit is reached.
+            LimitsUnavailable: a limit may not be counted without Redis, which is down.
         """
         reservation = Reservation(self, tenant)
         if tenant is not None and tenant.request_limits:
             await reservation.take(
-                LimitRequest(tenant=tenant.name, limits=tenant.request_limits, places=places)
+                LimitRequest(tenant=tenant.name, limits=tenant.request_limits, slots=slots)
             )
         return reservation
 
-    async def take(self, request: LimitRequest) -> Taken:
-        """Raises LimitsUnavailable. What is refused is not raised here."""
+    async def take(self, request: LimitRequest) -> CountedRequest:
+        """Count a request and return the decision, also for a refusal. Raise LimitsUnavailable."""
         if self._shared is not None:
             decision = self._shared.decide(request)
-            decision = decision or await self._shared.take(request) or self._used_up(request)
+            decision = (
+                decision or await self._shared.take(request) or self._refuse_by_budget(request)
+            )
             if decision is not None:
-                self._note(request, decision)
-                return Taken(request, decision, self._shared)
+                self._store_quotas(request, decision)
+                return CountedRequest(request, decision, self._shared)
             self._on_alone()
-            request = self._alone(request)
+            request = self._select_local_limits(request)
         decision = self._local.take(request)
-        self._note(request, decision)
-        return Taken(request, decision, self._local)
+        self._store_quotas(request, decision)
+        return CountedRequest(request, decision, self._local)
 
-    def _note(self, request: LimitRequest, decision: Decision) -> None:
-        known = self._told.get(request.tenant)
+    def _store_quotas(self, request: LimitRequest, decision: Decision) -> None:
+        known = self._last_quotas.get(request.tenant)
         if known is None:
-            known = self._told[request.tenant] = {}
+            known = self._last_quotas[request.tenant] = {}
         known[tuple(request.limits)] = decision.quotas, time.monotonic()
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Counted when Redis is back, where it is away."""
+        """Count tokens of the tenant's budgets; without Redis, once it is back."""
         if self._shared is not None and (budgets := tenant.budgets):
             self._shared.spend(Spending(tenant.name, budgets, tokens))
 
-    def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
-        """The failure, counted."""
+    def build_refusal(
+        self, taken: CountedRequest, limit: LimitName, quotas: Mapping[str, Quota]
+    ) -> RateLimited:
+        """Return the error for a refused request, and count it."""
         self._on_refused(taken.request.tenant, limit)
-        return _refusal(taken.request, taken.decision, limit, quotas)
+        return _build_refusal(taken.request, taken.decision, limit, quotas)
 
-    def _used_up(self, request: LimitRequest) -> Decision | None:
-        """The refusal of what cannot fit a budget, by what Redis said last.
+    def _refuse_by_budget(self, request: LimitRequest) -> Decision | None:
+        """Return the refusal of a request that cannot fit a budget, by the last report of Redis.
 
-        It need not be asked for that: what is used of a budget grows until its day or month ends.
-        So being late, on a busy machine say, lets nobody spend more.
+        Redis need not be asked: usage of a budget grows until its period ends. A late answer, on a
+        busy machine for example, therefore lets no tenant overspend.
         """
         for name, limit in request.budgets.items():
-            standing = self._standings.standing(request.tenant, name)
-            if standing is not None and standing[0] + request.wanted(name) > limit:
+            standing = self._standings.used_and_reset(request.tenant, name)
+            if standing is not None and standing[0] + request.amount_of(name) > limit:
                 used, reset_ms = standing
                 quotas: dict[str, Quota] = {name: Quota(limit, used, reset_ms)}
                 return Decision(name, reset_ms, quotas, time.time_ns() // 1_000_000)
         return None
 
-    def _alone(self, request: LimitRequest) -> LimitRequest:
-        """What is left of a request without Redis. Raises LimitsUnavailable."""
-        kept: dict[LimitName, int] = {}
+    def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
+        """Return the request with the limits that apply without Redis. Raise LimitsUnavailable."""
+        local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
-            away: RedisUnavailablePolicy = getattr(self._away, name)
+            away: RedisUnavailablePolicy = getattr(self._unavailable_policies, name)
             if away == "refuse":
                 raise LimitsUnavailable(
                     f"The limit of {_words(name)} cannot be counted now; try again.", limit=name
                 )
             if away == "local":
-                kept[name] = limit
-        return replace(request, limits=kept)
+                local_limits[name] = limit
+        return replace(request, limits=local_limits)
 
 
-def _refusal(
+def _build_refusal(
     request: LimitRequest, decision: Decision, refused: LimitName, quotas: Mapping[str, Quota]
 ) -> RateLimited:
-    quota, requested, wait_ms = quotas[refused], request.wanted(refused), decision.wait_ms
+    quota, requested, wait_ms = quotas[refused], request.amount_of(refused), decision.wait_ms
     left = f"remaining {quota.remaining}, requested {requested}"
     facts = f"{_words(refused)}: limit {quota.limit}, {left}"
     if wait_ms == NEVER:
         message = f"Request too large for the limit of {facts}."
         return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
-    # What running requests hold of a budget may come back in a moment.
+    # Tokens that running requests have reserved may be returned soon.
     if LIMITS[refused].budget and quota.used + requested > quota.limit:
         again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
         used = f"limit {quota.limit}, used {quota.used}, requested {requested}"
@@ -171,7 +182,7 @@ def _words(limit: LimitName) -> str:
 
 
 def duration(milliseconds: int) -> str:
-    """As OpenAI writes it: ``120ms``, ``1s``, ``7.66s``, ``6m0s``, ``1h0m30s``."""
+    """Format milliseconds as OpenAI does: ``120ms``, ``1s``, ``7.66s``, ``6m0s``, ``1h0m30s``."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)

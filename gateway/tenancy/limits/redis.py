@@ -1,8 +1,9 @@
 """Limits counted in Redis, together with all workers and gateways.
 
 A tenant has the key ``limits:{<tenant>}``, and with budgets ``budgets:{<tenant>}``; `script.lua`
-says what is in them. A request that fits into its tenant's spare units here asks nobody. Others
-wait for a call, of which each tenant has one at a time: what comes meanwhile shares the next one.
+describes their content. A request that fits into its tenant's spare units needs no call. Others
+wait for a call. Each tenant has one call at a time, and requests that arrive during it share the
+next one.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.caller import Answer, ScriptCaller
 from gateway.tenancy.limits.lease import TICK_S, Lease
 from gateway.tenancy.limits.request import (
-    PLACES,
+    SLOTS,
     TOKENS,
     Decision,
     LimitRequest,
     Settlement,
     Spending,
-    kinds_of,
+    units_of_request,
 )
-from gateway.tenancy.limits.script import Call, grant_of, reports_of
+from gateway.tenancy.limits.script import ScriptCall, parse_grant, parse_reports
 
 log = logging.getLogger(__name__)
 
-# Redis answers in well under a millisecond, but stands still while it forks for a snapshot.
+# Redis answers in well under a millisecond, but pauses while it forks for a snapshot.
 TIMEOUT_S = 0.25
-_SAY_LATE_EVERY_S = 60.0
-_MAX_QUEUED = 64
+_LATE_LOG_INTERVAL_S = 60.0
+_MAX_QUEUED_REQUESTS = 64
 """Requests behind the first whose units a call asks for, too."""
 
-# A refused request that others' spare units would let in: all have returned them by then.
-_RETURNS_S = TICK_S + 0.15
-_RETURNS_POLL_S = 0.05
+# Wait of a refused request that other gateways' spare units would admit: all are returned by then.
+_RETURN_WAIT_S = TICK_S + 0.15
+_RETURN_POLL_INTERVAL_S = 0.05
 
 
 class _Pending:
     """A request that waits for a call.
 
     Attributes:
-        refusal: what it gets if nothing is returned.
-        until: when it is refused, although others may return enough.
+        refusal: its answer if no units are returned.
+        until: when it is refused even if others may return enough.
     """
 
     __slots__ = ("answer", "refusal", "request", "until")
@@ -60,13 +61,13 @@ class _Pending:
         self.until = until
 
     def set_answer(self, decision: Decision | None) -> None:
-        """Do nothing if nobody waits any more."""
+        """Set the answer, unless the request was cancelled."""
         if not self.answer.done():
             self.answer.set_result(decision)
 
 
 class _Account:
-    """A tenant's lease and the requests that wait."""
+    """A tenant's lease and its waiting requests."""
 
     __slots__ = ("is_polling", "lease", "waiting")
 
@@ -74,11 +75,11 @@ class _Account:
         self.lease = lease
         self.waiting: deque[_Pending] = deque()
         self.is_polling = False
-        """True while the first request was refused and is to be asked for again."""
+        """True while the first request was refused and will be asked for again."""
 
 
 class SharedLimits:
-    """Use as an async context manager on the event loop that asks."""
+    """Limits in Redis. Use as an async context manager on the event loop of the requests."""
 
     def __init__(
         self,
@@ -101,9 +102,8 @@ class SharedLimits:
         Raises:
             ValueError: the URL has another form.
         """
-        # What a request waits behind: others' batches, a cluster's redirections, a proxy that
-        # passes bytes on one by one.
-        self._patience_s = 2 * timeout_s
+        # A request may wait for other batches, a cluster's redirections, or a slow proxy.
+        self._max_wait_s = 2 * timeout_s
         self._on_budget = on_budget
         self._caller = ScriptCaller(
             url,
@@ -113,10 +113,10 @@ class SharedLimits:
             on_answers=self._deliver,
             on_connected=self._restate,
         )
-        self._say_late_at = 0.0
+        self._log_late_at = 0.0
         self._accounts: dict[str, _Account] = {}
         self._active: set[_Account] = set()
-        """The accounts that are not idle."""
+        """Accounts that are not idle."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class SharedLimits:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give up what is spare, and send what was not reported yet, within two seconds."""
+        """Give up spare units, and send unreported usage, within two seconds."""
         self._ticks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticks
@@ -135,29 +135,29 @@ class SharedLimits:
 
     @property
     def up(self) -> bool:
-        """True while Redis counts. If it is late for one request, the next does not wait for it."""
+        """True while Redis counts. After it was late for one request, the next ones do not wait."""
         return self._caller.up
 
     def decide(self, request: LimitRequest) -> Decision | None:
-        """Admit or refuse a request by what is known here; None if Redis must be asked."""
+        """Admit or refuse a request by what is known here; return None if Redis must be asked."""
         account = self._account(request.tenant)
         return None if account.waiting else account.lease.decide(request)
 
     async def take(self, request: LimitRequest) -> Decision | None:
-        """Counts the request if no limit is in its way; None when Redis does not in time."""
+        """Count the request if it fits all limits. Return None if Redis does not answer in time."""
         if (decision := self.decide(request)) is not None:
             return decision
         if not self.up:
             return None
         account = self._account(request.tenant)
-        until = self._loop.time() + _RETURNS_S
+        until = self._loop.time() + _RETURN_WAIT_S
         pending = _Pending(request, self._loop.create_future(), until)
         account.waiting.append(pending)
-        self._ask(account)
+        self._submit_call(account)
         try:
             await self._wait(account, pending)
         except asyncio.CancelledError:
-            if not pending.answer.cancel():  # it came in the same moment
+            if not pending.answer.cancel():  # the answer arrived in the same moment
                 self._give_back(request, pending.answer.result())
             raise
         if not pending.answer.cancel():
@@ -165,34 +165,38 @@ class SharedLimits:
         if pending.refusal is not None:
             return pending.refusal
         self._caller.set_late(True)
-        self._say_late()
+        self._log_late()
         return None
 
     async def _wait(self, account: _Account, pending: _Pending) -> None:
-        """Return once there is an answer or a refusal, or a call has none for too long.
+        """Return once the request is answered or refused, or a call has had no answer for too long.
 
-        A tenant's refusals take a call each where its requests differ. One that waits behind many
-        says nothing of Redis: it must not be counted elsewhere for that, and nor must others'.
+        A tenant's refusals take a call each if its requests differ. A request that waits behind
+        many says nothing about Redis, so neither it nor other requests may be counted locally for
+        that.
         """
-        lease, left_s = account.lease, self._patience_s
+        lease, left_s = account.lease, self._max_wait_s
         while left_s > 0:
-            # Unlike a timeout around it, this sees an answer that came while the loop was busy.
+            # Unlike a surrounding timeout, this sees an answer that arrived while the loop was
+            # busy.
             await asyncio.wait([pending.answer], timeout=left_s)
             if pending.answer.done() or pending.refusal is not None:
                 return
             waited_s = self._loop.time() - lease.called_at if lease.in_flight else 0.0
-            left_s = self._patience_s - waited_s
+            left_s = self._max_wait_s - waited_s
 
     def settle(self, settlement: Settlement) -> None:
-        """Return at once. Redis gets the report with the tenant's next call, within a moment."""
+        """Give units back. Returns at once; the tenant's next call reports it, very soon."""
         account = self._account(settlement.request.tenant)
         account.lease.settle(settlement)
         if account.lease.is_urgent:
-            self._ask(account)
+            self._submit_call(account)
 
     def spend(self, spending: Spending) -> None:
-        """Returns at once. It is told with the tenant's next call, again and again until Redis is
-        known to have counted it once."""
+        """Count tokens of budgets. Returns at once.
+
+        The tenant's calls repeat the report until Redis is known to have counted it once.
+        """
         self._account(spending.tenant).lease.spend(spending)
 
     def _account(self, tenant: str) -> _Account:
@@ -204,15 +208,15 @@ class SharedLimits:
         return account
 
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
-        """Whoever asked has been cancelled meanwhile."""
+        """Give back the units of a request that was cancelled while it waited."""
         if decision is not None and decision.refused is None:
-            units = kinds_of(request).units
+            units = units_of_request(request).units
             tokens = request.tokens if TOKENS in units else 0
-            places = request.places if PLACES in units else 0
-            self.settle(Settlement(request, released=tokens, places=places))
+            slots = request.slots if SLOTS in units else 0
+            self.settle(Settlement(request, released=tokens, slots=slots))
 
-    def _ask(self, account: _Account) -> None:
-        """Make a call for the request that waits first, unless one is under way."""
+    def _submit_call(self, account: _Account) -> None:
+        """Submit a call for the first waiting request, unless one is under way."""
         lease, waiting = account.lease, account.waiting
         while waiting and waiting[0].answer.done():
             waiting.popleft()
@@ -221,12 +225,12 @@ class SharedLimits:
         if account.is_polling and waiting and waiting[0].refusal is not None:
             return
         head = waiting[0].request if waiting else None
-        queued = [pending.request for pending in islice(waiting, 1, 1 + _MAX_QUEUED)]
+        queued = [pending.request for pending in islice(waiting, 1, 1 + _MAX_QUEUED_REQUESTS)]
         call = lease.call(head, queued)
         if not self._caller.submit(call):
-            self._lost(account)
+            self._fail_waiting(account)
 
-    def _lost(self, account: _Account) -> None:
+    def _fail_waiting(self, account: _Account) -> None:
         account.lease.lose()
         while account.waiting:
             account.waiting.popleft().set_answer(None)
@@ -236,17 +240,17 @@ class SharedLimits:
         for call, numbers in answers:
             account = self._accounts[call.tenant]
             if numbers is None:
-                self._lost(account)
+                self._fail_waiting(account)
                 continue
-            for report in reports_of(call, numbers):
+            for report in parse_reports(call, numbers):
                 self._on_budget(report)
             self._apply(account, call, numbers)
 
-    def _apply(self, account: _Account, call: Call, numbers: Sequence[int]) -> None:
-        grant, lease, waiting = grant_of(call, numbers), account.lease, account.waiting
+    def _apply(self, account: _Account, call: ScriptCall, numbers: Sequence[int]) -> None:
+        grant, lease, waiting = parse_grant(call, numbers), account.lease, account.waiting
         lease.apply(call, grant)
         if call.head is not None and grant.refused is not None:
-            refusal = lease.refusal(call.head, grant)
+            refusal = lease.build_refusal(call.head, grant)
             self._refuse(account, call.head, refusal, may_return=grant.may_return)
         while waiting:
             if not waiting[0].answer.done():
@@ -256,14 +260,14 @@ class SharedLimits:
                 waiting[0].set_answer(decision)
             waiting.popleft()
         if waiting or lease.is_urgent or lease.has_surplus:
-            self._ask(account)
+            self._submit_call(account)
 
     def _refuse(
         self, account: _Account, request: LimitRequest, refusal: Decision, *, may_return: bool
     ) -> None:
         """Refuse the first request, and those behind it that ask for the same.
 
-        While others may return enough, they wait a little.
+        While other gateways may return enough units, they wait a little.
         """
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)
@@ -276,38 +280,38 @@ class SharedLimits:
             waiting.popleft()
         if may_return and waiting and not account.is_polling:
             account.is_polling = True
-            self._loop.call_later(_RETURNS_POLL_S, self._poll, account)
+            self._loop.call_later(_RETURN_POLL_INTERVAL_S, self._poll, account)
 
     def _poll(self, account: _Account) -> None:
         account.is_polling = False
-        self._ask(account)
+        self._submit_call(account)
 
     async def _tick(self) -> None:
-        """Report what is used, and return what is spare and not needed. Until cancelled."""
+        """Report usage, and return unneeded spare units. Runs until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 for account in [*self._active]:
                     is_due = account.lease.tick()
                     if is_due and self.up:
-                        self._ask(account)
+                        self._submit_call(account)
                     elif account.lease.is_idle:
                         self._active.discard(account)
-            except Exception:  # all limits depend on it
+            except Exception:  # all limits depend on this task
                 log.exception("what was used of limits could not be reported")
 
     def _restate(self) -> None:
-        """Redis may have lost what runs here, or count what has ended: report at once."""
+        """Report everything at once: Redis may have lost it, or have units of ended requests."""
         for account in self._active:
             account.lease.restate()
-            self._ask(account)
+            self._submit_call(account)
 
-    def _say_late(self) -> None:
+    def _log_late(self) -> None:
         now = self._loop.time()
-        if now >= self._say_late_at:
-            self._say_late_at = now + _SAY_LATE_EVERY_S
+        if now >= self._log_late_at:
+            self._log_late_at = now + _LATE_LOG_INTERVAL_S
             log.warning(
                 "Redis has not answered within %g s; limits of such requests are counted as "
                 "when_redis_is_away says",
-                self._patience_s,
+                self._max_wait_s,
             )

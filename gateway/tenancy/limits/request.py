@@ -1,4 +1,4 @@
-"""What is asked of a tenant's limits, and what they say. Both counters, local and Redis, use it."""
+"""Requests to a tenant's limits, and decisions. Both counters, local and Redis, use them."""
 
 from __future__ import annotations
 
@@ -13,55 +13,58 @@ from gateway.errors import Quota
 
 WINDOW_S = 60
 NEVER = -1
-REQUESTS, TOKENS, PLACES = range(3)
-"""The units that limits count, by their index in lists."""
-_UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "places": PLACES}
+REQUESTS, TOKENS, SLOTS = range(3)
+"""Indices of the units that limits count."""
+_UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "slots": SLOTS}
 UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})
 BUSY_WAIT_MS = 1000
-"""Nobody knows when a running request ends."""
+"""Retry time if the wait depends on when a running request ends, which is unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LimitRequest:
-    """What a request of `tenant` asks for of each of its `limits` that counts such things."""
+    """Units that a request of `tenant` asks for, and its `limits`."""
 
     tenant: str
     limits: Mapping[LimitName, int]
     budgets: Mapping[LimitName, int] = field(default_factory=lambda: _NO_BUDGETS)
-    """Of the limits, those over a day or a month."""
+    """The limits over a day or a month."""
     requests: int = 1
     tokens: int = 0
-    places: int = 0
+    slots: int = 0
 
-    def wanted(self, limit: LimitName) -> int:
+    def amount_of(self, limit: LimitName) -> int:
+        """Return the units that the request asks for of a limit."""
         wanted: int = getattr(self, LIMITS[limit].counts)
         return wanted
 
 
-class Kinds(NamedTuple):
-    """The limits of a request: each with its unit and whether it is a budget, and their units."""
+class RequestUnits(NamedTuple):
+    """The limits of a request, each with its unit and True for a budget, and the set of units."""
 
     limits: tuple[tuple[LimitName, int, bool], ...]
     units: frozenset[int]
 
 
-def kinds_of(request: LimitRequest) -> Kinds:
-    return _kinds(tuple(request.limits))
+def units_of_request(request: LimitRequest) -> RequestUnits:
+    return _units_of_limits(tuple(request.limits))
 
 
 @cache
-def _kinds(names: tuple[LimitName, ...]) -> Kinds:
+def _units_of_limits(names: tuple[LimitName, ...]) -> RequestUnits:
     limits = tuple([(name, UNITS[name], LIMITS[name].budget) for name in names])
-    return Kinds(limits, frozenset([unit for _, unit, _ in limits]))
+    return RequestUnits(limits, frozenset([unit for _, unit, _ in limits]))
 
 
 class Decision(NamedTuple):
-    """Times are in milliseconds from now.
+    """A counter's answer to a request.
 
-    `refused` names the limit that takes longest, and `wait_ms` is when the request could pass, or
-    NEVER. `quotas` are the limits that were asked, with the request where it was let in. `now_ms`
-    is when it was counted, by the counter's clock.
+    Attributes:
+        refused: the limit with the longest wait; None if the request is admitted.
+        wait_ms: milliseconds until the request could pass, or NEVER.
+        quotas: the limits that were asked, with the request counted if it was admitted.
+        now_ms: time of the decision, by the counter's clock.
     """
 
     refused: LimitName | None
@@ -74,22 +77,22 @@ class Settlement(NamedTuple):
     """Units that a request gives back, at its end or while it runs.
 
     Attributes:
-        request: what was taken.
+        request: the request that took them.
         released: tokens that it held until now.
         used: tokens of those that were used by now.
-        kept: tokens of those that it holds on.
-        places: slots that are free again.
+        still_held: tokens of those that it holds on to.
+        slots: slots that are free again.
     """
 
     request: LimitRequest
     released: int = 0
     used: int = 0
-    kept: int = 0
-    places: int = 0
+    still_held: int = 0
+    slots: int = 0
 
 
 class Spending(NamedTuple):
-    """So many tokens more of a tenant's `budgets` were used."""
+    """Further tokens used of a tenant's `budgets`."""
 
     tenant: str
     budgets: Mapping[LimitName, int]

@@ -1,4 +1,4 @@
-"""What one request holds of its tenant's limits, from when it is counted until its answer ends."""
+"""Units of its tenant's limits that one request holds, from its admission until its answer ends."""
 
 from __future__ import annotations
 
@@ -10,72 +10,74 @@ from gateway.config.limits import LimitName
 from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, Quota, RateLimited
 from gateway.tenancy.limits.request import (
-    PLACES,
+    SLOTS,
     TOKENS,
     Decision,
     LimitRequest,
     Settlement,
-    kinds_of,
+    units_of_request,
 )
 
-# Tokens that an answer uses are booked in steps of so many: a process that dies loses the rest.
-_STEP = 32
+# Used tokens are recorded in steps of this size: a process that dies loses the rest.
+_RECORD_STEP_TOKENS = 32
 
 
-class Counter(Protocol):
-    """Where limits are counted: in Redis, or here."""
+class LimitCounter(Protocol):
+    """Counter of limits: Redis, or this process."""
 
     def settle(self, settlement: Settlement) -> None:
-        """Returns at once."""
+        """Give units back. Returns at once."""
 
 
-class Taken(NamedTuple):
-    """What a counter said of a request."""
+class CountedRequest(NamedTuple):
+    """A counter's decision on a request."""
 
     request: LimitRequest
     decision: Decision
-    counter: Counter
+    counter: LimitCounter
 
 
 class Ledger(Protocol):
     """The limits, as a reservation needs them."""
 
-    async def take(self, request: LimitRequest) -> Taken:
-        """Raises LimitsUnavailable."""
+    async def take(self, request: LimitRequest) -> CountedRequest:
+        """Count a request and return the decision. Raise LimitsUnavailable."""
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """So many of its budgets, which are counted wherever a request is. Returns at once."""
+        """Count tokens of the tenant's budgets. Returns at once."""
 
-    def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
-        """The failure of what was not taken."""
+    def build_refusal(
+        self, taken: CountedRequest, limit: LimitName, quotas: Mapping[str, Quota]
+    ) -> RateLimited:
+        """Return the error for a refused request."""
 
 
-class _Held(NamedTuple):
-    """Tokens reserved and not used yet."""
+class _ReservedTokens(NamedTuple):
+    """Tokens that are reserved and not used yet."""
 
-    counter: Counter
+    counter: LimitCounter
     request: LimitRequest
     tokens: int
 
 
 class Reservation:
-    """Places and tokens. In a `with` it is given back at the end, unless somebody keeps it.
+    """Slots and tokens of one request. A `with` gives them back at its end, unless it is detached.
 
     `quotas` are the tenant's limits, by name, with this request counted.
 
-    All that is reserved counts as long as it may still be used, and what is used from when it is
-    booked, a few tokens later. So where answers stay within what is reserved for
-    them, no 60 seconds have more tokens than the limit, and no day or month more than the budget.
+    A reservation counts in full as long as it may still be used. Used tokens count from when they
+    are recorded, a few tokens later. So if answers stay within their reservation, no 60 seconds
+    have more tokens than the limit, and no day or month more than the budget.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
         self.quotas: dict[str, Quota] = {}
         self._ledger = ledger
         self._tenant = tenant
-        self._places: list[Taken] = []
-        self._held: list[_Held] = []
-        self._booked = 0
-        self._kept = False
+        self._slots: list[CountedRequest] = []
+        self._reserved: list[_ReservedTokens] = []
+        self._recorded = 0
+        self._is_detached = False
         self._closed = False
 
     def __enter__(self) -> Reservation:
@@ -87,49 +89,53 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self._kept:
+        if not self._is_detached:
             self.close(0)
 
-    def keep(self) -> None:
-        """Whoever says so closes it."""
-        self._kept = True
+    def detach(self) -> None:
+        """Leave the reservation open at the end of the `with`; the caller must close it."""
+        self._is_detached = True
 
     @property
     def counts_tokens(self) -> bool:
-        return bool(self._held)
+        """True if tokens are reserved."""
+        return bool(self._reserved)
 
     async def take(self, request: LimitRequest) -> None:
-        """Raises RateLimited and LimitsUnavailable."""
+        """Count a request and hold its units. Raise RateLimited or LimitsUnavailable."""
         taken = await self._ledger.take(request)
         self.quotas |= taken.decision.quotas
         if taken.decision.refused is not None:
-            raise self._ledger.refuse(taken, taken.decision.refused, self.quotas)
-        units = kinds_of(taken.request).units
-        if PLACES in units:
-            self._places.append(taken)
+            raise self._ledger.build_refusal(taken, taken.decision.refused, self.quotas)
+        units = units_of_request(taken.request).units
+        if SLOTS in units:
+            self._slots.append(taken)
         if TOKENS in units:
             self._hold(taken)
 
-    async def take_more(self, places: int) -> None:
-        """Of `concurrent_requests`. Raises RateLimited and LimitsUnavailable."""
+    async def take_slots(self, slots: int) -> None:
+        """Take further slots of `concurrent_requests`. Raise RateLimited or LimitsUnavailable."""
         tenant = self._tenant
-        if places and tenant is not None and tenant.place_limits:
+        if slots and tenant is not None and tenant.slot_limits:
             await self.take(
-                LimitRequest(tenant=tenant.name, limits=tenant.place_limits, places=places)
+                LimitRequest(tenant=tenant.name, limits=tenant.slot_limits, slots=slots)
             )
 
     async def reserve(self, tokens: int) -> None:
-        """For the prompt and the answer. Raises RateLimited and LimitsUnavailable."""
+        """Reserve tokens for the prompt and the answer. Raise RateLimited or LimitsUnavailable."""
         if self._tenant is not None and self._tenant.token_limits:
-            await self.take(_of_tokens(self._tenant, tokens))
+            await self.take(_build_token_request(self._tenant, tokens))
 
     async def extend(self, tokens: int) -> bool:
-        """Whether so many more could be reserved; where they cannot be counted now, they are."""
+        """Return True if further tokens are reserved.
+
+        Tokens that cannot be counted now are granted: an admitted request is not ended for that.
+        """
         assert self._tenant is not None
         try:
-            taken = await self._ledger.take(_of_tokens(self._tenant, tokens))
+            taken = await self._ledger.take(_build_token_request(self._tenant, tokens))
         except LimitsUnavailable:
-            return True  # whoever is let in is not turned out for that
+            return True  # an admitted request is not ended for that
         if taken.decision.refused is not None:
             return False
         if taken.request.limits:
@@ -138,46 +144,47 @@ class Reservation:
                 self._release()
         return True
 
-    def left(self, used: int) -> int:
-        """Of what was reserved, when `used` tokens have been used in all."""
-        return sum([held.tokens for held in self._held]) - (used - self._booked)
+    def remaining_tokens(self, used: int) -> int:
+        """Return the reserved tokens that are left when `used` tokens have been used in total."""
+        return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
-    def book(self, used: int) -> None:
-        """To be told now and then how many tokens have been used in all; never fewer than before.
+    def record_used(self, used: int) -> None:
+        """Record how many tokens have been used in total, which never decreases. Call this
+        regularly.
 
-        What was used counts now, and what is left is held from now on.
+        Used tokens count from now on as used, and the others remain reserved.
         """
-        if self._held and used - self._booked >= _STEP:
-            last, left = self._held[-1], max(0, self.left(used))
-            self._release(used - self._booked, kept=left)
-            self._held = [last._replace(tokens=left)]
-            self._booked = used
+        if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
+            last, left = self._reserved[-1], max(0, self.remaining_tokens(used))
+            self._release(used - self._recorded, still_held=left)
+            self._reserved = [last._replace(tokens=left)]
+            self._recorded = used
 
     def close(self, used: int) -> None:
-        """The request has ended and used so many tokens in all. To be called once."""
+        """End the reservation, with the total of tokens used. Call this once."""
         self._closed = True
         freed = 0
-        for request, _, counter in self._places:
-            if self._held and self._held[-1].counter is counter:
-                freed += request.places
+        for request, _, counter in self._slots:
+            if self._reserved and self._reserved[-1].counter is counter:
+                freed += request.slots
             else:
-                counter.settle(Settlement(request, places=request.places))
-        self._release(max(0, used - self._booked), places=freed)
+                counter.settle(Settlement(request, slots=request.slots))
+        self._release(max(0, used - self._recorded), slots=freed)
 
-    def _hold(self, taken: Taken) -> None:
-        self._held.append(_Held(taken.counter, taken.request, taken.request.tokens))
+    def _hold(self, taken: CountedRequest) -> None:
+        self._reserved.append(_ReservedTokens(taken.counter, taken.request, taken.request.tokens))
 
-    def _release(self, used: int = 0, kept: int = 0, places: int = 0) -> None:
-        """Gives back all that is held. `used` tokens count now, `kept` are held on."""
+    def _release(self, used: int = 0, still_held: int = 0, slots: int = 0) -> None:
+        """Give back all reserved tokens: `used` count now, and `still_held` remain reserved."""
         if used and self._tenant is not None:
             self._ledger.spend(self._tenant, used)
-        for counter, request, tokens in reversed(self._held):
-            counter.settle(Settlement(request, tokens, used, kept, places))
-            used = kept = places = 0
-        self._held = []
+        for counter, request, tokens in reversed(self._reserved):
+            counter.settle(Settlement(request, tokens, used, still_held, slots))
+            used = still_held = slots = 0
+        self._reserved = []
 
 
-def _of_tokens(tenant: Tenant, tokens: int) -> LimitRequest:
+def _build_token_request(tenant: Tenant, tokens: int) -> LimitRequest:
     return LimitRequest(
         tenant=tenant.name, limits=tenant.token_limits, budgets=tenant.budgets, tokens=tokens
     )

@@ -1,4 +1,4 @@
-"""The arguments of `script.lua`, and its answers."""
+"""Arguments of `script.lua`, and its answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One run of the script: what a gateway process says of one tenant and asks for it.
+class ScriptCall:
+    """A run of the script: a gateway process' report on one tenant, and its request.
 
     Attributes:
         state: the script's fields that a lease knows.
         limits: the tenant's limits, in the order of the script's list.
-        head: the request that waits, if any.
+        head: the waiting request, if any.
         epoch: see `Lease`.
         sent_at: when the state was read, in seconds of the lease's clock.
     """
@@ -36,7 +36,7 @@ class Call:
     budgets: Mapping[LimitName, int]
     used: Sequence[int]
     spent: int
-    keep: Sequence[int]
+    spare: Sequence[int]
     head: LimitRequest | None
     epoch: int
     sent_at: float
@@ -49,7 +49,7 @@ class Call:
         head = self.head
         asked = head.limits if head is not None else {}
         limits = [
-            (LIMITS[name].code, limit, head.wanted(name) if head and name in asked else -1)
+            (LIMITS[name].code, limit, head.amount_of(name) if head and name in asked else -1)
             for name, limit in self.limits.items()
         ]
         state = {**self.state, "gateway": gateway, "lease_ms": lease_ms, "limits": limits}
@@ -66,13 +66,13 @@ class Grant:
     """The script's answer to a call.
 
     Attributes:
-        refused: the limit that the waiting request must wait longest for; None if it fits.
+        refused: the limit with the longest wait for the waiting request; None if it fits.
         wait_ms: until it may pass, or NEVER.
         now_ms: the time of Redis' clock.
-        may_return: whether spare units of other gateways would let the request in.
-        granted: units that the gateway may use now, beside those that it keeps.
+        may_return: whether spare units of other gateways would admit the request.
+        granted: units that the gateway may use now, in addition to its spare ones.
         shares: units that a gateway may have spare at most.
-        quotas: the limits, with all that is granted counted as used.
+        quotas: the limits, with all granted units counted as used.
     """
 
     refused: LimitName | None
@@ -84,38 +84,38 @@ class Grant:
     quotas: Mapping[LimitName, Quota]
 
 
-def grant_of(call: Call, numbers: Sequence[int]) -> Grant:
-    """Read an answer that `is_an_answer`."""
+def parse_grant(call: ScriptCall, numbers: Sequence[int]) -> Grant:
+    """Parse an answer that passed `is_answer`."""
     refused, wait_ms, now_ms, _, may_return = numbers[:_DECISION_NUMBERS]
     units = numbers[_DECISION_NUMBERS:][:_UNIT_NUMBERS]
-    place = _DECISION_NUMBERS + _UNIT_NUMBERS
+    index = _DECISION_NUMBERS + _UNIT_NUMBERS
     quotas: dict[LimitName, Quota] = {}
     for name, limit in call.limits.items():
-        used, held, reset_ms = numbers[place : place + _LIMIT_NUMBERS]
+        used, held, reset_ms = numbers[index : index + _LIMIT_NUMBERS]
         quotas[name] = Quota(limit, used, reset_ms, held)
-        place += _LIMIT_NUMBERS
+        index += _LIMIT_NUMBERS
     name_of_it = list(call.limits)[refused - 1] if refused else None
     return Grant(name_of_it, wait_ms, now_ms, bool(may_return), units[::2], units[1::2], quotas)
 
 
-def unfit_fields(numbers: Sequence[int]) -> int:
+def count_unfit_fields(numbers: Sequence[int]) -> int:
     """Return how many fields of the tenant's keys have an unknown form."""
     return numbers[3]
 
 
-def reports_of(call: Call, numbers: Sequence[int]) -> Iterator[BudgetReport]:
-    """Yield what the script says of each budget that a call reports."""
+def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetReport]:
+    """Yield a report for each budget of a call."""
     if not call.budgets:
         return
-    counted, *told = numbers[-1 - 2 * len(call.budgets) :]
-    for place, (name, limit) in enumerate(call.budgets.items()):
-        used, reset_ms = told[2 * place :][:2]
+    counted, *numbers_of_budgets = numbers[-1 - 2 * len(call.budgets) :]
+    for index, (name, limit) in enumerate(call.budgets.items()):
+        used, reset_ms = numbers_of_budgets[2 * index :][:2]
         yield BudgetReport(
             call.tenant, name, limit=limit, used=used, counted=counted, reset_ms=reset_ms
         )
 
 
-def is_an_answer(call: Call, answer: object) -> bool:
+def is_answer(call: ScriptCall, answer: object) -> bool:
     """Return True if the answer has the numbers that belong to the call, all in range."""
     expected = _DECISION_NUMBERS + _UNIT_NUMBERS + _LIMIT_NUMBERS * len(call.limits)
     if call.budgets:

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.config.tenants import new_key
 from gateway.overrides.copies import KEY, OverrideCopies
-from gateway.scheduling.override import Override, read_override
+from gateway.scheduling.override import Override, parse_override
 from tests.support.consoles import until
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
@@ -180,7 +180,7 @@ def up_gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 )
 def test_what_no_gateway_wrote_is_no_override(facts: Any) -> None:
     with pytest.raises(ValueError, match=r"weight|drain"):
-        read_override(facts)
+        parse_override(facts)
 
 
 def test_a_file_that_is_broken_is_left_as_it_was(tmp_path: Path) -> None:

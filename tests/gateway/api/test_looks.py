@@ -37,7 +37,7 @@ async def test_few_hold_a_response_while_there_is_no_room_for_it(
 ) -> None:
     async with _keeping_one(tmp_path) as (client, service):
         async with asyncio.TaskGroup() as asking:
-            async with service.history_budget.permit("", cost=service.history_budget.largest()):
+            async with service.history_budget.permit("", cost=service.history_budget.max_cost()):
                 answers = [
                     asking.create_task(client.get(f"/v1/responses/{_ID}{query}")) for _ in range(12)
                 ]
@@ -55,6 +55,6 @@ async def test_few_hold_a_response_while_there_is_no_room_for_it(
 async def test_large_bodies_that_wait_for_a_look_let_those_end_who_look(tmp_path: Path) -> None:
     async with _keeping_one(tmp_path) as (client, service):
         # As when all that have a turn for their bodies go on from something.
-        async with service.body_budget.permit("", cost=service.body_budget.largest()):
+        async with service.body_budget.permit("", cost=service.body_budget.max_cost()):
             answer = await client.get(f"/v1/responses/{_ID}")
             assert answer.status_code == 200

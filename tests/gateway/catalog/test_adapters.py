@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 from adapters.adapter import Converted
 from adapters.errors import UnsupportedEngine
-from gateway.catalog.adapters import Adapters
+from gateway.catalog.adapters import AdapterCatalog
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Lora
@@ -29,10 +29,10 @@ from tests.support.redis_server import running_redis
 
 def _adapters(
     folder: Path, base: str, served: ModelCapabilities = CAPABILITIES, **settings: Any
-) -> Adapters:
+) -> AdapterCatalog:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
     prompts = Prompts(Tokenizer(models.BPE()), {}, [])
-    return Adapters(Settings(**(fields | settings)), prompts, lambda: [served])
+    return AdapterCatalog(Settings(**(fields | settings)), prompts, lambda: [served])
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
     )
     async with _adapters(tmp_path, "one") as adapters:
         await adapters._add("zh", "one", content(1), "test", None)
-        assert adapters.cache_fit() is None
+        assert adapters.compute_cache_fit() is None
         assert adapters.warnings() == {}
 
 

@@ -72,7 +72,9 @@ def _text(response: httpx.Response) -> str:
 
 def _seen(told: AgentNotices) -> set[int]:
     """The revisions that gateways have seen of agents."""
-    return {n for named in told.notices.named().values() for _, n in named.seen.values()}
+    return {
+        n for named in told.notices.read_gateway_states().values() for _, n in named.seen.values()
+    }
 
 
 def _redis(server: RedisServer) -> RedisSettings:
@@ -170,7 +172,7 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
         await asyncio.gather(*tasks)
         assert not asking.wrong
         for disk in disks:
-            assert sum(PeftFolders(disk).held().values()) <= bound
+            assert sum(PeftFolders(disk).list_versions().values()) <= bound
         for engine in engines:
             assert engine.requests
             assert all(len(read) == 1 for read in engine.ids.values())
@@ -231,7 +233,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An agent with too small a bound, one for a replica that nobody knows, and a model.yaml."""
-    monkeypatch.setattr("gateway.catalog.shortfall._LONG_ENOUGH_S", 0.0)
+    monkeypatch.setattr("gateway.catalog.shortfall._LOG_AFTER_S", 0.0)
     admin = "an-admin-key-of-thirty-two-characters"
     headers = {"authorization": f"Bearer {admin}"}
     settings = _redis(redis_server)
@@ -313,12 +315,12 @@ async def test_what_no_disk_may_have_waits_for_who_can_be_sent_it(
         endpoint = await old.enter_async_context(serving(sent))
         gateway = _gateway(tmp_path, [endpoint, new], redis_url=redis_server.url)
         async with gateway as (client, service):
-            await becomes(lambda: len(service.replicas.kinds) == 2)
+            await becomes(lambda: len(service.replicas.variants) == 2)
             await _add(service, "zh", _source(tmp_path, 1))
             limits = EngineLimits(max_rank=1)
             with running_agent(disk, _redis(redis_server), new, limits=limits):
                 rank = "its rank is 4; the engine's max_lora_rank is 1"
-                await becomes(lambda: rank in service.adapters.placement.lacking(new))
+                await becomes(lambda: rank in service.adapters.placement.count_lacking(new))
                 assert (await _ask(client, "zh")).status_code == 200
                 await old.aclose()
                 away, _ = service.replicas
@@ -355,7 +357,7 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
                 labels = {"running_lora_adapters": "zh", "waiting_lora_adapters": ""}
                 assert metric_of(service, "lora_requests_info", **labels, max_lora="0")
                 assert metric_of(service, "gateway_replica_adapters", replica=endpoint) == 1
-                [digest] = PeftFolders(disk).held()
+                [digest] = PeftFolders(disk).list_versions()
                 await service.adapters.remove("zh")
                 await _add(service, "ja", _source(tmp_path, 2))
                 # It is withdrawn for the other, which there is no room for as long as this runs.

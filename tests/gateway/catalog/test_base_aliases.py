@@ -184,7 +184,7 @@ async def test_a_declared_adapter_comes_with_the_reload_that_brings_its_alias(
 ) -> None:
     declared = {"adapters": [{"name": "mine", "source": str(_adapter(tmp_path))}]}
     async with _gateway(tmp_path, sections=declared) as (client, service):
-        await becomes(lambda: any(each.error for each in service.declared.told()))
+        await becomes(lambda: any(each.error for each in service.declared.read_report()))
         [told] = (await client.get("/v1/adapters")).json()["declared"]
         assert WHAT_TO_DO in (told["error"] or "")
         _write_config(tmp_path / "gateway.yaml", base_model_aliases=[ALIAS], **declared)

@@ -232,7 +232,7 @@ async def test_a_folder_that_is_being_replaced_is_not_pruned(tmp_path: Path) -> 
         (folder / "zh").rename(tmp_path / "old")
         # It was put there after the other had gone: who tells of it has looked between the two.
         _adapter(folder / "ja", 3)
-        await becomes(lambda: "ja" in {each.name for each in service.declared.told()})
+        await becomes(lambda: "ja" in {each.name for each in service.declared.read_report()})
         new.rename(folder / "zh")
         await becomes(lambda: _versions(service) == {"ja": 1, "zh": 2})
         assert service.adapters.record("zh").life == 1

@@ -11,7 +11,7 @@ from redis import Redis
 from adapters.errors import StoreUnavailable
 from gateway.catalog.disks import AgentDisks
 from gateway.catalog.placement import Placement
-from lora_store.peft_notices import Held, PeftNotices
+from lora_store.peft_notices import AgentState, PeftNotices
 from tests.support.lora_files import BASE
 from tests.support.redis_server import RedisServer
 
@@ -31,19 +31,19 @@ class World:
 
     def tell(self, *digests: str, revision: int = 1, boot: str = "one", agent: str = "a") -> None:
         self._beats += 1
-        held = Held(
+        held = AgentState(
             boot=boot,
             revision=revision,
             replicas=(REPLICA,),
             path="/disk",
             holds=frozenset(digests),
         )
-        self.notices.tell_held(agent, held, str(self._beats))
+        self.notices.put_agent_state(agent, held, str(self._beats))
 
     async def looks(self, times: int = 1) -> None:
         for _ in range(times):
             self.now += 1.0
-            await self.disks.look()
+            await self.disks.poll()
 
     def at(self, digest: str = DIGEST, endpoint: str = REPLICA) -> str | None:
         return self.placement.of(digest).at(endpoint)
@@ -78,13 +78,13 @@ async def test_it_tells_what_it_has_seen_and_what_it_uses(world: World) -> None:
     world.tell(DIGEST, revision=7)
     with world.placement.of(DIGEST).using(f"grpcs://{REPLICA}"):
         await world.looks()
-        (named,) = world.notices.named().values()
+        (named,) = world.notices.read_gateway_states().values()
         assert named.seen == {"a": ("one", 7)}
         assert named.in_use == {DIGEST: {REPLICA}}
     await world.looks()
-    (named,) = world.notices.named().values()
+    (named,) = world.notices.read_gateway_states().values()
     assert named.in_use == {}
-    assert world.notices.base() == BASE
+    assert world.notices.read_base() == BASE
 
 
 async def test_an_agent_that_is_silent_for_a_minute_is_gone(world: World) -> None:
@@ -110,7 +110,7 @@ async def test_a_redis_that_is_away_or_flushed_is_no_agents_fault(
     for _ in range(3):
         world.now += 3600.0
         with pytest.raises(StoreUnavailable):
-            await world.disks.look()
+            await world.disks.poll()
     assert world.at() is not None
     redis_server.start()
     # Back, and empty: agents have not told anything yet.

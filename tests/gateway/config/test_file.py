@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile, load
-from gateway.config.limits import LIMITS, LimitName, WhenRedisIsAway
+from gateway.config.limits import LIMITS, LimitName, RedisUnavailablePolicies
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import Tenant
 from gateway.troubles import Troubles
@@ -60,7 +60,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_every_limit_has_its_row_and_its_fields() -> None:
-    assert set(get_args(LimitName)) == set(LIMITS) == set(WhenRedisIsAway.model_fields)
+    assert set(get_args(LimitName)) == set(LIMITS) == set(RedisUnavailablePolicies.model_fields)
     assert set(LIMITS) < set(Tenant.model_fields)
     assert len({kind.code for kind in LIMITS.values()}) == len(LIMITS)
 
@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 @example("<<: {a: 1}\n<<: {b: 2}")
 def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
     with contextlib.suppress(YamlProblem):
-        assert MarkedYaml(text).line(["tenants", 0, "name"]) >= 1
+        assert MarkedYaml(text).find_line(["tenants", 0, "name"]) >= 1
         return
     with pytest.raises(YamlProblem) as found:
         MarkedYaml(text)

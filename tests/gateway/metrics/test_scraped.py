@@ -12,7 +12,7 @@ from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
 from gateway.metrics.scraped import BudgetCollector, ConversationsCollector
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
-from gateway.tenancy.limits.budgets import BudgetReport, Standings
+from gateway.tenancy.limits.budgets import BudgetReport, BudgetUsage
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -47,9 +47,9 @@ def test_budgets_and_what_is_known_to_be_used_of_them(tmp_path: Path) -> None:
     config = write_config(
         tmp_path / "c.yaml", tenant("a", "sk-key-of-a", **budgets), tenant("b", "sk-key-of-b")
     )
-    standings, registry = Standings(), CollectorRegistry()
-    standings.told(BudgetReport("a", "tokens_per_month", 1000, 70, 5, 60_000))
-    standings.told(BudgetReport("a", "tokens_per_day", 100, 70, 5, 0))  # of a day that is over
+    standings, registry = BudgetUsage(), CollectorRegistry()
+    standings.update(BudgetReport("a", "tokens_per_month", 1000, 70, 5, 60_000))
+    standings.update(BudgetReport("a", "tokens_per_day", 100, 70, 5, 0))  # of a day that is over
     registry.register(BudgetCollector(ConfigurationFile(config), standings))
     budget, used = "gateway_tenant_budget_tokens", "gateway_tenant_budget_used_tokens"
     assert _samples(registry) == {

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.generation import Sampling, TextPrompt
 from gateway.pipeline.continuation import Continuation
-from gateway.scheduling.kinds import Kind
+from gateway.scheduling.kinds import ModelVariant
 from tests.support.capabilities import CAPABILITIES
 from tests.support.fake_triton import Fault
 from tests.support.generations import generation
@@ -166,7 +166,7 @@ async def test_a_request_that_kills_engines_is_given_to_a_bounded_number(tmp_pat
 
 def test_what_is_left_of_a_generation() -> None:
     of_ids, short, of_text = (
-        Kind(replace(CAPABILITIES, max_input_len=longest)) for longest in (None, 4, None)
+        ModelVariant(replace(CAPABILITIES, max_input_len=longest)) for longest in (None, 4, None)
     )
     whole = generation(
         sampling=Sampling(min_tokens=3),

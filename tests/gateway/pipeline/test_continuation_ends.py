@@ -137,7 +137,7 @@ async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         it.other.fault = None
         assert read_choice(await asked, stream=False)["text"] == TEXT
-        assert not it.replica(1).breaker.open
+        assert not it.replica(1).breaker.is_open
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
         it.other.fault, it.other.step = "error", 0
@@ -154,7 +154,7 @@ async def test_one_that_is_about_to_be_back_is_waited_for(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By who has a first token, and by who has none."""
-    monkeypatch.setattr("gateway.scheduling.replicas._BACK_WITHIN_S", 60.0)
+    monkeypatch.setattr("gateway.scheduling.replicas._RECOVERY_WAIT_S", 60.0)
     save_tokenizer(tmp_path)
     ids, config = ids_of(tmp_path, TEXT), tmp_path / "c.yaml"
     first = FakeTriton(tokens=ids, fault="abort", step=step)

@@ -37,7 +37,7 @@ async def begun(folder: Path, **asked: Any) -> AsyncIterator[tuple[Pair, asyncio
 
 async def drained(it: Pair) -> None:
     it.configure(drain=True)
-    await until(lambda: it.replica(0).sends_away)
+    await until(lambda: it.replica(0).is_migrating)
 
 
 def text_of(answer: Any) -> str:
@@ -73,7 +73,7 @@ async def test_where_the_other_fails_it_goes_back(tmp_path: Path, error: str) ->
 async def test_nobody_is_sent_to_what_is_left_alone(tmp_path: Path) -> None:
     async with begun(tmp_path) as (it, asked):
         for _ in range(3):
-            it.replica(1).breaker.failed(time.monotonic(), probe=False)
+            it.replica(1).breaker.record_failure(time.monotonic(), probe=False)
         assert not it.replica(1).breaker.allows
         await drained(it)
         it.first.released.set()
@@ -91,7 +91,7 @@ async def test_who_had_nowhere_to_go_looks_again(tmp_path: Path) -> None:
         asked = asyncio.create_task(it.ask(max_tokens=60, **GREEDY))
         await until(lambda: it.replica(0).in_flight)
         it.configure(0, drain=True)
-        await until(lambda: it.replica(0).sends_away)
+        await until(lambda: it.replica(0).is_migrating)
         it.configure(drain=True)
         await until(lambda: it.other.requests)
         prompt = len(numbers(it.other.requests[0], "input_ids"))

@@ -65,8 +65,8 @@ async def test_said_otherwise_it_ends_once_and_plainly(
             error = events(answer)[-1] if stream else answer.json()
             assert error["error"]["code"] == "engine_unavailable"
             assert len(it.other.requests) == 1
-            it.replica(0).breaker.succeeded()
-        assert not it.replica(1).breaker.open
+            it.replica(0).breaker.record_success()
+        assert not it.replica(1).breaker.is_open
         assert it.replica(1).in_flight == 0
 
 
@@ -106,7 +106,7 @@ async def test_a_drain_leaves_it_where_it_is(tmp_path: Path) -> None:
         while not it.first.reached:
             await asyncio.sleep(0.01)
         it.configure(drain=True)
-        while not it.replica(0).sends_away:
+        while not it.replica(0).is_migrating:
             await asyncio.sleep(0.01)
         it.first.released.set()
         assert (await asked).json()["choices"][0]["text"] == TEXT

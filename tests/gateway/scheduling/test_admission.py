@@ -105,7 +105,7 @@ async def test_a_full_queue_is_never_relieved_by_what_has_begun() -> None:
     async with admission.permit("a"):
         mine = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(3)]
         await asyncio.sleep(0)
-        begun = asyncio.create_task(admission.permit("a", lane=lane, goes_on=True).__aenter__())
+        begun = asyncio.create_task(admission.permit("a", lane=lane, is_resumed=True).__aenter__())
         await asyncio.sleep(0)
         other = asyncio.create_task(admission.permit("b").__aenter__())
         with pytest.raises(Overloaded):
@@ -119,7 +119,8 @@ async def test_where_all_that_wait_have_begun_the_next_is_refused() -> None:
     admission = _admission(1, queue=2)
     async with admission.permit("a"):
         begun = [
-            asyncio.create_task(admission.permit("a", goes_on=True).__aenter__()) for _ in range(2)
+            asyncio.create_task(admission.permit("a", is_resumed=True).__aenter__())
+            for _ in range(2)
         ]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
@@ -148,7 +149,7 @@ async def test_a_lane_in_which_nobody_waits_any_more_is_not_asked_for() -> None:
     waits = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(2)]
     await asyncio.sleep(0)
     asked.clear()
-    busy[1].leave()
+    busy[1].release()
     assert rare not in asked
     for waiting in waits:
         waiting.cancel()
@@ -199,7 +200,7 @@ async def test_places_that_appear_are_handed_out() -> None:
     await asyncio.sleep(0)
     assert admission.waiting == 1
     limit[0] = 1
-    admission.fill()
+    admission.grant_free_slots()
     await waits
     assert admission.in_flight == 1
 
@@ -244,7 +245,7 @@ async def test_choices_are_counted_one_by_one() -> None:
 async def test_what_can_never_have_its_turn_holds_nobody_up() -> None:
     """Not now, since most engines are away, or not at all: others go past it."""
     admission = _admission(4, share=0.5, wait_s=0.05)
-    assert admission.largest() == 2
+    assert admission.max_cost() == 2
     large = asyncio.create_task(admission.permit("a", priority=9, cost=3).__aenter__())
     await asyncio.sleep(0)
     async with admission.permit("b"), admission.permit("b"), admission.permit("c"):
@@ -263,8 +264,8 @@ async def test_many_beams_are_waited_for_by_those_alone_who_have_more() -> None:
     await asyncio.sleep(0)
     async with asyncio.timeout(60), admission.permit("c"), admission.permit("c"):
         assert (admission.in_flight, admission.waiting) == (8, 2)
-    admission.leave("a", 1)
-    admission.leave("a", 1)
+    admission.release("a", 1)
+    admission.release("a", 1)
     await beams
     assert not more_of_a.done()
     more_of_a.cancel()
@@ -275,7 +276,7 @@ async def test_a_request_that_has_begun_goes_on_before_its_tenants_next() -> Non
     admission, order = _admission(1, queue=1, wait_s=0.01), []
 
     async def one(name: str, *, goes_on: bool = False) -> None:
-        permit = admission.permit("a", wait_s=60 if goes_on else None, goes_on=goes_on)
+        permit = admission.permit("a", wait_s=60 if goes_on else None, is_resumed=goes_on)
         async with permit:
             order.append(name)
 
@@ -297,7 +298,7 @@ async def test_a_deadline_ends_the_waiting_of_a_request_that_has_begun() -> None
     admission = _admission(1)
     async with admission.permit("a"):
         with pytest.raises(TimeoutError):
-            await admission.permit("a", wait_s=0.01, goes_on=True).__aenter__()
+            await admission.permit("a", wait_s=0.01, is_resumed=True).__aenter__()
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 

@@ -43,14 +43,14 @@ class _Clock:
 def _fail(breaker: Breaker, clock: _Clock, times: int) -> None:
     for _ in range(times):
         clock.now += 0.2
-        breaker.failed(clock.now - 0.1, probe=False)
+        breaker.record_failure(clock.now - 0.1, probe=False)
 
 
 def test_three_failures_in_a_row_open_the_breaker() -> None:
     clock = _Clock()
     breaker = Breaker(clock)
     _fail(breaker, clock, 2)
-    breaker.succeeded()
+    breaker.record_success()
     _fail(breaker, clock, 2)
     assert breaker.allows
     _fail(breaker, clock, 1)
@@ -107,7 +107,7 @@ async def test_a_probe_whose_client_leaves_makes_room_for_another() -> None:
     assert not replica.breaker.allows
     clock.now += 1.0
     _end(replica, asyncio.CancelledError())
-    assert replica.breaker.open
+    assert replica.breaker.is_open
     assert replica.breaker.allows
     await replica.engine.close()
 
@@ -117,7 +117,7 @@ def test_a_broken_connection_is_one_failure() -> None:
     breaker = Breaker(clock)
     clock.now = 5.0
     for began in range(50):
-        breaker.failed(began / 10, probe=False)
+        breaker.record_failure(began / 10, probe=False)
     assert breaker.allows
 
 
@@ -140,16 +140,16 @@ def test_one_probe_at_a_time_decides() -> None:
     assert breaker.allows
     assert breaker.begin()
     assert not breaker.allows
-    breaker.failed(clock.now, probe=True)
+    breaker.record_failure(clock.now, probe=True)
     clock.now = start + 2.9
     assert not breaker.allows  # the pause has doubled
     clock.now = start + 3.1
     assert breaker.begin()
-    breaker.undecided(probe=True)
+    breaker.record_unknown(probe=True)
     assert breaker.begin()  # the one before said nothing
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.allows
-    assert not breaker.open
+    assert not breaker.is_open
 
 
 @given(st.binary(min_size=1), st.integers(2, 8))

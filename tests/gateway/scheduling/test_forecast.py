@@ -19,11 +19,11 @@ STANDINGS = st.builds(Standing, PRIORITIES, TAKEN, st.integers(0, 1000), RATES)
 def _pace(hold_s: float, places: int, frees: int) -> tuple[Pace, float]:
     """Of places that are taken again as soon as they are free, each in its turn; and the time."""
     pace, now = Pace(), 0.0
-    pace.changes(places, now)
+    pace.change_slots(places, now)
     for _ in range(frees):
         now += hold_s / places
-        pace.changes(-1, now)
-        pace.changes(1, now)
+        pace.change_slots(-1, now)
+        pace.change_slots(1, now)
     return pace, now
 
 
@@ -31,18 +31,18 @@ def _pace(hold_s: float, places: int, frees: int) -> tuple[Pace, float]:
 @pytest.mark.parametrize(("frees", "at_most"), [(8, 1.2), (16, 1.12), (1000, 1.07)])
 def test_a_steady_load_is_known_for_what_it_is(places: int, frees: int, at_most: float) -> None:
     pace, now = _pace(5.0, places, frees)
-    assert pace.known
+    assert pace.is_known
     # It counts one place more than came free.
     assert 1 <= pace.freed_per_s(places, now) / (places / 5.0) <= at_most
 
 
 def test_nothing_is_known_of_few() -> None:
     pace, _ = _pace(5.0, 1, 7)
-    assert not pace.known
+    assert not pace.is_known
     for _ in range(7):
-        pace.answered(1.0)
+        pace.record_first_token(1.0)
     assert pace.first_token_s == 0
-    pace.answered(1.0)
+    pace.record_first_token(1.0)
     assert pace.first_token_s >= 1
 
 
@@ -54,7 +54,7 @@ def test_long_answers_count_while_they_run() -> None:
 def test_what_is_not_taken_is_no_slowness() -> None:
     pace, now = _pace(1.0, 4, 100)
     for _ in range(4):
-        pace.changes(-1, now)
+        pace.change_slots(-1, now)
     before = pace.freed_per_s(4, now)
     assert pace.freed_per_s(4, now + 86_400) == before
 
@@ -63,8 +63,8 @@ def test_a_new_mix_is_soon_known() -> None:
     pace, now = _pace(60.0, 4, 1000)
     for _ in range(120):
         now += 0.25
-        pace.changes(-1, now)
-        pace.changes(1, now)
+        pace.change_slots(-1, now)
+        pace.change_slots(1, now)
     assert 0.9 <= pace.freed_per_s(4, now) / 4 <= 1.1
 
 
@@ -74,9 +74,9 @@ def test_a_pace_is_always_a_number(steps: list[tuple[int, float]]) -> None:
     for more, after in steps:
         now += after
         if taken + more >= 0:
-            pace.changes(more, now)
+            pace.change_slots(more, now)
             taken += more
-        pace.answered(after)
+        pace.record_first_token(after)
         rate = pace.freed_per_s(taken, now)
         assert 0 <= rate < math.inf
         assert (rate > 0) is (taken > 0)
@@ -99,7 +99,7 @@ def test_no_stranger_makes_it_longer_than_the_own_places_say(
     mine: Standing, others: list[Standing], needed: int
 ) -> None:
     """Whatever they hold, however long and however many wait, unless their priority is higher."""
-    assume(mine.taken)
+    assume(mine.in_use)
     others = [each for each in others if each.priority <= mine.priority]
     wait_s = expected_wait_s(mine, others, needed)
     assert wait_s is not None

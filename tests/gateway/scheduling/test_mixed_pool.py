@@ -24,7 +24,7 @@ from gateway.pipeline.fit import fit
 from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.discovery import Target
-from gateway.scheduling.kinds import Kinds
+from gateway.scheduling.kinds import VariantRegistry
 from tests.support.fake_llmapi import FakeLlmapi, build_outputs
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -136,7 +136,7 @@ async def pool(
         _write(config, endpoints, old, new)
         settings = {"config": config, "allow_anonymous": not tenants, "replica_in_flight": PLACES}
         async with running(folder, first, **settings | more) as (client, service, _):
-            await until(lambda: len(service.replicas.kinds) == 2)
+            await until(lambda: len(service.replicas.variants) == 2)
             yield Pool(*engines, endpoints, config, client, service)
 
 
@@ -242,8 +242,8 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
             drained_at = next(iter(service.replicas)).drained_at
             folders.set({first: {digest: "/there"}}, {}, {}, {})
             waits = AdapterWait(service.replicas, 60)
-            await waits.until_there(_batch(lora, drained_at - 1))
-            new = asyncio.create_task(waits.until_there(_batch(lora, drained_at)))
+            await waits.wait_until_available(_batch(lora, drained_at - 1))
+            new = asyncio.create_task(waits.wait_until_available(_batch(lora, drained_at)))
             await asyncio.sleep(0)
             assert not new.done()
             folders.set({second: {digest: "/there"}}, {}, {}, {})
@@ -254,8 +254,8 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
 
 async def test_room_that_nobody_has_now_is_not_waited_for(tmp_path: Path) -> None:
     async with pool(tmp_path) as both:
-        small = both.service.replicas.kinds[0]
-        away = Kinds().of(replace(small.capabilities, max_seq_len=128))
+        small = both.service.replicas.variants[0]
+        away = VariantRegistry().find_or_add(replace(small.capabilities, max_seq_len=128))
         asked = Options(seed=1, max_tokens=100)
         found = await fit(both.service, [small, away], "x", asked, chat=False)
         assert (set(found.forms), found.max_tokens) == ({small, away}, 63)
@@ -271,7 +271,7 @@ async def test_one_that_is_back_while_it_still_finishes_is_told_of_as_it_is(
         old, new = Target(both.endpoints[OLD]), Target(both.endpoints[NEW])
         await both.service.replicas.configure([new])
         await both.service.replicas.configure([old, new])
-        await until(lambda: len(both.service.replicas.kinds) == 2)
+        await until(lambda: len(both.service.replicas.variants) == 2)
         health = (await both.client.get("/health/ready")).json()
         assert health["pool"][old.endpoint]["state"] == "ready"
         metrics = generate_latest(both.service.metrics.registry).decode()
@@ -319,7 +319,7 @@ async def test_nobody_is_waited_for_who_could_not_take_it(tmp_path: Path) -> Non
         (only_old,) = (await prepare(both.service, ["x"], options, chat=False)).generations
         old, new = both.service.replicas
         for left in (old, new):
-            asked = both.service.replicas.until_other([left], only_old, math.inf)
+            asked = both.service.replicas.wait_for_other([left], only_old, math.inf)
             found = asyncio.create_task(asked)
             await asyncio.sleep(0)
             assert found.result() is (left is new)

@@ -14,7 +14,7 @@ from gateway.observability.request_context import RequestContext
 from gateway.tenancy.accounting import Account, Accounting
 from gateway.tenancy.limits import limits
 from gateway.tenancy.limits.limits import Limits
-from gateway.tenancy.usage_log import Usage
+from gateway.tenancy.usage_log import UsageRecord
 
 ACME = Tenant(name="acme", keys=[], models=["*"], tokens_per_minute=1000)
 WANTED = 900
@@ -75,15 +75,15 @@ async def _open(accounting: Accounting, batch: Batch) -> Account:
 
 async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock) -> None:
     """As a beam search, which tells of its tokens at its end."""
-    used: list[Usage] = []
-    accounting = Accounting(Limits(None), used.append, "base", logged=True)
+    used: list[UsageRecord] = []
+    accounting = Accounting(Limits(None), used.append, "base", logs_anonymous=True)
     batch = _beam_search()
     account = await _open(accounting, batch)
     async with account:
         batch.record_sent(0)
         for _ in range(2 * 200):
             clock.now_s += 0.5
-            await account.keep_books()
+            await account.record_usage()
             with pytest.raises(RateLimited):
                 await _open(accounting, _beam_search())
         batch.meter.tokens = 300

@@ -17,8 +17,8 @@ from gateway.config.file import Configuration, ConfigurationError
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant
 from gateway.errors import InsufficientQuota, LimitsUnavailable, RateLimited
-from gateway.tenancy.access import configuration_file
-from gateway.tenancy.limits.budgets import Standings
+from gateway.tenancy.access import load_configuration_file
+from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.reservation import Reservation
@@ -108,8 +108,10 @@ async def _let_in(limits: Limits, tokens: int, tenant: Tenant = ACME) -> Reserva
 async def test_each_token_is_counted_once_though_redis_goes_away(
     redis_server: RedisServer, at_redis: Redis
 ) -> None:
-    standings = Standings()
-    async with SharedLimits(redis_server.url, timeout_s=LATE_S, on_budget=standings.told) as shared:
+    standings = BudgetUsage()
+    async with SharedLimits(
+        redis_server.url, timeout_s=LATE_S, on_budget=standings.update
+    ) as shared:
         limits = Limits(shared)
         before = await _let_in(limits, 40)
         redis_server.signal(signal.SIGSTOP)
@@ -121,13 +123,13 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
             one.close(20)
         redis_server.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
-            while standings.used("acme", "tokens_per_month") != 90:
+            while standings.used_of("acme", "tokens_per_month") != 90:
                 await asyncio.sleep(0.05)
         with pytest.raises(InsufficientQuota, match="per day: limit 100, used 90, requested 11"):
             await _let_in(limits, 11)
         (await _let_in(limits, 10)).close(10)
         async with asyncio.timeout(60):
-            while standings.used("acme", "tokens_per_month") != 100:
+            while standings.used_of("acme", "tokens_per_month") != 100:
                 await asyncio.sleep(0.05)
         assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (100, 100)
         # A Redis that has forgotten all begins anew.
@@ -140,15 +142,15 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
     """It may be away for long, and a booking for each request of that time would be gigabytes."""
     much = 10**9
     roomy = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=much, tokens_per_month=much)
-    standings = Standings()
+    standings = BudgetUsage()
     async with SharedLimits(
-        redis_server.url, timeout_s=PATIENT_S, on_budget=standings.told
+        redis_server.url, timeout_s=PATIENT_S, on_budget=standings.update
     ) as shared:
         limits = Limits(shared)
         (await _let_in(limits, 40, roomy)).close(40)
         runs = await _let_in(limits, 50, roomy)
         async with asyncio.timeout(60):
-            while standings.used("acme", "tokens_per_month") != 40:
+            while standings.used_of("acme", "tokens_per_month") != 40:
                 await asyncio.sleep(0.05)
         redis_server.kill()  # with all that it counted
         (await _let_in(limits, 10, roomy)).close(7)
@@ -180,12 +182,14 @@ async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: Redis
 async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
     redis_server: RedisServer,
 ) -> None:
-    standings = Standings()
-    async with SharedLimits(redis_server.url, timeout_s=LATE_S, on_budget=standings.told) as shared:
+    standings = BudgetUsage()
+    async with SharedLimits(
+        redis_server.url, timeout_s=LATE_S, on_budget=standings.update
+    ) as shared:
         limits = Limits(shared, standings=standings)
         (await _let_in(limits, 90)).close(90)
         async with asyncio.timeout(60):
-            while standings.used("acme", "tokens_per_day") != 90:
+            while standings.used_of("acme", "tokens_per_day") != 90:
                 await asyncio.sleep(0.05)
         redis_server.signal(signal.SIGSTOP)
         try:
@@ -241,9 +245,9 @@ def test_without_redis_there_are_no_budgets(tmp_path: Path) -> None:
     settings = Settings(tokenizer_dir=DEMO_MODEL, config=config)
     line = config.read_text().splitlines().index("  tokens_per_day: 1") + 1
     with pytest.raises(ConfigurationError, match="needs GATEWAY_REDIS_URL") as found:
-        configuration_file(settings)
+        load_configuration_file(settings)
     assert f"{config}:{line}: tenants[0].tokens_per_day: " in str(found.value)
-    configuration_file(settings.model_copy(update={"redis_url": "unix:///redis.sock"}))
+    load_configuration_file(settings.model_copy(update={"redis_url": "unix:///redis.sock"}))
 
 
 async def test_what_others_write_into_a_budgets_key_is_left_alone(

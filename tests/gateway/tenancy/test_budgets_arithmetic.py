@@ -21,7 +21,7 @@ from gateway.tenancy.limits.request import (
     Settlement,
     Spending,
 )
-from gateway.tenancy.limits.script import Call, Grant, grant_of, is_an_answer, reports_of
+from gateway.tenancy.limits.script import Grant, ScriptCall, is_answer, parse_grant, parse_reports
 from tests.support.examples import scale_examples
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
@@ -100,20 +100,20 @@ class _Gateway:
         self.running: list[LimitRequest] = []
         self.spent = 0
 
-    def calls(self, call: Call, lost: str) -> Grant | None:
+    def calls(self, call: ScriptCall, lost: str) -> Grant | None:
         """What the script answers, if that comes back. The model is to be told in the same way."""
         if lost == "the question is lost":
             self.lease.lose()
             return None
         answer = self.run.script(_ms(self.run.now), self.name, call, LEASE_MS)
-        assert is_an_answer(call, answer)
+        assert is_answer(call, answer)
         self.run.model.tell(self.name, self.run.now)
-        for report in reports_of(call, answer):
+        for report in parse_reports(call, answer):
             assert report.used == self.run.model.used_of(report.name, self.run.now)
             assert report.reset_ms == _turns_in_ms(report.name, self.run.now)
-        grant = grant_of(call, answer)
+        grant = parse_grant(call, answer)
         held: Any = call.state["held"]
-        holds = held[TOKENS] + call.keep[TOKENS] + grant.granted[TOKENS]
+        holds = held[TOKENS] + call.spare[TOKENS] + grant.granted[TOKENS]
         self.run.model.hold(self.name, holds, self.run.now)
         if lost:
             self.lease.lose()
@@ -140,7 +140,7 @@ class _Gateway:
             assert grant.wait_ms == (NEVER if NEVER in waits else max(waits))
             assert (grant.refused is None) == (not any(waits))
             if grant.refused is not None:
-                self.check(self.lease.refusal(asked, grant))
+                self.check(self.lease.build_refusal(asked, grant))
                 return
             decision = self.lease.decide(asked)
             assert decision is not None
@@ -250,7 +250,7 @@ def test_days_and_months_are_those_of_the_calendar(shared_redis: RedisServer) ->
         while turn.year < 2100:
             for now in (turn - timedelta(milliseconds=1), turn, turn + timedelta(days=27)):
                 call = _lease(asked, 0).call()
-                for report in reports_of(call, script_at(_ms(now), "g", call)):
+                for report in parse_reports(call, script_at(_ms(now), "g", call)):
                     assert report.reset_ms == _turns_in_ms(report.name, now), now
             turn = (turn + timedelta(days=31)).replace(day=1)
 
@@ -266,8 +266,8 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisSe
             lease.spend(Spending("t", asked.limits, more))
             call = lease.call()
             answer = script_at(_ms(START), "g", call)
-            lease.apply(call, grant_of(call, answer))
-            (report,) = reports_of(call, answer)
+            lease.apply(call, parse_grant(call, answer))
+            (report,) = parse_reports(call, answer)
             return report.used
 
         assert used(0) == 0

@@ -20,7 +20,7 @@ from gateway.tenancy.access import Access
 from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.issued import IssuedKeys
-from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
+from gateway.tenancy.keys.record import KeyRecord, dump, join_records, make_record, parse_record
 from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
 from gateway.tenancy.unknown_models import UnknownModels
 from gateway.troubles import Troubles
@@ -40,7 +40,7 @@ def copies(shared_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., 
         there = SharedKeys(shared_redis.url) if shared else None
         made.append(KeyCopies(KeyDisk(tmp_path / name), there, workers))
         with suppress(KeysUnavailable):
-            made[-1].look()
+            made[-1].poll()
         return made[-1]
 
     yield start
@@ -49,11 +49,11 @@ def copies(shared_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., 
 
 
 def _record(tenant: str = "acme") -> KeyRecord:
-    return draw_key(tenant, "", None, ADMIN)[0]
+    return make_record(tenant, "", None, ADMIN)[0]
 
 
 def _valid(copies: KeyCopies) -> set[str]:
-    copies.look()
+    copies.poll()
     return {record.id for record in copies.records.values() if record.revoked is None}
 
 
@@ -84,14 +84,14 @@ def test_what_redis_lacks_is_told_once(
     """And then nobody writes any more: gateways do not answer each other for ever."""
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
-    two.look()
+    two.poll()
     at_shared_redis.hset(KEYS, mapping={key.id: b"a newer release's", "@revision": "another"})
     for _ in range(3):
         for each in (one, two):
-            each.look()
+            each.poll()
     revision = at_shared_redis.hget(KEYS, "@revision")
     for each in (one, two, copies("three")):
-        each.look()
+        each.poll()
     assert at_shared_redis.hget(KEYS, "@revision") == revision
 
 
@@ -131,7 +131,7 @@ def test_a_disk_that_fails_keeps_no_revoked_key_alive(
     (tmp_path / "one").rename(tmp_path / "elsewhere")
     two.revoke(key.id, NOW)
     with pytest.raises(OSError, match="No such file"):
-        one.look()
+        one.poll()
     assert one.records[key.id].revoked
     # And the other way round: it ends what it is told to end.
     key = _record()
@@ -146,7 +146,7 @@ def test_a_key_ends_though_neither_disk_nor_redis_can_be_told(
 ) -> None:
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
-    one.look()
+    one.poll()
     before: dict[Any, Any] = at_shared_redis.hgetall(KEYS)
     shared_redis.kill()
     try:
@@ -198,7 +198,7 @@ def test_garbage_in_redis_turns_no_key_off_and_admits_nobody(
     at_shared_redis.delete(KEYS)
     damage(at_shared_redis, key.id)
     with suppress(KeysUnavailable):  # it is no hash
-        one.look()
+        one.poll()
     assert set(one.records) == {key.id}
     assert not copies("two").records.keys() - {key.id}
 
@@ -210,7 +210,7 @@ def test_a_revoked_key_takes_the_place_of_garbage(
     one.add(key)
     at_shared_redis.hset(KEYS, key.id, b"garbage")
     one.revoke(key.id, NOW)
-    assert read(key.id, at_shared_redis.hget(KEYS, key.id) or b"").revoked == NOW
+    assert parse_record(key.id, at_shared_redis.hget(KEYS, key.id) or b"").revoked == NOW
 
 
 @pytest.mark.usefixtures("at_shared_redis")
@@ -231,7 +231,7 @@ def test_the_last_use_is_the_latest_that_anybody_saw(
     one.add(key)
     one.put_uses({key.id: 120, "key_of_nobody": 60})
     at_shared_redis.hset(USED, mapping={"x": "y", b"\xff": "9" * 400})
-    two.look()
+    two.poll()
     two.put_uses({key.id: 60})
     assert one.uses()[key.id] == 120
     one.put_uses({key.id: 180})
@@ -286,7 +286,7 @@ def test_what_is_no_record_is_not_read_as_one(field: str, value: Any) -> None:
     key_id = KeyRecord.model_validate(GOOD).id
     raw = json.dumps(GOOD | {field: value}).encode("utf-8", "surrogatepass")
     try:
-        found = read(key_id, raw)
+        found = parse_record(key_id, raw)
     except ValueError:
         return
     assert json.loads(dump(found)) == GOOD | {field: value}
@@ -296,4 +296,4 @@ def test_copies_agree_in_whatever_order_they_meet() -> None:
     key, other = _record(), _record()
     ended = key.model_copy(update={"revoked": NOW})
     for order in itertools.permutations([key, ended, key, other, ended]):
-        assert joined({}, order) == {key.id: ended, other.id: other}
+        assert join_records({}, order) == {key.id: ended, other.id: other}

@@ -71,7 +71,7 @@ async def test_in_the_middle_of_a_window_requests_make_no_round_trips(
         for n in range(10_000):
             limits = workers[n % 2]
             assert (await _take(limits, BUSY)).refused is None
-            limits.settle(Settlement(BUSY, released=1000, used=10, places=1))
+            limits.settle(Settlement(BUSY, released=1000, used=10, slots=1))
         ticks = 2 * (time.monotonic() - began) / 0.25
         assert _calls(at_redis) - before <= 100 + 2 * ticks
         await _until_returned(at_redis)
@@ -90,7 +90,7 @@ async def test_a_worker_without_requests_returns_its_block(
         (limits,) = await _workers(stack, redis_server, 1)
         for _ in range(100):
             await _take(limits, BUSY)
-            limits.settle(Settlement(BUSY, released=1000, used=1000, places=1))
+            limits.settle(Settlement(BUSY, released=1000, used=1000, slots=1))
         assert _blocks(at_redis)
         await _until_returned(at_redis)
         async with asyncio.timeout(60):
@@ -122,11 +122,11 @@ async def test_a_place_that_another_worker_has_spare_is_had(
         one, two = await _workers(stack, redis_server, 2)
         for _ in range(1000):  # it has a block then
             await _take(one, ask)
-            one.settle(Settlement(ask, places=1))
+            one.settle(Settlement(ask, slots=1))
         taken = [await _take(two, ask) for _ in range(100)]
         assert [decision.refused for decision in taken] == [None] * 100
         assert (await _take(one, ask)).refused == "concurrent_requests"
-        two.settle(Settlement(ask, places=1))
+        two.settle(Settlement(ask, slots=1))
         async with asyncio.timeout(60):
             while sum([int(block.split()[4]) for block in _blocks(at_redis)]) == 100:
                 await asyncio.sleep(0)

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from gateway.tenancy.limits.lease import LEASE_S, TICK_S, Lease
 from gateway.tenancy.limits.request import LimitRequest, Settlement, Spending
-from gateway.tenancy.limits.script import Call, grant_of, is_an_answer, reports_of, unfit_fields
+from gateway.tenancy.limits.script import (
+    ScriptCall,
+    count_unfit_fields,
+    is_answer,
+    parse_grant,
+    parse_reports,
+)
 from tests.support.examples import scale_examples
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer
@@ -69,7 +75,7 @@ class _World:
         self.running: list[_Running] = []
         self.gateways = [_Gateway(self, f"g{n}") for n in range(GATEWAYS)]
         self.born = GATEWAYS
-        self.lost: list[tuple[str, Call]] = []
+        self.lost: list[tuple[str, ScriptCall]] = []
         self.lost_arrived = self.faults = 0
 
     def check(self) -> None:
@@ -81,7 +87,7 @@ class _World:
         used = sum([n for at, n in self.used if at > self.now - WINDOW_MS])
         held = sum([one.request.tokens for one in self.running if not one.is_lost])
         assert used + held <= most.get("tokens_per_minute", 10**9)
-        places = sum([one.request.places for one in self.running if not one.is_lost])
+        places = sum([one.request.slots for one in self.running if not one.is_lost])
         assert places <= most.get("concurrent_requests", 10**9)
         # A lease that ended counts as used, though it may not have been.
         self.faults += any(one.heard + LEASE_MS <= self.now for one in self.gateways)
@@ -102,7 +108,7 @@ class _Gateway:
         self.world, self.name = world, name
         self.epoch = 0
         self.lease = Lease("t", lambda: world.now / 1000 - 1e9, lambda: self.epoch)
-        self.call: Call | None = None
+        self.call: ScriptCall | None = None
         self.numbers: list[int] | None = None
         self.heard = world.now
         self.spent = 0
@@ -139,20 +145,20 @@ class _Gateway:
     def execute(self) -> None:
         if self.call is not None and self.numbers is None:
             self.numbers = self.world.script(self.world.now, self.name, self.call)
-            assert is_an_answer(self.call, self.numbers)
-            assert unfit_fields(self.numbers) == 0
+            assert is_answer(self.call, self.numbers)
+            assert count_unfit_fields(self.numbers) == 0
 
     def answer(self) -> None:
         if self.call is None or self.numbers is None:
             return
-        call, grant = self.call, grant_of(self.call, self.numbers)
+        call, grant = self.call, parse_grant(self.call, self.numbers)
         self.call = self.numbers = None
         self.heard = max(self.heard, round((call.sent_at + 1e9) * 1000))
         self.lease.apply(call, grant)
         if call.head is None:
             return
         if grant.refused is not None:
-            decision = self.lease.refusal(call.head, grant)
+            decision = self.lease.build_refusal(call.head, grant)
             assert decision.wait_ms
         elif self.world.now - self.heard < LEASE_MS:
             assert self.admits(call.head), "it was granted"
@@ -166,9 +172,9 @@ class _Gateway:
             used = min(used, request.tokens)
             if not one.is_lost:
                 world.used.append((world.now, used))
-            units = {name: request.wanted(name) for name in request.limits}
+            units = {name: request.amount_of(name) for name in request.limits}
             tokens = request.tokens if "tokens_per_minute" in units or request.budgets else 0
-            places = request.places if "concurrent_requests" in units else 0
+            places = request.slots if "concurrent_requests" in units else 0
             self.lease.settle(Settlement(request, tokens, used if tokens else 0, 0, places))
             if request.budgets:
                 self.lease.spend(Spending("t", request.budgets, used))
@@ -207,7 +213,7 @@ class _Gateway:
 
 def _of(limits: LimitRequest, tokens: int) -> LimitRequest:
     return LimitRequest(
-        tenant="t", limits=limits.limits, budgets=limits.budgets, tokens=tokens, places=1
+        tenant="t", limits=limits.limits, budgets=limits.budgets, tokens=tokens, slots=1
     )
 
 
@@ -292,11 +298,11 @@ def _check_returned(world: _World, client: Any, every: list[_Gateway]) -> None:
             tenant="t",
             limits=most,
             tokens=limit if "tokens_per_minute" in most else 0,
-            places=most.get("concurrent_requests", 0),
+            slots=most.get("concurrent_requests", 0),
         )
         gateway = world.gateways[0]
         call = gateway.lease.call(whole)
-        grant = grant_of(call, world.script(world.now, gateway.name, call))
+        grant = parse_grant(call, world.script(world.now, gateway.name, call))
         assert grant.refused is None, "all of it is free again"
 
 
@@ -314,6 +320,6 @@ def _check_exact(world: _World, client: Any) -> None:
     gateway = world.gateways[0]
     call = gateway.lease.call()
     numbers = world.script(world.now, gateway.name, call)
-    gateway.lease.apply(call, grant_of(call, numbers))
-    for report in reports_of(call, numbers):
+    gateway.lease.apply(call, parse_grant(call, numbers))
+    for report in parse_reports(call, numbers):
         assert report.used == sum([n for _, n in world.used])

@@ -67,13 +67,13 @@ class _Run:
     def settlement(self) -> Settlement:
         """End the request; another that runs may hold on to a part of its reservation."""
         asked, used = self.running.pop(0)
-        places = 0 if self.limits[2] is None else asked.places
+        places = 0 if self.limits[2] is None else asked.slots
         if self.limits[1] is None:
-            return Settlement(asked, places=places)
+            return Settlement(asked, slots=places)
         used = min(used, asked.tokens)
         kept = used // 3
         if kept:
-            self.running.append(_Running(replace(asked, tokens=kept, places=0), 0))
+            self.running.append(_Running(replace(asked, tokens=kept, slots=0), 0))
         return Settlement(asked, asked.tokens, used - kept, kept, places)
 
 
@@ -89,7 +89,7 @@ def test_no_minute_lets_more_pass_than_the_limit(
         minute = [(at, n) for at, n in run.passed if at > run.now - MINUTE_MS]
         assert requests is None or len(minute) <= requests
         assert tokens is None or sum(n for _, n in minute) <= tokens
-        assert concurrent is None or sum(one.asked.places for one in run.running) <= concurrent
+        assert concurrent is None or sum(one.asked.slots for one in run.running) <= concurrent
         for quota in decision.quotas.values():
             assert 0 <= quota.used <= quota.limit
             assert 0 <= quota.reset_ms <= MINUTE_MS + 1000

@@ -79,11 +79,11 @@ async def test_while_redis_is_late_it_is_told_and_one_request_alone_waits(
     ask = limit_request("t", requests=100)
     async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:
         assert await limits.take(ask) is not None
-        limits._patience_s = 0.01
+        limits._max_wait_s = 0.01
         redis_server.signal(signal.SIGSTOP)
         assert await limits.take(ask) is None
         assert (ups, limits.up) == ([True, False], False)
-        limits._patience_s = PATIENT_S
+        limits._max_wait_s = PATIENT_S
         assert await limits.take(ask) is None, "it is waited for again"
         redis_server.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
@@ -111,7 +111,7 @@ async def test_what_ends_as_redis_is_lost_holds_nothing_afterwards(
 
         assert (await take(ask)).refused is None
         redis_server.kill()
-        limits.settle(Settlement(ask, places=1))
+        limits.settle(Settlement(ask, slots=1))
         limits.spend(Spending("spender", budget.budgets, 30))
         redis_server.start()
         for _ in range(2):  # with the first, what is held and spent is renewed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.tenancy.limits import redis
-from gateway.tenancy.limits.script import Call
+from gateway.tenancy.limits.script import ScriptCall
 from tests.support.limit_requests import limit_request
 
 REQUESTS = 200
@@ -30,7 +30,7 @@ class SlowScript:
     async def close(self) -> None:
         pass
 
-    def submit(self, call: Call) -> bool:
+    def submit(self, call: ScriptCall) -> bool:
         refused = int(call.head is not None)
         numbers = [refused, 1000 * refused, 0, 0, self.may_return * refused]
         numbers += [0, 0, 0, 0, 0, 0, 1000, 0, 60_000]

@@ -10,11 +10,11 @@ import redis
 
 from gateway.overrides.copies import KEY, MAX_OVERRIDES, OverrideCopies
 from gateway.scheduling.override import Override
-from gateway.tenancy.keys.record import KeyRecord, draw_key
+from gateway.tenancy.keys.record import KeyRecord, make_record
 from gateway.tenancy.keys.shared import SharedKeys
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import Settlement
-from lora_store.peft_notices import Held, Named, PeftNotices
+from lora_store.peft_notices import AgentState, GatewayState, PeftNotices
 from lora_store.redis import RedisSettings
 from tests.support.limit_requests import PATIENT_S, limit_request
 from tests.support.redis_cost import MAX_CALL_US, longest_call_us, measure_calls
@@ -30,7 +30,7 @@ def _nothing(run: int) -> None:
 
 def test_keys(shared_redis: RedisServer, at_shared_redis: redis.Redis) -> None:
     """Revoked ones are kept, so there are more each year. Redis may have lost all of them."""
-    one, _ = draw_key("acme", "n" * 64, None, "sha256:01234567")
+    one, _ = make_record("acme", "n" * 64, None, "sha256:01234567")
     records = [_numbered(one, number) for number in range(_KEYS)]
     keys = SharedKeys(shared_redis.url)
 
@@ -74,17 +74,19 @@ def test_notices_of_agents(shared_redis: RedisServer, at_shared_redis: redis.Red
     """There are 40 agents that hold 5,000 versions each, and 200 gateways that use 200 of them."""
     notices = PeftNotices(RedisSettings(shared_redis.url, timeout_s=30))
     holds = frozenset(f"{n:064x}" for n in range(5_000))
-    held = Held(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)
+    held = AgentState(boot="b", revision=1, replicas=("triton:8001",), path="/peft", holds=holds)
     in_use = {f"{n:064x}": frozenset(["triton:8001"]) for n in range(200)}
 
     def work(run: int) -> None:
         for n in range(40):
-            notices.tell_held(f"agent-{n}", replace(held, revision=run), f"{run}")
+            notices.put_agent_state(f"agent-{n}", replace(held, revision=run), f"{run}")
         for n in range(200):
-            notices.tell_named(f"gateway-{n}", Named(beat=run, seen={}, in_use=in_use))
-        assert len(notices.beats()) == 40
-        assert notices.held("agent-1") == replace(held, revision=run)
-        assert len(notices.named()) == 200
+            notices.put_gateway_state(
+                f"gateway-{n}", GatewayState(beat=run, seen={}, in_use=in_use)
+            )
+        assert len(notices.read_beats()) == 40
+        assert notices.read_agent_state("agent-1") == replace(held, revision=run)
+        assert len(notices.read_gateway_states()) == 200
 
     assert longest_call_us(at_shared_redis, _nothing, work) < MAX_CALL_US
     notices.close()
@@ -115,7 +117,7 @@ async def test_limits(redis_server: RedisServer, at_redis: redis.Redis) -> None:
                 assert decision is not None
                 assert decision.refused is None
                 assert decision.quotas["requests_per_minute"].used > 5 * _PROCESSES
-                limits.settle(Settlement(request, released=9, used=5, places=1))
+                limits.settle(Settlement(request, released=9, used=5, slots=1))
         costs.append(max(calls))
     assert min(costs) < MAX_CALL_US
     assert not unfit_keys

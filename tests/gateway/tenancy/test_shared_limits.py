@@ -36,7 +36,7 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
             third = await others.take(limit_request("t", day=9, wanted=1))
             assert third is not None
             assert (third.refused, third.quotas["tokens_per_day"].held) == ("tokens_per_day", 9)
-        limits.settle(Settlement(ask, released=9, places=1))
+        limits.settle(Settlement(ask, released=9, slots=1))
     assert not [f for f in at_redis.hkeys("limits:{t}") if f.startswith(b"g:")]
 
 
@@ -48,7 +48,7 @@ async def test_what_is_settled_is_told_before_the_end(
         taken = [await limits.take(ask) for _ in range(500)]
         for decision in taken:
             assert decision is not None
-            limits.settle(Settlement(ask, released=10, used=3, places=1))
+            limits.settle(Settlement(ask, released=10, used=3, slots=1))
     values: Any = at_redis.hgetall("limits:{t}")
     assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 1500
     assert not [field for field in values if field.startswith(b"g:")]
@@ -68,7 +68,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
             if not asking.done():
                 asking.cancel()
             elif (taken := asking.result()) is not None and taken.refused is None:
-                limits.settle(Settlement(ask, released=9, places=1))
+                limits.settle(Settlement(ask, released=9, slots=1))
         deadline = time.monotonic() + 60
         while True:
             decision = await limits.take(ask)

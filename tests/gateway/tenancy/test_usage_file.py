@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.tenancy.usage_log import Usage, UsageLog
+from gateway.tenancy.usage_log import UsageLog, UsageRecord
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.full_disk import full_disk
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -25,8 +25,8 @@ LOST = "gateway_usage_records_lost_total"
 _CUT = 500
 
 
-def _usage(number: int, writer: str = "a") -> Usage:
-    return Usage(
+def _usage(number: int, writer: str = "a") -> UsageRecord:
+    return UsageRecord(
         id=f"{writer}{number}",
         request_id="r",
         tenant="t",
@@ -127,16 +127,16 @@ def test_where_no_file_can_be_made(tmp_path: Path) -> None:
     own = UsageLog(log, lambda: lost.append(1))
     logs.rename(away)
     own.write(_usage(1))
-    own.follow()
+    own.reopen_if_moved()
     assert _ids(away / "usage.jsonl") == ["a1"]
     (away / "usage.jsonl").unlink()
     own.write(_usage(2))
     own.write(_usage(3))
-    own.follow()
+    own.reopen_if_moved()
     assert len(lost) == 2
     own.write(_usage(4))
     logs.mkdir()
-    own.follow()
+    own.reopen_if_moved()
     own.write(_usage(5))
     assert _ids(log) == ["a4", "a5"]
     assert len(lost) == 2
