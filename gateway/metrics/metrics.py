@@ -26,7 +26,6 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import EarlyStop
 from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
-from gateway.triton.events import AdapterUpload
 
 # Clients choose these names: a limit for each bounds memory and the number of series.
 _MAX_UNKNOWN_NAMES = 64
@@ -343,7 +342,7 @@ class Metrics:
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)
 
-    def count_upload(self, sent: ColdSend) -> None:
+    def count_upload(self, sent: AdapterUpload) -> None:
         self.uploads.labels(sent.adapter, sent.cause).inc()
         self.upload_bytes.labels(sent.adapter).inc(sent.nbytes)
         self.upload_seconds.observe(sent.seconds)

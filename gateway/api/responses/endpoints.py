@@ -83,7 +83,9 @@ async def create(request: Request) -> Response:
             hold_last_event=plan.stores_anything,
         )
 
-    ready = await prepare_request(request, read, write_prompts, make_answer, settle, rename_parameter)
+    ready = await prepare_request(
+        request, read, write_prompts, make_answer, settle, rename_parameter
+    )
     assert isinstance(ready.answer, ResponseAnswer)
     assert plan is not None
     ready.hints += (*more_hints,)

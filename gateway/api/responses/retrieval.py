@@ -140,7 +140,9 @@ def stream_events(
     """Return a stream of the events after the first `sent`, including future ones."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
-    write = partial(unfinished.replay, tenant, response_id, sent, read_limiter.for_tenant(tenant).slots)
+    write = partial(
+        unfinished.replay, tenant, response_id, sent, read_limiter.for_tenant(tenant).slots
+    )
     patience_s = service_of(request.scope).settings.keep_alive
     return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
 
