@@ -63,7 +63,7 @@ def test_overrides(shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_
 
     def work(run: int) -> None:
         for _ in range(2):
-            copies.look()
+            copies.refresh()
         assert len(copies.current) == MAX_OVERRIDES
 
     assert longest_call_us(at_shared_redis, prepare, work) < MAX_CALL_US
