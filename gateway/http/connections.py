@@ -97,6 +97,20 @@ class Connections:
                 return False
         return len(self._under_way) <= self._limit or self._make_room(connection)
 
+    def has_room(self, connection: Connection) -> bool:
+        """Return True if `begin` would, without taking room from another connection."""
+        if len(self._under_way) >= self._limit:
+            return False
+        if self._of_address is math.inf:
+            return True
+        network = _network(connection.address)
+        return network is None or self._addresses[network] <= self._of_address
+
+    def renew(self, connection: Connection) -> None:
+        """A request of this connection was refused at once: it is not the longest idle any more."""
+        if connection in self._waiting:
+            self._waiting.move_to_end(connection)
+
     def lag(self, connection: Connection) -> None:
         """It `lags`."""
         self._lagging.setdefault(connection)

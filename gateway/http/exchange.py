@@ -204,13 +204,15 @@ class Exchange:
 
         `lines` are its headers, with its length, but for those of the connection.
         """
-        self.keep_alive = self.keep_alive and not self._carrier.ending
+        carrier = self._carrier
+        # To a client that sends requests and takes no answers, each would add to those unsent.
+        self.keep_alive = self.keep_alive and not (carrier.ending or carrier.write_paused)
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
         self._write(b"".join((STATUS_LINES[status], lines, last, body)))
         self._write = _drop
         self._tell()
-        self._carrier.answered()
+        carrier.answered()
 
     def write(self, body: bytes) -> None:
         """A piece of the body, behind the head. Raises RuntimeError as `send`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.config import Config
@@ -29,31 +29,10 @@ from gateway.http.errors import (
 from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange, OldExchange
 from gateway.http.head import check_head, framing
 from gateway.http.parser import RequestParser
-from gateway.scheduling.start_queue import StartQueue, work_of
+from gateway.http.start_gate import StartGate
 
 Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Gives the status, headers and body of what a connection answers itself."""
-
-
-class Door(Protocol):
-    """The application's part in requests that find the event loop busy."""
-
-    def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is answered always, whatever else goes on."""
-
-    def name_tenant(self, scope: dict[str, Any]) -> str:
-        """Return whose request it is, by its key alone; empty for a stranger's."""
-
-    def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
-        """Count a request that would wait for too long, and return its answer."""
-
-
-class RefusalAnswer(NamedTuple):
-    """A complete answer, as `Exchange.answer` takes it."""
-
-    status: int
-    lines: bytes
-    body: bytes
 
 
 MAX_HEAD = 64 * 1024
@@ -113,9 +92,9 @@ class HttpProtocol(asyncio.Protocol):
         "_app",
         "_app_state",
         "_client",
-        "_door",
         "_error",
         "_exchange",
+        "_gate",
         "_headers",
         "_heard",
         "_last",
@@ -124,11 +103,11 @@ class HttpProtocol(asyncio.Protocol):
         "_over",
         "_pending",
         "_phase",
+        "_read",
         "_read_paused",
         "_refused",
         "_scheme",
         "_server",
-        "_starts",
         "_state",
         "_stuck",
         "_unsent",
@@ -155,13 +134,12 @@ class HttpProtocol(asyncio.Protocol):
         limits: ConnectionLimits,
         connections: Connections,
         answer: Answer,
-        starts: StartQueue | None = None,
-        door: Door | None = None,
+        gate: StartGate | None = None,
     ) -> None:
         """What uvicorn gives, and `connections`, which are all of this process.
 
         `answer` gives the status, headers and body of what this connection answers itself. With
-        `starts`, requests that `door` lets wait begin when it is their turn there.
+        a `gate`, requests begin when that lets them.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -171,8 +149,9 @@ class HttpProtocol(asyncio.Protocol):
         self._limits = limits
         self._all = connections
         self._answer_to = answer
-        self._starts = starts
-        self._door = door
+        self._gate = gate
+        self._read = b""
+        """All bytes since a request's first one, while `gate` may want to know its head."""
         self.address: str | None = None
         """The client's IP address; None on a socket that has none."""
         self._client: tuple[str, int] | None = None
@@ -290,6 +269,11 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._read = b""
+        if self._gate is not None and self._gate.is_busy and self._is_between_requests:
+            if self._refuse_known(self._gate, data):
+                return
+            self._read = data
         if self._phase is Phase.IDLE:
             self._enter(Phase.HEAD)
         self._pending += len(data)
@@ -302,6 +286,31 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
         if self._pending > MAX_HEAD and not self._refused:
             self._refuse(HeadersTooLarge(MAX_HEAD))
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Return True if the next byte is the first of a request."""
+        if self._exchange is not None:
+            return False
+        return self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self._heard)
+
+    def _refuse_known(self, gate: StartGate, data: bytes) -> bool:
+        """Refuse the request in `data`, if it is to be refused, without parsing it.
+
+        A client that takes no answers must not be given more, and an answer that is the last of its
+        connection says so: both are for the parser's way.
+        """
+        if self.write_paused or self._all.ending or not self._all.has_room(self):
+            return False
+        answer = gate.refuse_known(data)
+        if answer is None:
+            return False
+        self._all.renew(self)
+        self._enter(Phase.IDLE)
+        self.transport.write(
+            b"".join((STATUS_LINES[answer.status], answer.lines, b"\r\n", answer.body))
+        )
+        return True
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -354,24 +363,11 @@ class HttpProtocol(asyncio.Protocol):
         scope = self._scope(method, version, exchange, headers)
         self._exchange = exchange
         self._enter(Phase.BODY)
-        if self._starts is None or self._door is None or not self._door.may_wait(scope):
+        if self._gate is None:
             self._begin(exchange, scope)
         else:
-            self._begin_in_turn(self._starts, self._door, exchange, scope)
-
-    def _begin_in_turn(
-        self, starts: StartQueue, door: Door, exchange: Exchange, scope: dict[str, Any]
-    ) -> None:
-        """Begin with a request, queue it, or refuse it."""
-        length = exchange.fields.get(b"content-length", b"")
-        work = work_of(int(length) if length.isdigit() else None)
-        if starts.try_begin(work):
-            self._begin(exchange, scope)
-            return
-        tenant = door.name_tenant(scope)
-        wait_s = starts.wait(tenant, work, partial(self._begin, exchange, scope))
-        if wait_s is not None:
-            exchange.answer(*door.refuse(scope, tenant, wait_s))
+            begin = partial(self._begin, exchange, scope)
+            self._gate.pass_on(scope, exchange, begin, self._read)
 
     def _begin(self, exchange: Exchange, scope: dict[str, Any]) -> bool:
         """Have the application answer; return False if the client has left."""

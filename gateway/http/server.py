@@ -23,7 +23,8 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.backlog import Backlog
 from gateway.http.connections import Connections
-from gateway.http.protocol import Answer, ConnectionLimits, Door, HttpProtocol
+from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
+from gateway.http.start_gate import Door, StartGate
 from gateway.http.tls import load_server_context
 from gateway.http.workers import AT_ONCE, Worker
 from gateway.scheduling.start_queue import StartQueue
@@ -290,8 +291,7 @@ def _protocol(
         limits=limits,
         connections=connections,
         answer=application.answer,
-        starts=starts,
-        door=application.door,
+        gate=StartGate(starts, application.door),
     )
 
 

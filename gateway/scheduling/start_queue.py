@@ -137,12 +137,11 @@ class StartQueue:
 
         Return the expected wait in seconds, and queue nothing, if that is too long.
         """
-        queue = self._queues.get(tenant)
+        if (wait_s := self.find_refusal(tenant, work)) is not None:
+            return wait_s
         if not self._waiting:
             self._start_measuring()
-        if queue is not None and self._is_too_much(queue, work):
-            self._refused_at = self._clock()
-            return self._expected_s(queue.work + work)
+        queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = _TenantQueue()
             served = max(self._served, self._served_ahead.pop(tenant, 0))
@@ -153,6 +152,17 @@ class StartQueue:
         self._work += work
         self._plan_turn()
         return None
+
+    def find_refusal(self, tenant: str, work: int) -> float | None:
+        """Return the expected wait in seconds if a request is to be refused for it; else None.
+
+        The caller refuses that request, or has `wait` do so.
+        """
+        queue = self._queues.get(tenant)
+        if queue is None or not self._is_too_much(queue, work):
+            return None
+        self._refused_at = self._clock()
+        return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
         """Return True if a tenant that waits already must not have one more request here."""
