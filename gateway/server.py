@@ -19,7 +19,6 @@ from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
 from gateway.service_setup import check_configuration, tracer_class
-from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so
@@ -47,8 +46,6 @@ class Gateway:
     def watch(self, connections: Connections, starts: StartQueue) -> None:
         self.api.state.connections = connections
         self.api.state.starts = starts
-        # Requests that began first: else each new one would make all tokens later.
-        starts.yield_to(lambda: delivery_queue().is_late)
 
     @property
     def failed(self) -> bool:

@@ -45,6 +45,7 @@ from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import TurnThread
+from gateway.triton.http2.deliveries import delivery_queue
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ def load_prompts(settings: Settings) -> Prompts:
         raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error
 
 
+def _beside_deliveries(starts: StartQueue) -> StartQueue:
+    """Have a start queue and the event loop's deliveries mind each other; return the queue."""
+    deliveries = delivery_queue()
+    # Requests that began come first: else each new one would make all tokens later.
+    starts.yield_to(lambda: deliveries.is_late)
+    deliveries.gather_while(lambda: starts.is_refusing)
+    return starts
+
+
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
     """Raises ConfigurationError where `running_service` would for the file of these settings."""
     configuration_file(settings, workers, MappedModels().check)
@@ -94,7 +104,7 @@ async def running_service(
     `prompts`, of `load_prompts`, are closed at its end. `workers` is the folder that all workers of
     a gateway share. `starts` is where requests wait for the event loop.
     """
-    starts = starts or StartQueue()
+    starts = _beside_deliveries(starts or StartQueue())
     metrics = Metrics()
     mapped = MappedModels()
     configuration = configuration_file(settings, workers, mapped.check)
