@@ -31,7 +31,7 @@ MAX_STEADY_WAIT_S = 0.9
 """The same while the queue hardly grows, as where each of many clients waits for its answer."""
 STEADY_RATIO = 2.0
 """The most work that is asked for in that case, in parts of what begins."""
-BURST_S = 0.5
+BURST_S = 0.75
 """A queue that has been there for less is a burst."""
 MAX_BURST_WAIT_S = 2.0
 """The same in a burst, which ends by itself."""

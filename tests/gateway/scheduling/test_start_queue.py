@@ -126,6 +126,16 @@ def test_many_streams_that_wait_for_their_answers_are_not_refused(loop: Loop) ->
     assert MAX_WAIT_S < max(loop.waited) < MAX_STEADY_WAIT_S
 
 
+def test_turns_that_had_little_to_begin_say_nothing_of_the_pace(loop: Loop) -> None:
+    for _ in range(200):
+        while not loop.queue.waiting:
+            loop.ask()
+        assert loop.turn(LONG_TURN_S) == 1
+    for _ in range(150):
+        loop.ask()
+    assert not loop.refused
+
+
 def test_a_burst_of_as_many_as_may_wait_is_served_whole(loop: Loop) -> None:
     for _ in range(MAX_WAITING):
         loop.ask()
