@@ -25,10 +25,11 @@ BYTES_PER_UNIT = 4096
 """Bytes of a body that are a unit of work more."""
 MAX_REQUEST_WORK = 17
 """The most work that one request counts as. A larger body is read in a thread."""
-MAX_WAIT_S = 0.5
+MAX_WAIT_S = 0.6
 """The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
-MAX_STEADY_WAIT_S = 0.9
-"""The same while the queue hardly grows, as where each of many clients waits for its answer."""
+MAX_STEADY_WAIT_S = 0.85
+"""The same while none is refused and the queue hardly grows: many clients, which each wait for
+their answer."""
 STEADY_RATIO = 2.0
 """The most work that is asked for in that case, in parts of what begins."""
 BURST_S = 0.75
@@ -188,7 +189,7 @@ class StartQueue:
     def _max_wait_s(self) -> float:
         if self._age_s < BURST_S:
             return MAX_BURST_WAIT_S
-        is_steady = self._asked <= STEADY_RATIO * self._begun
+        is_steady = not self.is_refusing and self._asked <= STEADY_RATIO * self._begun
         return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
