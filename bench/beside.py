@@ -86,6 +86,7 @@ def _measure(bench: Bench, server: Server, streams: int, figures: _Figures) -> N
         ramp_s=ramp_s,
         begin=begin,
         end=end,
+        is_patient=True,
     )
     asking = replace(
         paced,

@@ -1,4 +1,4 @@
-"""What becomes of more requests than the engine can take, with and without refusing early.
+"""Requests beyond what the engine can take, with and without refusing early.
 
     python -m bench.engine_overload [--seconds 45] [--settle 15] [--times 1 2 5]
 
@@ -104,7 +104,7 @@ async def _arrivals(port: int, tenant: str, per_s: float, end: float, seen: list
 
 @dataclass
 class Window:
-    """What was asked in `seconds` from `begin` on."""
+    """Requests of `seconds` from `begin` on."""
 
     seen: list[Asked]
     begin: float
@@ -118,7 +118,7 @@ class Window:
         return [a for a in self.seen if self.begin <= a.sent < self.end and a.tenant in tenants]
 
     def tokens_per_s(self, within_s: float, *tenants: str) -> float:
-        """Of streams whose first token was in time, whenever they were asked for."""
+        """Return the tokens per second of streams whose first token was in time."""
         good = [a for a in self.seen if a.tenant in tenants and a.in_time(within_s)]
         inside = [self.begin <= at < self.end for a in good for at in a.tokens]
         return sum(inside) / self.seconds

@@ -31,6 +31,7 @@ NUMBER = b"@@@@@@@@"
 _END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 _END_OF_HEADERS = b"\r\n\r\n"
 _CONNECT_TIMEOUT_S = 30.0
+_RETRY_S = 1.0
 
 L, R = TypeVar("L"), TypeVar("R")
 
@@ -54,6 +55,8 @@ class Load:
     begin: float
     end: float
     pause_s: float = 0.0
+    is_patient: bool = False
+    """Ask again after a 503 that comes before `begin`. A server may be too busy for a ramp."""
 
 
 @dataclass
@@ -100,6 +103,7 @@ class _Stream(asyncio.Protocol):
         self._sent = 0.0
         self._last = 0.0
         self._over = False
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -142,7 +146,10 @@ class _Stream(asyncio.Protocol):
         else:
             self._left -= len(data)
             done = self._left <= 0
-        if done:
+        if done and self._is_refused:
+            self._is_refused = False
+            asyncio.get_running_loop().call_later(_RETRY_S, self._ask)
+        elif done:
             if self._load.begin <= time.monotonic() < self._load.end:
                 self._seen.finished += 1
             if self._load.pause_s:
@@ -152,7 +159,9 @@ class _Stream(asyncio.Protocol):
 
     def _read_head(self, head: bytes) -> None:
         self._left = None
-        if not head.startswith(b"HTTP/1.1 200"):
+        if self._load.is_patient and head.startswith(b"HTTP/1.1 503"):
+            self._is_refused = time.monotonic() < self._load.begin
+        if not (head.startswith(b"HTTP/1.1 200") or self._is_refused):
             self._seen.errors.append(self._head[:500].decode(errors="replace"))
             self.close()
         for line in head.lower().split(b"\r\n"):

@@ -45,7 +45,7 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenLoad:
-    """What the processes do. Times are of the monotonic clock, which processes share.
+    """Work of the client processes. Times are of the monotonic clock, which processes share.
 
     Requests are sent from the call until `end`; those sent between `begin` and `end` are counted.
     """
@@ -60,7 +60,7 @@ class OpenLoad:
 
 @dataclass
 class Outcome:
-    """What became of one tenant's requests. Times in seconds.
+    """Outcome of one tenant's requests. Times in seconds.
 
     `tokens` are all that came in the window, `useful` those on streams that began in time. `first`
     is from sending to the first token; `refused` from sending to a status of 429 or 503.
@@ -87,7 +87,7 @@ class Outcome:
 
 
 Outcomes = dict[str, Outcome]
-"""By tenant."""
+"""Outcomes with their tenants' names."""
 
 
 class _Request:

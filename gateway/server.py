@@ -19,7 +19,6 @@ from gateway.observability.logs import configure_logging
 from gateway.scheduling.start_queue import StartQueue
 from gateway.service import Service
 from gateway.service_setup import check_configuration, load_tracer_class
-from gateway.triton.http2.deliveries import delivery_queue
 from lora_store import connect
 
 # New objects after which the garbage collector runs: those of about a hundred requests.
@@ -47,8 +46,6 @@ class GatewayApplication:
     def watch(self, connections: Connections, starts: StartQueue) -> None:
         self.api.state.connections = connections
         self.api.state.starts = starts
-        # When tokens are late, serve running streams first: new requests would delay all of them.
-        starts.yield_to(lambda: delivery_queue().is_late)
 
     @property
     def has_failed(self) -> bool:

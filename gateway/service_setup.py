@@ -45,6 +45,7 @@ from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.usage_log import UsageLog, UsageRecord
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.threads import FairThread
+from gateway.triton.http2.deliveries import delivery_queue
 from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -78,6 +79,15 @@ def load_prompts(settings: Settings) -> Prompts:
         raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error
 
 
+def _beside_deliveries(starts: StartQueue) -> StartQueue:
+    """Have a start queue and the event loop's deliveries mind each other; return the queue."""
+    deliveries = delivery_queue()
+    # Requests that began come first: else each new one would make all tokens later.
+    starts.yield_to(lambda: deliveries.is_late)
+    deliveries.gather_while(lambda: starts.is_refusing)
+    return starts
+
+
 def check_configuration(settings: Settings, workers: Path | None = None) -> None:
     """Raise ConfigurationError if `run_service` would refuse the configuration file."""
     load_configuration_file(settings, workers, MappedModels().check)
@@ -101,7 +111,7 @@ async def run_service(
     Raises:
         ConfigurationError: The configuration file or a setting is wrong.
     """
-    starts = starts or StartQueue()
+    starts = _beside_deliveries(starts or StartQueue())
     metrics = Metrics()
     mapped = MappedModels()
     configuration = load_configuration_file(settings, workers, mapped.check)

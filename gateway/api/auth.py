@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.types import Scope
 
-from gateway.api.request_log import context_of, header_of, service_of
+from gateway.api.request_log import context_of, exchange_of, service_of
 from gateway.api.websites import check_website, passes_website_check
 from gateway.config.tenants import Tenant
 from gateway.http.http_errors import UnknownUrl
@@ -37,10 +37,15 @@ def credentials_of(scope: Scope) -> Sequence[str]:
     Anthropic's clients have the header `x-api-key`. A program may send both, one of them for
     another server, so either may hold the key of this gateway.
     """
-    authorization = header_of(scope, b"authorization")
-    found = [] if authorization is None else [authorization]
-    if (key := header_of(scope, b"x-api-key")) is not None:
-        found.append(f"Bearer {key}")
+    return credentials_in(exchange_of(scope).fields)
+
+
+def credentials_in(fields: Mapping[bytes, bytes]) -> Sequence[str]:
+    """Return the credentials of a request with these headers, as `credentials_of`."""
+    authorization = fields.get(b"authorization")
+    found = [] if authorization is None else [authorization.decode("latin-1")]
+    if (key := fields.get(b"x-api-key")) is not None:
+        found.append(f"Bearer {key.decode('latin-1')}")
     return found
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from random import getrandbits
 from typing import Any
 
 from gateway.api import failures
 from gateway.api.anthropic import error_envelope as anthropic
-from gateway.api.auth import credentials_of
+from gateway.api.auth import credentials_in
 from gateway.api.envelopes import is_anthropic
 from gateway.api.request_log import find_own_id
 from gateway.errors import OverloadCause, Overloaded
-from gateway.http.exchange import EXCHANGE, OVER_CONNECTION_LIMIT, Exchange
-from gateway.http.protocol import RefusalAnswer
+from gateway.http.exchange import OVER_CONNECTION_LIMIT
+from gateway.http.start_gate import RefusalAnswer
 from gateway.service import Service
 
 _CAUSE: OverloadCause = "core_busy"
@@ -28,7 +28,7 @@ _COUNT_INTERVAL_S = 0.1
 
 
 class BusyDoor:
-    """Implements `http.protocol.Door` for one process."""
+    """Implements `http.start_gate.Door` for one process."""
 
     def __init__(
         self,
@@ -51,19 +51,17 @@ class BusyDoor:
             and OVER_CONNECTION_LIMIT not in scope["extensions"]
         )
 
-    def name_tenant(self, scope: dict[str, Any]) -> str:
-        return self._service().access.find_tenant_name(credentials_of(scope))
+    def name_tenant(self, fields: Mapping[bytes, bytes]) -> str:
+        return self._service().access.find_tenant_name(credentials_in(fields))
 
-    def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
-        path = scope["path"]
-        exchange: Exchange = scope["extensions"][EXCHANGE]
+    def refuse(
+        self, path: str, fields: Mapping[bytes, bytes], tenant: str, wait_s: float
+    ) -> RefusalAnswer:
         self._note(path, tenant)
-        answer = _answer(
-            max(1, math.ceil(wait_s)), is_anthropic=is_anthropic(path, exchange.fields)
-        )
+        answer = _answer(max(1, math.ceil(wait_s)), is_anthropic=is_anthropic(path, fields))
         # Nothing is looked up by it, and the system's random numbers take longer than the rest.
-        own_id = find_own_id(exchange.fields) or b"%032x" % getrandbits(128)
-        lines = b"%bx-request-id: %b\r\n%b" % (answer.header_lines, own_id, self._cors(exchange))
+        own_id = find_own_id(fields) or b"%032x" % getrandbits(128)
+        lines = b"%bx-request-id: %b\r\n%b" % (answer.header_lines, own_id, self._cors(fields))
         return RefusalAnswer(answer.status, lines, answer.body)
 
     def _note(self, path: str, tenant: str) -> None:
@@ -81,9 +79,9 @@ class BusyDoor:
             service.monitor.count_busy(tenant, _CAUSE, refused)
         self._refused.clear()
 
-    def _cors(self, exchange: Exchange) -> bytes:
+    def _cors(self, fields: Mapping[bytes, bytes]) -> bytes:
         """Return what lets a browser's page read the answer, where pages may call."""
-        origin = exchange.fields.get(b"origin")
+        origin = fields.get(b"origin")
         if origin is None or not self._origins:
             return b""
         lines = b"vary: Origin\r\naccess-control-expose-headers: %b\r\n" % self._exposed

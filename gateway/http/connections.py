@@ -105,6 +105,20 @@ class Connections:
                 return False
         return len(self._under_way) <= self._limit or self._evict_slow(connection)
 
+    def can_begin(self, connection: ClientConnection) -> bool:
+        """Return True if `begin` would, without evicting another connection."""
+        if len(self._under_way) >= self._limit:
+            return False
+        if self._of_address is math.inf:
+            return True
+        network = _client_network(connection.address)
+        return network is None or self._addresses[network] <= self._of_address
+
+    def renew(self, connection: ClientConnection) -> None:
+        """Record that a request was refused at once: the connection is the least idle one now."""
+        if connection in self._waiting:
+            self._waiting.move_to_end(connection)
+
     def mark_slow(self, connection: ClientConnection) -> None:
         """Record that `connection.is_slow` is True, so that it may be evicted."""
         self._slow.setdefault(connection)

@@ -220,13 +220,15 @@ class Exchange:
 
         `lines` are the encoded headers, with `content-length` and without `connection`.
         """
-        self.keep_alive = self.keep_alive and not self._carrier.ending
+        carrier = self._carrier
+        # To a client that sends requests and takes no answers, each would add to those unsent.
+        self.keep_alive = self.keep_alive and not (carrier.ending or carrier.write_paused)
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
         self._write(b"".join((STATUS_LINES[status], lines, last, body)))
         self._write = _drop
         self._notify_receiver()
-        self._carrier.on_answered()
+        carrier.on_answered()
 
     def write(self, body: bytes) -> None:
         """Send a piece of the body after the headers. Raise RuntimeError like `send`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.config import Config
@@ -36,31 +36,10 @@ from gateway.http.http_errors import (
     TooManyConnections,
 )
 from gateway.http.parser import RequestParser
-from gateway.scheduling.start_queue import StartQueue, work_of
+from gateway.http.start_gate import StartGate
 
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Builds the status, headers and body of an error that the connection answers itself."""
-
-
-class Door(Protocol):
-    """The application's decisions about requests that arrive while the event loop is busy."""
-
-    def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is always served at once, such as a health check."""
-
-    def name_tenant(self, scope: dict[str, Any]) -> str:
-        """Return the tenant's name by the request's key; empty if the key is missing or wrong."""
-
-    def refuse(self, scope: dict[str, Any], tenant: str, wait_s: float) -> RefusalAnswer:
-        """Count a request that would wait too long, and return the answer that refuses it."""
-
-
-class RefusalAnswer(NamedTuple):
-    """A complete answer, as the arguments of `Exchange.answer`."""
-
-    status: int
-    header_lines: bytes
-    body: bytes
 
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -124,19 +103,19 @@ class HttpProtocol(asyncio.Protocol):
         "_closes_after_answer",
         "_closes_after_body",
         "_connections",
-        "_door",
         "_error",
         "_exchange",
+        "_gate",
         "_headers",
         "_limits",
         "_loop",
         "_pending",
         "_phase",
+        "_read",
         "_read_paused",
         "_received",
         "_scheme",
         "_server",
-        "_starts",
         "_state",
         "_stopped_reading",
         "_stuck_checks",
@@ -163,8 +142,7 @@ class HttpProtocol(asyncio.Protocol):
         limits: ConnectionLimits,
         connections: Connections,
         build_error: BuildErrorResponse,
-        starts: StartQueue | None = None,
-        door: Door | None = None,
+        gate: StartGate | None = None,
     ) -> None:
         """Create the protocol for a new connection.
 
@@ -177,8 +155,7 @@ class HttpProtocol(asyncio.Protocol):
             limits: timeouts.
             connections: all connections of this process.
             build_error: builds the errors that this connection answers itself.
-            starts: the queue of requests while the event loop is busy; None for no queue.
-            door: decides which requests may be queued in `starts`.
+            gate: decides when a request begins; None if it begins at once.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -188,8 +165,9 @@ class HttpProtocol(asyncio.Protocol):
         self._limits = limits
         self._connections = connections
         self._build_error = build_error
-        self._starts = starts
-        self._door = door
+        self._gate = gate
+        self._read = b""
+        """All bytes since a request's first one, while `gate` may want to know its head."""
         self.address: str | None = None
         """The client's IP address; None on a Unix socket."""
         self._client: tuple[str, int] | None = None
@@ -312,6 +290,11 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._stopped_reading:
             return
+        self._read = b""
+        if self._gate is not None and self._gate.is_busy and self._is_between_requests:
+            if self._refuse_known(self._gate, data):
+                return
+            self._read = data
         if self._phase is Phase.IDLE:
             self._enter(Phase.HEAD)
         self._pending += len(data)
@@ -324,6 +307,31 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
         if self._pending > MAX_HEAD_BYTES and not self._stopped_reading:
             self._refuse(HeadersTooLarge(MAX_HEAD_BYTES))
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Return True if the next byte is the first of a request."""
+        if self._exchange is not None:
+            return False
+        return self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self._received)
+
+    def _refuse_known(self, gate: StartGate, data: bytes) -> bool:
+        """Refuse the request in `data`, if it is to be refused, without parsing it.
+
+        A client that takes no answers must not be given more, and an answer that is the last of its
+        connection says so: both are for the parser's way.
+        """
+        if self.write_paused or self._connections.ending or not self._connections.can_begin(self):
+            return False
+        answer = gate.refuse_known(data)
+        if answer is None:
+            return False
+        self._connections.renew(self)
+        self._enter(Phase.IDLE)
+        self.transport.write(
+            b"".join((STATUS_LINES[answer.status], answer.header_lines, b"\r\n", answer.body))
+        )
+        return True
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -377,24 +385,11 @@ class HttpProtocol(asyncio.Protocol):
         scope = self._build_scope(method, version, exchange, headers)
         self._exchange = exchange
         self._enter(Phase.BODY)
-        if self._starts is None or self._door is None or not self._door.may_wait(scope):
+        if self._gate is None:
             self._begin(exchange, scope)
         else:
-            self._begin_or_queue(self._starts, self._door, exchange, scope)
-
-    def _begin_or_queue(
-        self, starts: StartQueue, door: Door, exchange: Exchange, scope: dict[str, Any]
-    ) -> None:
-        """Start a request, queue it until the event loop is less busy, or refuse it."""
-        length = exchange.fields.get(b"content-length", b"")
-        work = work_of(int(length) if length.isdigit() else None)
-        if starts.try_begin(work):
-            self._begin(exchange, scope)
-            return
-        tenant = door.name_tenant(scope)
-        wait_s = starts.wait(tenant, work, partial(self._begin, exchange, scope))
-        if wait_s is not None:
-            exchange.answer(*door.refuse(scope, tenant, wait_s))
+            begin = partial(self._begin, exchange, scope)
+            self._gate.pass_on(scope, exchange, begin, self._read)
 
     def _begin(self, exchange: Exchange, scope: dict[str, Any]) -> bool:
         """Start the application's task; return False if the client has left."""

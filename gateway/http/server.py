@@ -23,7 +23,8 @@ from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.backlog import Backlog
 from gateway.http.connections import Connections
-from gateway.http.protocol import BuildErrorResponse, ConnectionLimits, Door, HttpProtocol
+from gateway.http.protocol import BuildErrorResponse, ConnectionLimits, HttpProtocol
+from gateway.http.start_gate import Door, StartGate
 from gateway.http.tls import load_server_context
 from gateway.http.workers import STOP_NOW_SIGNAL, Worker
 from gateway.scheduling.start_queue import StartQueue
@@ -295,8 +296,7 @@ def _bind_protocol(
         limits=limits,
         connections=connections,
         build_error=application.build_error_response,
-        starts=starts,
-        door=application.door,
+        gate=StartGate(starts, application.door),
     )
 
 

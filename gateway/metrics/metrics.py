@@ -26,6 +26,7 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import EarlyStop
 from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
+from gateway.triton.events import AdapterUpload
 
 # Clients choose these names: a limit for each bounds memory and the number of series.
 _MAX_UNKNOWN_NAMES = 64

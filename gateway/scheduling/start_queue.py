@@ -25,13 +25,18 @@ BYTES_PER_UNIT = 4096
 """Bytes of a body that are a unit of work more."""
 MAX_REQUEST_WORK = 17
 """The most work that one request counts as. A larger body is read in a thread."""
-MAX_WAIT_S = 0.75
+MAX_WAIT_S = 0.6
 """The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
-BURST_S = 0.5
+MAX_STEADY_WAIT_S = 0.85
+"""The same while none is refused and the queue hardly grows: many clients, which each wait for
+their answer."""
+STEADY_RATIO = 2.0
+"""The most work that is asked for in that case, in parts of what begins."""
+BURST_S = 0.75
 """A queue that has been there for less is a burst."""
 MAX_BURST_WAIT_S = 2.0
 """The same in a burst, which ends by itself."""
-MAX_WAITING = 512
+MAX_WAITING = 1024
 """Requests that may wait; beyond them, those of a tenant that has less than its part of these."""
 
 # A turn counts for no more: a pause of the process says nothing of its pace.
@@ -50,6 +55,7 @@ _BUSY = (
     "another gateway, or raise GATEWAY_WORKERS, one for each core"
 )
 _LASTS_S = 60.0
+_REFUSING_S = 1.0
 
 Begin = Callable[[], bool]
 """Begins with a request; returns False if its client has left."""
@@ -98,6 +104,8 @@ class StartQueue:
         self._turn_work = 0
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
+        self._asked = self._begun = self._watched_s = 0.0
+        """Work that was asked for while requests waited, that has begun, and in how long."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
@@ -116,6 +124,11 @@ class StartQueue:
     def problem(self) -> str:
         """A text while requests are refused, and for a minute after; else empty."""
         return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
+
+    @property
+    def is_refusing(self) -> bool:
+        """Return True while requests are refused, and for a second after."""
+        return self._clock() - self._refused_at < _REFUSING_S
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
         """Begin with one request a turn while `is_late` returns True: what has begun is late."""
@@ -137,12 +150,11 @@ class StartQueue:
 
         Return the expected wait in seconds, and queue nothing, if that is too long.
         """
-        queue = self._queues.get(tenant)
+        if (wait_s := self.find_refusal(tenant, work)) is not None:
+            return wait_s
         if not self._waiting:
             self._start_measuring()
-        if queue is not None and self._is_too_much(queue, work):
-            self._refused_at = self._clock()
-            return self._expected_s(queue.work + work)
+        queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = _TenantQueue()
             served = max(self._served, self._served_ahead.pop(tenant, 0))
@@ -151,15 +163,34 @@ class StartQueue:
         queue.work += work
         self._waiting += 1
         self._work += work
+        self._asked += work
         self._plan_turn()
         return None
 
+    def find_refusal(self, tenant: str, work: int) -> float | None:
+        """Return the expected wait in seconds if a request is to be refused for it; else None.
+
+        The caller refuses that request, or has `wait` do so.
+        """
+        queue = self._queues.get(tenant)
+        if queue is None or not self._is_too_much(queue, work):
+            return None
+        self._refused_at = self._clock()
+        self._asked += work
+        return self._expected_s(queue.work + work)
+
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
         """Return True if a tenant that waits already must not have one more request here."""
-        most_s = MAX_BURST_WAIT_S if self._age_s < BURST_S else MAX_WAIT_S
         if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
             return True
-        return self._expected_s(queue.work + work) > most_s
+        return self._expected_s(queue.work + work) > self._max_wait_s
+
+    @property
+    def _max_wait_s(self) -> float:
+        if self._age_s < BURST_S:
+            return MAX_BURST_WAIT_S
+        is_steady = not self.is_refusing and self._asked <= STEADY_RATIO * self._begun
+        return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
         """Return in how many seconds a tenant has been served so much work.
@@ -176,6 +207,8 @@ class StartQueue:
             return
         self._age_s = 0.0
         self._done, self._took_s = _ASSUMED_WORK_PER_S * _ASSUMED_S, _ASSUMED_S
+        self._asked = self._begun = self._done
+        self._watched_s = _ASSUMED_S
 
     def _count(self, work: int) -> None:
         self._turn_work += work
@@ -197,13 +230,19 @@ class StartQueue:
         turn_s = min(now - self._measured, _MAX_TURN_S)
         self._measured = now
         self._age_s += turn_s
-        self._took_s += turn_s
         most = self._max_turn_work
         while self._waiting and self._turn_work < most:
             self._begin_next()
-        self._done += self._turn_work
+        self._begun += self._turn_work
+        if self._turn_work >= most:  # with less, more could have begun
+            self._took_s += turn_s
+            self._done += self._turn_work
         if self._took_s > 2 * _MEMORY_S:
             self._done, self._took_s = self._done / 2, self._took_s / 2
+        self._watched_s += turn_s
+        if self._watched_s > 2 * _MEMORY_S:
+            self._asked, self._begun = self._asked / 2, self._begun / 2
+            self._watched_s /= 2
         self._plan_turn()
 
     def _begin_next(self) -> None:

@@ -48,13 +48,14 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
     for name, row in rows.items():
         assert math.isfinite(row["gateway"]), name
         # A peer may never stop what its client left, Dynamo's worker is not asked without it, and
-        # one that had no turn in its window has no ratio.
+        # one that had no turn in its window has neither a first token nor a ratio.
         known = [
             value
             for peer, value in row.items()
             if not ("added" in name and "Dynamo" in peer) and row.get(peer.removeprefix("of ")) != 0
         ]
-        assert "stop" in name or all(map(math.isfinite, known)), name
+        may_miss = "stop" in name or "first token" in name
+        assert may_miss or all(map(math.isfinite, known)), name
     assert rows["stopped of 20 left before the first token"]["gateway"] == 20
 
 
@@ -66,7 +67,6 @@ def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
     servers = ("gateway", "SMG 1.13.0")
     assert found == [(server, count) for server in servers for count in (0, 100, 500)]
     for row in rows:
-        # A busy machine may answer no request beside 500 streams within so short a window.
         # On a busy machine a window of a second may end before the first answer.
         assert {"first token p50 ms", "more than alone"} <= row.keys()
         assert math.isfinite(row["CPU us/token"]) == (row["other streams"] > 0)

@@ -44,13 +44,15 @@ class Listening:
 
             loop = asyncio.get_running_loop()
             server = await loop.create_server(take, sock=listener)
-            yield backlog
-            backlog.close()
-            server.close()
-            for transport in self.made:
-                transport.close()
-            for client in clients:
-                client.close()
+            try:
+                yield backlog
+            finally:  # what stays open keeps uvloop from ending
+                backlog.close()
+                server.close()
+                for transport in self.made:
+                    transport.close()
+                for client in clients:
+                    client.close()
 
     def make(self) -> asyncio.Protocol:
         return Connected(self.made)

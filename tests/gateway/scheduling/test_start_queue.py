@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.scheduling.start_queue import (
     BYTES_PER_UNIT,
+    MAX_BURST_WAIT_S,
     MAX_REQUEST_WORK,
+    MAX_STEADY_WAIT_S,
     MAX_TURN_WORK,
     MAX_WAIT_S,
     MAX_WAITING,
@@ -108,6 +110,40 @@ def test_a_closed_loop_is_never_refused(loop: Loop) -> None:
     assert loop.waited
 
 
+def test_many_streams_that_wait_for_their_answers_are_not_refused(loop: Loop) -> None:
+    """More than are served at once: they wait for longer than a flood may, and none gives up."""
+    turn_s, answer_s, streams = 0.01, 1.28, 820
+    due = [number / 300 for number in range(streams)]
+    while loop.now < 12:
+        asked = sum(at <= loop.now for at in due)
+        due = [at for at in due if at > loop.now]
+        before = len(loop.begun)
+        for _ in range(asked):
+            loop.ask()
+        loop.turn(turn_s)
+        due += [loop.now + answer_s] * (len(loop.begun) - before)
+    assert not loop.refused
+    assert MAX_WAIT_S < max(loop.waited) < MAX_STEADY_WAIT_S
+
+
+def test_turns_that_had_little_to_begin_say_nothing_of_the_pace(loop: Loop) -> None:
+    for _ in range(200):
+        while not loop.queue.waiting:
+            loop.ask()
+        assert loop.turn(LONG_TURN_S) == 1
+    for _ in range(150):
+        loop.ask()
+    assert not loop.refused
+
+
+def test_a_burst_of_as_many_as_may_wait_is_served_whole(loop: Loop) -> None:
+    for _ in range(MAX_WAITING):
+        loop.ask()
+    while loop.queue.waiting:
+        loop.turn(MAX_BURST_WAIT_S / MAX_WAITING * MAX_TURN_WORK)
+    assert len(loop.begun) == MAX_WAITING
+
+
 def test_one_long_turn_refuses_nobody(loop: Loop) -> None:
     for _ in range(200):
         loop.ask()
@@ -140,8 +176,7 @@ def _flood(
     return asked
 
 
-@pytest.mark.parametrize("times", [3, 10])
-@pytest.mark.parametrize("work", [1, 3])
+@pytest.mark.parametrize(("times", "work"), [(3, 1), (10, 1), (4, 3), (10, 3)])
 def test_a_flood_is_refused_early_and_what_is_served_has_not_waited_long(
     loop: Loop, times: int, work: int
 ) -> None:
@@ -299,6 +334,7 @@ def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
         """Return how many requests may wait at the pace of one turn's work in 20 ms."""
         while not loop.refused:
             loop.ask()
+        assert loop.queue.is_refusing
         waiting = loop.queue.waiting
         while loop.queue.waiting:
             loop.turn(0.02)
@@ -307,6 +343,7 @@ def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
 
     first = flood()
     loop.turn(0.02)
-    assert flood() <= 1.1 * MAX_WAIT_S / 0.02 * MAX_TURN_WORK < first
+    assert flood() <= 1.1 * MAX_STEADY_WAIT_S / 0.02 * MAX_TURN_WORK < first
     loop.turn(10.0)  # it is calm
+    assert not loop.queue.is_refusing
     assert flood() == first

@@ -264,8 +264,9 @@ async def test_late_deliveries_get_most_of_the_loop(turn_s: float) -> None:
         queue.call_after(over.set)
         await over.wait()
         assert len(clock.delivered) == count
-        late_at_s = 0.02
-        assert clock() < late_at_s + 4 * turn_s + count * each_s * 1.3
+        late_at_s, most_rest_s = 0.02, 0.0025
+        besides = turn_s / (6 * min(turn_s, most_rest_s))
+        assert clock() < late_at_s + 4 * turn_s + count * each_s * 1.1 * (1 + besides)
         assert not queue.is_late or turn_s < late_at_s
 
 
@@ -274,9 +275,9 @@ async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> 
         clock = Clock(turns, 0.001, 0.00002)
         queue = DeliveryQueue(clock)
         assert not queue.is_late
-        for _ in range(4):  # as reads that were put off until all is delivered bring more
+        for _ in range(6):  # as reads that were put off until all is delivered bring more
             over = asyncio.Event()
-            queue.add([Delivery(turns, clock.delivered) for _ in range(300)])
+            queue.add([Delivery(turns, clock.delivered) for _ in range(120)])
             queue.call_after(over.set)
             await over.wait()
         assert queue.is_late
@@ -288,6 +289,52 @@ async def test_deliveries_are_late_until_the_queue_has_been_empty_for_long() -> 
         assert not queue.is_late
 
 
+async def test_messages_wait_for_others_of_their_stream_while_requests_are_refused() -> None:
+    """At the loop's own clock: a hold ends by a timer, and by nothing else that comes here."""
+    is_overloaded, hold_s = True, 0.04
+    queue, over, delivered = DeliveryQueue(), asyncio.Event(), list[int]()
+    queue.gather_while(lambda: is_overloaded)
+    loop = asyncio.get_running_loop()
+    with Turns() as turns:
+
+        class Awaited(Delivery):
+            is_awaited = True
+
+        awaited = list[int]()
+        for number in range(3):
+            is_overloaded = True
+            begun_at = loop.time()
+            queue.waits = 1
+            queue.add([Delivery(turns, delivered), Awaited(turns, awaited)])
+            assert len(awaited) == 2 * number + 1  # now, and to no purpose in its turn
+            queue.waits = 0
+            is_overloaded = False
+            queue.add([Delivery(turns, delivered)])
+            assert len(delivered) == 2 * number
+            queue.call_after(over.set)  # a connection reads on meanwhile
+            await over.wait()
+            assert len(delivered) == 2 * number
+            over.clear()
+            while len(delivered) < 2 * number + 2:
+                await asyncio.sleep(0)
+            assert loop.time() - begun_at >= hold_s - 0.002
+        queue.add([Delivery(turns, delivered)])
+        assert len(delivered) == 7
+
+
+async def test_many_large_reads_end_a_hold() -> None:
+    queue, over, delivered = DeliveryQueue(), asyncio.Event(), list[int]()
+    queue.gather_while(lambda: True)
+    with Turns() as turns:
+        queue.add([Delivery(turns, delivered) for _ in range(3)])
+        for _ in range(9):
+            assert not delivered
+            queue.call_after(over.set)
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert len(delivered) == 3
+
+
 async def test_an_error_of_one_delivery_does_not_keep_the_others() -> None:
     class Failing(Delivery):
         def deliver(self) -> None:
@@ -295,11 +342,11 @@ async def test_an_error_of_one_delivery_does_not_keep_the_others() -> None:
 
     told = list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    queue, over, delivered = DeliveryQueue(), asyncio.Event(), list[int]()
+    queue, delivered = DeliveryQueue(), list[int]()
     with Turns() as turns:
         queue.add([Failing(turns, []), *[Delivery(turns, delivered) for _ in range(40)]])
-        queue.call_after(over.set)
-        await over.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
     assert len(delivered) == 40
     assert [type(context["exception"]) for context in told] == [RuntimeError]
 
