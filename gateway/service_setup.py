@@ -80,7 +80,7 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def _beside_deliveries(starts: StartQueue) -> StartQueue:
-    """Have a start queue and the event loop's deliveries mind each other; return the queue."""
+    """Have a start queue and the event loop's deliveries take turns; return the queue."""
     deliveries = delivery_queue()
     # Requests that began come first: else each new one would make all tokens later.
     starts.yield_to(lambda: deliveries.is_late)

@@ -55,7 +55,7 @@ ALLOWED: dict[str, str] = {
     "gateway.service_setup": "gateway.service gateway.replica_setup gateway.metrics"
     " gateway.monitor gateway.overrides gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.guiding gateway.config gateway.scheduling gateway.observability"
-    " gateway.tokenization gateway.troubles certificates",
+    " gateway.tokenization gateway.troubles gateway.triton certificates",
     "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
     " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
     " gateway.config"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from gateway.api.failures import answer
+from gateway.api.failures import build_response
 from gateway.http.connections import Connections
 from gateway.http.known_heads import MAX_HEADS, MAX_SEEN, KnownHeads
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
@@ -153,7 +153,7 @@ async def _serve(pieces: list[bytes], *, remembers: bool) -> tuple[Flood, Wire, 
         app=app,
         limits=ConnectionLimits(),
         connections=Connections(100),
-        answer=answer,
+        build_error=build_response,
         gate=gate,
     )
     wire = Wire(protocol)
@@ -240,7 +240,7 @@ async def test_a_client_that_takes_no_answers_is_given_no_more() -> None:
         app=lambda: None,  # type: ignore[arg-type,return-value]
         limits=ConnectionLimits(),
         connections=Connections(100),
-        answer=answer,
+        build_error=build_response,
         gate=gate,
     )
     wire = Wire(protocol)

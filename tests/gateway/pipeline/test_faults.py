@@ -175,7 +175,7 @@ async def test_new_requests_wait_a_moment_for_a_replica_that_was_just_lost(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker's look may have found it serving meanwhile."""
-    monkeypatch.setattr(replicas, "_BACK_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr(replicas, "_RECOVERY_WAIT_S", PATIENCE_S)
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with (
         serving(servicer) as endpoint,
