@@ -45,8 +45,7 @@ ALLOWED: dict[str, str] = {
     # (`pipeline`) takes it as an argument and stands above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
     "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.service gateway.http"
-    " gateway.config gateway.scheduling gateway.observability gateway.memory gateway.triton"
-    " lora_store",
+    " gateway.config gateway.scheduling gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service_setup gateway.conditions gateway.http"
     " gateway.config gateway.scheduling",
     # What of a service's state is wrong.
