@@ -203,7 +203,7 @@ PRIVATE: dict[str, str] = {
     "_info": "gateway.sources.remote",  # fsspec's coroutines are all named so ("Async")
 }
 # Underscored, and documented all the same: os, named tuples, and logging's HOWTO ("Optimization").
-DOCUMENTED = {"_exit", "_replace", "_srcfile"}
+DOCUMENTED = {"_fields", "_exit", "_replace", "_srcfile"}
 
 
 def _within(module: str, places: str) -> bool:

@@ -18,7 +18,7 @@ from gateway.http.known_heads import MAX_HEADS, MAX_SEEN, KnownHeads
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
 from gateway.http.start_gate import RefusalAnswer, StartGate
 from gateway.scheduling.start_queue import work_of
-from tests.gateway.http.test_reading import ODD, Wire
+from tests.support.http_wire import ODD, Wire
 
 LINES = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nA: b\r\n\r\n"
 
