@@ -15,6 +15,8 @@ from typing import NamedTuple
 MAX_HEADS = 1024
 MAX_HEAD_BYTES = 2048
 MAX_SEEN = 8192
+# Each field takes some 60 bytes besides its own.
+_MAX_FIELDS = 64
 
 # The parser refuses folded lines and bare line feeds, so a header's name follows each CRLF. It
 # takes any seven digits for a length.
@@ -71,6 +73,8 @@ class KnownHeads:
         if found is None:
             return
         key, length = found
+        if len(fields) > _MAX_FIELDS:
+            return
         if fields.get(b"content-length") != length or not _OTHER_FRAMING.isdisjoint(fields):
             return
         if hash(key) not in self._seen:

@@ -167,7 +167,8 @@ class HttpProtocol(asyncio.Protocol):
         self._build_error = build_error
         self._gate = gate
         self._read = b""
-        """All bytes since a request's first one, while `gate` may want to know its head."""
+        """The bytes that the parser reads now if a request begins with the first of them and
+        `gate` may want to know its head; else empty."""
         self.address: str | None = None
         """The client's IP address; None on a Unix socket."""
         self._client: tuple[str, int] | None = None
@@ -290,7 +291,6 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._stopped_reading:
             return
-        self._read = b""
         if self._gate is not None and self._gate.is_busy and self._is_between_requests:
             if self._refuse_known(self._gate, data):
                 return
@@ -305,6 +305,8 @@ class HttpProtocol(asyncio.Protocol):
             pass  # the offer to upgrade is ignored
         except httptools.HttpParserError:
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
+        # A connection may stay idle for a minute, and there are thousands.
+        self._read = b""
         if self._pending > MAX_HEAD_BYTES and not self._stopped_reading:
             self._refuse(HeadersTooLarge(MAX_HEAD_BYTES))
 

@@ -56,6 +56,7 @@ _BUSY = (
 )
 _LASTS_S = 60.0
 _REFUSING_S = 1.0
+_REFUSING_RATIO = 0.5
 
 Begin = Callable[[], bool]
 """Begins with a request; returns False if its client has left."""
@@ -106,6 +107,8 @@ class StartQueue:
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
         """Work that was asked for while requests waited, that has begun, and in how long."""
+        self._refused_count = self._begun_count = 0.0
+        """Requests that were refused and that have begun in the same time."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
@@ -127,8 +130,15 @@ class StartQueue:
 
     @property
     def is_refusing(self) -> bool:
-        """Return True while requests are refused, and for a second after."""
-        return self._clock() - self._refused_at < _REFUSING_S
+        """Return True while a large part of the requests is refused, and for a second after.
+
+        A few refusals say little: any client can cause them with requests that look expensive.
+        """
+        return (
+            self._clock() - self._refused_at < _REFUSING_S
+            and self._age_s >= BURST_S
+            and self._refused_count >= _REFUSING_RATIO * self._begun_count
+        )
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
         """Begin with one request a turn while `is_late` returns True: what has begun is late."""
@@ -176,6 +186,7 @@ class StartQueue:
         if queue is None or not self._is_too_much(queue, work):
             return None
         self._refused_at = self._clock()
+        self._refused_count += 1
         self._asked += work
         return self._expected_s(queue.work + work)
 
@@ -208,6 +219,7 @@ class StartQueue:
         self._age_s = 0.0
         self._done, self._took_s = _ASSUMED_WORK_PER_S * _ASSUMED_S, _ASSUMED_S
         self._asked = self._begun = self._done
+        self._refused_count = self._begun_count = 0.0
         self._watched_s = _ASSUMED_S
 
     def _count(self, work: int) -> None:
@@ -233,7 +245,6 @@ class StartQueue:
         most = self._max_turn_work
         while self._waiting and self._turn_work < most:
             self._begin_next()
-        self._begun += self._turn_work
         if self._turn_work >= most:  # with less, more could have begun
             self._took_s += turn_s
             self._done += self._turn_work
@@ -242,6 +253,7 @@ class StartQueue:
         self._watched_s += turn_s
         if self._watched_s > 2 * _MEMORY_S:
             self._asked, self._begun = self._asked / 2, self._begun / 2
+            self._refused_count, self._begun_count = self._refused_count / 2, self._begun_count / 2
             self._watched_s /= 2
         self._plan_turn()
 
@@ -253,6 +265,8 @@ class StartQueue:
         queue.work -= work
         self._waiting -= 1
         self._work -= work
+        self._begun += work
+        self._begun_count += 1
         if queue.requests:
             heappush(self._order, (served + work, next(self._numbers), tenant))
         else:

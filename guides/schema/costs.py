@@ -116,10 +116,11 @@ def _digits_cost(digits: int) -> float:
 
 def length_cost(schema: dict[str, Any], costs: Costs) -> float:
     """Return the microseconds for the bounds of a string's length."""
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    # Python's integers may be too large for a float.
+    least, most = min(int(schema.get("minLength", 0)), _MAX_US), schema.get("maxLength")
     if most is not None and costs.length_form != "keywords":
         return lengths.pattern_cost(least, int(most), costs.length_form)
-    characters = 0.6 * least if most is None else least + (most - least)
+    characters = 0.6 * least if most is None else min(most, _MAX_US)
     return float(min(characters * costs.length, costs.max_length))
 
 

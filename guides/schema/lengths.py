@@ -43,6 +43,10 @@ class _Split(NamedTuple):
         return _BLOCK_US * (self.size if self.blocks else 0) + _REST_US * self.rest
 
 
+# Far above what is accepted. Python's integers may be too large for a float.
+_MAX_WEIGHED = 10**6
+
+
 @lru_cache(maxsize=1_024)
 def _split(characters: int) -> _Split:
     """Return the cheapest split of up to `characters` characters."""
@@ -58,6 +62,7 @@ def _split(characters: int) -> _Split:
 
 def pattern_cost(least: int, most: int, form: Form) -> float:
     """Return the microseconds to compile what `length_pattern` returns."""
+    least, most = min(least, _MAX_WEIGHED), min(most, _MAX_WEIGHED)
     if form == "class":
         if most <= _MAX_UNROLLED:
             return most * _CLASS_US

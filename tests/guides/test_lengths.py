@@ -101,3 +101,11 @@ def test_strings_of_a_limited_length_are_valid_json(release: str) -> None:
     answers |= {r'"a\nb"': False, r'"a\"b"': False, '"a"b"': False, "'a'": False, '"': False}
     found = match_answers(install_release(release), [("json_schema", text, list(answers))])
     assert found == [list(answers.values())]
+
+
+@pytest.mark.parametrize("release", ["", "0.1.25", "0.2.8"])
+@pytest.mark.parametrize("keyword", ["minLength", "maxLength", "minItems", "minimum"])
+def test_numbers_too_large_for_a_float_do_not_end_the_process(keyword: str, release: str) -> None:
+    """It compiles the guides of all tenants."""
+    for value in (10**200, 10**400):
+        Checker(release).verdict("json_schema", json.dumps({keyword: value}), "xgrammar")

@@ -99,7 +99,6 @@ class DeliveryQueue:
                 loop.call_soon(callback)
                 return
             self._hold.cancel()
-            self._hold = None
             loop.call_soon(self._run)
         if self._due:
             self._due.append(_Callback(callback))
@@ -116,8 +115,10 @@ class DeliveryQueue:
         return _DELIVERIES_BESIDE_WAITS if self.waits else _DELIVERIES_PER_TURN
 
     def _run(self) -> None:
-        due, self._hold = self._due, None
-        began = self._clock()
+        due, began = self._due, self._clock()
+        if self._hold is not None:
+            # Messages that were held on purpose are not late.
+            self._hold, self._filled_at, self._ran_at = None, began, began
         try:
             for _ in range(min(len(due), self._per_turn)):
                 due.popleft().deliver()

@@ -254,6 +254,7 @@ async def test_a_client_that_takes_no_answers_is_given_no_more() -> None:
     assert begun == [20]
     assert wire.written.count(b"503 ") == 21
     assert wire.written.count(b"connection: close") == 1
+    assert not protocol._read, "an idle connection has its last request in memory"
     await asyncio.sleep(0)
 
 

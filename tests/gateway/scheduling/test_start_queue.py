@@ -334,7 +334,6 @@ def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
         """Return how many requests may wait at the pace of one turn's work in 20 ms."""
         while not loop.refused:
             loop.ask()
-        assert loop.queue.is_refusing
         waiting = loop.queue.waiting
         while loop.queue.waiting:
             loop.turn(0.02)
@@ -345,5 +344,32 @@ def test_a_queue_that_ends_for_a_moment_is_no_new_burst(loop: Loop) -> None:
     loop.turn(0.02)
     assert flood() <= 1.1 * MAX_STEADY_WAIT_S / 0.02 * MAX_TURN_WORK < first
     loop.turn(10.0)  # it is calm
-    assert not loop.queue.is_refusing
     assert flood() == first
+
+
+def test_a_queue_refuses_while_much_more_is_asked_for_than_begins(loop: Loop) -> None:
+    for _ in range(300):
+        for _ in range(3 * MAX_TURN_WORK):
+            loop.ask()
+        loop.turn(LONG_TURN_S)
+    assert loop.refused
+    assert loop.queue.is_refusing
+    while loop.queue.waiting:
+        loop.turn(LONG_TURN_S)
+    loop.turn(2.0)
+    assert not loop.queue.is_refusing
+
+
+def test_requests_that_look_expensive_do_not_make_the_queue_refuse(loop: Loop) -> None:
+    """Others' tokens are held back while it refuses, so a few cheap refusals must not do that."""
+    refusing = 0
+    for number in range(1000):
+        while loop.queue.waiting < 100:
+            loop.ask()
+        if number % 100 == 0:
+            for _ in range(30):
+                loop.ask("stranger", MAX_REQUEST_WORK)
+        loop.turn(LONG_TURN_S)
+        refusing += loop.queue.is_refusing
+    assert any(tenant == "stranger" for tenant, _ in loop.refused)
+    assert not refusing

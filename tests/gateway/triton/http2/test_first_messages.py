@@ -318,6 +318,7 @@ async def test_messages_wait_for_others_of_their_stream_while_requests_are_refus
             while len(delivered) < 2 * number + 2:
                 await asyncio.sleep(0)
             assert loop.time() - begun_at >= hold_s - 0.002
+            assert not queue.is_late
         queue.add([Delivery(turns, delivered)])
         assert len(delivered) == 7
 
