@@ -286,10 +286,7 @@ def start_on(child: Child, cores: Iterable[int]) -> None:
 
 
 def wait_ready(child: Child, ready: str | None) -> None:
-    """Wait until ready. Raises Unmeasured with the end of the log on exit or timeout.
-
-    Raises Unmeasured, with the end of its log, if it ended or took too long.
-    """
+    """Wait until ready. Raises Unmeasured with the end of the log on exit or timeout."""
     deadline = time.monotonic() + READY_WITHIN_S
     while not (answers_ok(ready) if ready else _listens(child.pid)):
         if child.exit_status() is not None:

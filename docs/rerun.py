@@ -173,10 +173,7 @@ class Session:
         shutil.rmtree(self._private)
 
     def run(self, command: str) -> str:
-        """Return both streams' output, up to ``ready: `` for a server. Raises TimeoutError.
-
-        Raises TimeoutError.
-        """
+        """Return both streams' output, up to ``ready: `` for a server. Raises TimeoutError."""
         script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
         log = self._private / f"{len(self._processes)}.log"
         with log.open("wb") as file:

@@ -36,7 +36,7 @@ _PARTICIPLE = re.compile(
     r"_*(?:(?!need|feed|seed|embed|exceed|proceed|speed|shed)[a-z]+ed|told|said|made|kept|taken|given"
     r"|found|seen|sent|held|left|known|drawn|begun|done|written|built|shown|brought|whole|beyond)"
 )
-# Words that had a meaning of their own in this project; CONTRIBUTING.md names the field's words.
+# Words that had a meaning of their own in this project. CONTRIBUTING.md has the field's words.
 _PRIVATE = re.compile(
     r"\b(?:told|tells?|whoever|whatever|nobody|likewise|go(?:es|ing)? on|went on|lets? go|aside"
     r"|amiss|shall|(?<!in )places?|room|(?:un)?kept|whole|in turn|beyond|begun|brings?|brought"

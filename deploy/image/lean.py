@@ -42,8 +42,9 @@ def remove_unneeded(folder: Path) -> None:
 def strip(library: Path) -> None:
     """Truncate a library after the last byte that is loaded.
 
-    This removes debug information, symbols used only for linking, and the section table, which only
-    tools read. binutils would do it, but the image has none, and PyPI has no package of them.
+    This removes debug information, all symbols except those for dynamic linking, and the section
+    table, which only tools read. binutils would do it, but the image has none, and PyPI has no
+    package of them.
     """
     data = bytearray(library.read_bytes())
     if not data.startswith(_ELF_64_LITTLE_ENDIAN):

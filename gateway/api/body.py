@@ -84,7 +84,8 @@ async def read_body(
 
 
 async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes."""
+    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes, and
+    ClientDisconnect."""
     size = 0
     async for chunk in request.stream():
         size += len(chunk)

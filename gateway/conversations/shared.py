@@ -70,7 +70,7 @@ class PollResult(NamedTuple):
 
 class SharedConversations(TenantRecords):
     """The Redis copy. Methods block, may run in any thread, and raise
-    `lora_store.primary.failures`."""
+    `lora_store.primary.failure_types`."""
 
     def __init__(self, url: str, *, timeout_s: float, **bounds: Any) -> None:
         """Connect lazily; for `bounds`, see `TenantRecords`."""

@@ -95,7 +95,7 @@ class SharedPut(NamedTuple):
 
 class TenantRecords:
     """Access to records in Redis. Methods block, may run in any thread, and raise
-    `lora_store.primary.failures`."""
+    `lora_store.primary.failure_types`."""
 
     def __init__(
         self,

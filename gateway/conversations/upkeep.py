@@ -217,7 +217,8 @@ class Upkeep:
         return unshared
 
     async def _mark_unshared(self, since: int) -> None:
-        """Mark records that Redis may have lost: when `since` has changed, and once more later."""
+        """Mark records that Redis may have lost: when `since` has changed, and again
+        `_stale_s` later."""
         is_news, now = since != self._since, time.monotonic()
         if is_news and self._since > 0:  # Otherwise this disk has seen no Redis before
             self._recheck_at = now + self._stale_s

@@ -1,9 +1,9 @@
 """OpenTelemetry spans: one per request, with a child span for each attempt on a replica.
 
-Needs the packages of the extra `otel`; import it through `service.tracer_class`. Attribute names
-follow the OpenTelemetry semantic conventions for HTTP servers, RPC clients and generative AI, with
-`gateway.*` for the rest. Free text of clients (a URL, a prompt, a key, an error's text) is never in
-an attribute.
+Needs the packages of the extra `otel`; import it through `service_setup.load_tracer_class`.
+Attribute names follow the OpenTelemetry semantic conventions for HTTP servers, RPC clients and
+generative AI, with `gateway.*` for the rest. Free text of clients (a URL, a prompt, a key, an
+error's text) is never in an attribute.
 """
 
 from __future__ import annotations

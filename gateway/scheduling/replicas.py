@@ -33,7 +33,10 @@ _RECOVERY_POLL_S = 0.1
 
 
 class Replicas:
-    """The replicas of this gateway. Belongs to one event loop."""
+    """The replicas of this gateway. Belongs to one event loop.
+
+    `make` builds the engine of an endpoint. It raises ValueError for an invalid endpoint.
+    """
 
     def __init__(
         self,

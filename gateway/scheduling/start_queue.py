@@ -46,8 +46,8 @@ _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
 # Twice that is remembered of the pace.
 _MEMORY_S = 0.5
-# A queue that begins sooner after another is no burst, and has that one's pace: of a lasting flood,
-# queues end for moments.
+# A queue that begins sooner after another has that one's pace, and is no burst after refusals:
+# of a lasting flood, queues end for moments.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -80,7 +80,7 @@ class _TenantQueue:
 class StartQueue:
     """The queue of one process. Belongs to one event loop.
 
-    Tenants are served in turn, each with as much work as the others. An idle loop begins with a
+    Tenants get equal parts of the work that begins. An idle loop begins with a
     request at once, and nothing here takes time while nobody waits.
     """
 
@@ -112,6 +112,8 @@ class StartQueue:
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
+        self._has_refused = False
+        """True if requests were refused since the queue was empty last."""
 
     @property
     def waiting(self) -> int:
@@ -187,6 +189,7 @@ class StartQueue:
             return None
         self._refused_at = self._clock()
         self._refused_count += 1
+        self._has_refused = True
         self._asked += work
         return self._expected_s(queue.work + work)
 
@@ -214,6 +217,9 @@ class StartQueue:
     def _start_measuring(self) -> None:
         self._served_ahead.clear()
         calm_s, self._measured = self._clock() - self._measured, self._clock()
+        refused_before, self._has_refused = self._has_refused, False
+        if not refused_before and self._clock() - self._refused_at >= _CALM_S:
+            self._age_s = 0.0
         if calm_s < _CALM_S:
             return
         self._age_s = 0.0

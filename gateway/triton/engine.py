@@ -144,8 +144,7 @@ class Engine:
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is unavailable, or if its last probe got no token, which may show it
-        dead."""
+        """True if the engine is unavailable, or if its last probe got no token: it may be dead."""
         chosen = self._selection
         if chosen is None:
             return True

@@ -17,7 +17,7 @@ from bench.wheels import importable
 
 
 class Quiet:
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         pass
 
 

@@ -106,6 +106,6 @@ def test_strings_of_a_limited_length_are_valid_json(release: str) -> None:
 @pytest.mark.parametrize("release", ["", "0.1.25", "0.2.8"])
 @pytest.mark.parametrize("keyword", ["minLength", "maxLength", "minItems", "minimum"])
 def test_numbers_too_large_for_a_float_do_not_end_the_process(keyword: str, release: str) -> None:
-    """It compiles the guides of all tenants."""
+    """The process compiles the guides of all tenants."""
     for value in (10**200, 10**400):
         Checker(release).verdict("json_schema", json.dumps({keyword: value}), "xgrammar")

@@ -187,7 +187,7 @@ async def test_nobody_s_step_opens_the_breaker_and_no_other_replica_is_tried(
             free = [await client.post("/v1/completions", json=asked) for _ in range(4)]
             guided = await client.post("/v1/completions", json={**asked, **BAD})
             assert sum(len(engine.requests) for engine in engines) == 5
-            assert not any(replica.breaker.open for replica in service.replicas)
+            assert not any(replica.breaker.is_open for replica in service.replicas)
             for engine in engines:
                 engine.fault = None
             well = await client.post("/v1/completions", json=asked)

@@ -94,7 +94,9 @@ class Forwarder:
                 continue
             for one, other in ((near, far), (far, near)):
                 self._open.add(one)
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # A move of the server may have closed it already.
+                with contextlib.suppress(OSError):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:

@@ -163,7 +163,7 @@ class _Store:
 
 
 class _Body:
-    def expect(self) -> None: ...
+    def start_keep_alive(self) -> None: ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -193,6 +193,7 @@ async def test_streams_that_follow_responses_of_other_workers_ask_at_a_bounded_r
     ]
     while len(slept) < 5 * followers:
         await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
     assert set(slept[-followers:]) == {interval_s}
     assert sum([1 / seconds for seconds in slept[-followers:]]) <= 32
     if followers == _FOLLOWERS:

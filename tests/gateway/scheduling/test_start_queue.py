@@ -373,3 +373,14 @@ def test_requests_that_look_expensive_do_not_make_the_queue_refuse(loop: Loop) -
         refusing += loop.queue.is_refusing
     assert any(tenant == "stranger" for tenant, _ in loop.refused)
     assert not refusing
+
+
+def test_bursts_of_which_none_is_refused_may_follow_each_other(loop: Loop) -> None:
+    """A program that opens 300 streams, again and again, gets all of them."""
+    for _ in range(3):
+        for _ in range(300):
+            loop.ask()
+        while loop.queue.waiting:
+            loop.turn(2 * LONG_TURN_S)
+        loop.turn(1.0)
+    assert not loop.refused
