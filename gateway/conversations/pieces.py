@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.conversations.record import Record
+from gateway.conversations.record import DELETED, Record
 
 MAX_RECORDS = 64
 """Records that one script writes or reads: some 20 us of Redis each."""
@@ -38,7 +38,8 @@ def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES
     staged = [n for n, each in enumerate(some) if is_large and len(each.data) > _MAX_LISTED_BYTES]
-    later = records[MAX_RECORDS:] if with_later else []
+    # Deletions only free memory.
+    later = [each for each in records[MAX_RECORDS:] if with_later and each.version != DELETED]
     units = Counter[str]()
     for each in later:
         units[each.unit] += bool(each.group)

@@ -94,11 +94,16 @@ for i = first, #ARGV, 6 do
     if group ~= '' then added[group] = (added[group] or 0) + 1 end
   end
 end
-local own = 0
-for unit in pairs(units) do own = own + (tonumber(redis.call('HGET', sizes, unit)) or 0) end
+local own, names = 0, {}
+for unit in pairs(units) do names[#names + 1] = unit end
+-- A put may have thousands of units, and each command costs 2 us.
+for i = 1, #names, 500 do
+  local some = redis.call('HMGET', sizes, unpack(names, i, math.min(i + 499, #names)))
+  for _, size in ipairs(some) do own = own + (tonumber(size) or 0) end
+end
 if own + need > bytes then discard(first) return {-1} end
 for group, more in pairs(added) do
-  if redis.call('ZCARD', members(group)) + more > most then discard(first) return {-1} end
+  if more > 0 and redis.call('ZCARD', members(group)) + more > most then discard(first) return {-1} end
 end
 local found, place = nil, 1
 while (tonumber(redis.call('HGET', sizes, '@')) or 0) + need > bytes do

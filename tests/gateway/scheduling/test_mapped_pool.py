@@ -277,6 +277,7 @@ async def test_many_requests_share_the_calls_of_a_replica(tmp_path: Path) -> Non
     async with gateway(tmp_path, one) as (client, service):
         tasks = [asyncio.create_task(ask(client)) for _ in range(12)]
         await until(lambda: service.mapped_pool.admission("e").waiting == 4)
+        await until(lambda: len(one.sizes) >= 8)
         assert len(one.sizes) == 8
         one.hold.set()
         assert await asyncio.gather(*tasks) == [(200, 1)] * 12
