@@ -29,7 +29,7 @@ _OTHER_FRAMING = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 
 class KnownHead(NamedTuple):
-    """What a request needs to be refused: its path, and its headers by name.
+    """The parts of a head that a refusal needs: the path, and the headers by name.
 
     The content-length among the headers is that of the first request with this head.
     """

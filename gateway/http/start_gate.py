@@ -22,7 +22,7 @@ class Door(Protocol):
     """The application's part in requests that find the event loop busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is always answered, whatever else goes on."""
+        """Return False for a request that is always answered."""
 
     def name_tenant(self, fields: Mapping[bytes, bytes]) -> str:
         """Return the tenant's name that the key in these headers leads to; empty for strangers."""

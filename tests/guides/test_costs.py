@@ -24,7 +24,7 @@ from tests.support.random_guides import random_guide
 from tests.support.xgrammar_wheels import compile_guides, install_release, install_vocabulary
 
 RELEASES = {"0.1.25": "", "0.1.32": "", "0.2.8": "0.2.8"}
-"""What GATEWAY_XGRAMMAR_RELEASE has to be for an engine's release."""
+"""The value of GATEWAY_XGRAMMAR_RELEASE for an engine's release."""
 MAX_CPU_S = {32_000: 0.5, 128_000: 1.5}
 SCHEMAS = Path(__file__).parents[1] / "data" / "schemas"
 STRING = {"type": "string"}

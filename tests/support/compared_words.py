@@ -25,7 +25,7 @@ _equal: set[bytes] = set()
 
 
 class _ComparedOnce:
-    """What `Prompts` takes for `WordIds`."""
+    """Stand-in for `WordIds` in `Prompts`."""
 
     @staticmethod
     def of(tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:

@@ -61,9 +61,9 @@ class DeliveryQueue:
         self._is_overloaded = is_overloaded
 
     def add(self, calls: Sequence[Receiver]) -> None:
-        """Deliver the messages of `calls`: now if one turn may, else in turn.
+        """Deliver the messages of `calls`: now if one turn may, else after those before.
 
-        Tasks that wait for one of the messages are woken now. Each goes on in another turn anyway.
+        Tasks that wait for one of the messages are woken now. Each resumes in another turn anyway.
         """
         due = self._due
         holds = not due and self._is_overloaded()

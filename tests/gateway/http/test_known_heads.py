@@ -204,7 +204,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 def _told(written: bytes) -> bytes:
-    """What was answered, without the ids that are drawn for each."""
+    """Return the answers, without the ids that are drawn for each."""
     lines = written.split(b"\r\n")
     return b"\r\n".join([line for line in lines if not line.startswith(b"x-request-id")])
 
