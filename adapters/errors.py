@@ -67,6 +67,8 @@ class CorruptFile(AdapterError):
 
 
 class TooLarge(AdapterError):
+    """The adapter, or a part of it, exceeds a size limit."""
+
     code = "adapter_too_large"
 
 
@@ -95,6 +97,8 @@ class IncompleteAdapter(AdapterError):
 
 
 class InvalidRank(AdapterError):
+    """The rank exceeds the engine's, or parts that belong together have different ranks."""
+
     code = "adapter_rank_invalid"
 
 
@@ -105,6 +109,8 @@ class ShapeMismatch(AdapterError):
 
 
 class LayerOutOfRange(AdapterError):
+    """A tensor belongs to a layer that the base model does not have."""
+
     code = "adapter_layer_out_of_range"
 
 
@@ -136,14 +142,20 @@ class UnsupportedEngine(AdapterError):
 
 
 class InvalidName(AdapterError):
+    """The name is malformed, or another model of this gateway has it."""
+
     code = "adapter_name_invalid"
 
 
 class UnknownAdapter(AdapterError):
+    """No adapter has this name."""
+
     code = "adapter_not_found"
 
 
 class UnknownVersion(AdapterError):
+    """The adapter has no such version."""
+
     code = "adapter_version_not_found"
 
 

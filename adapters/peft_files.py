@@ -7,6 +7,8 @@ too. B already includes the scale, rounded once, so the configuration states a s
 TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`, derives
 each module's scale from its own rank, and ignores `rank_pattern` and `alpha_pattern`. So all
 modules get the largest rank, padded with zeros, and `lora_alpha` is that rank.
+
+See decision 028 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ whatever order they are merged:
 - The served version, and the history of served versions, come from the later change (`revision`,
   then `updated`).
 - The content declared last comes from the copy with the higher `revision` of that declaration.
+
+See decision 022 in docs/decisions.
 """
 
 from __future__ import annotations

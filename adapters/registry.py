@@ -3,6 +3,8 @@
 `Snapshot` is what requests read: immutable, replaced as one object when anything changes.
 `Registry` makes the changes. Each is one atomic change of one record in the store, so concurrent
 changes by other processes are never lost.
+
+See decisions 021 and 061 in docs/decisions.
 """
 
 from __future__ import annotations

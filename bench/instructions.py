@@ -3,6 +3,8 @@
 Instruction counts are stable: two runs differ by less than a percent, where CPU time differs by a
 third. They depend on the build of Python and of its libraries. The kernel's instructions are not
 included.
+
+See decision 058 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Files are polled rather than watched: their status shows a write in place, a rename over them, and
 the symbolic link that Kubernetes exchanges when it renews a Secret.
+
+See decision 082 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ It also writes the PrometheusRule of Kubernetes, from Prometheus' own file of al
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import tempfile
@@ -18,6 +19,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from gateway.api.failures import TABLE
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.renamed_parameters import RENAMED
@@ -30,7 +32,8 @@ from ops.deployment.fields import FIELDS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-FILES = (README, *sorted((ROOT / "docs").glob("*.md")))
+DECISIONS = ROOT / "docs/decisions"
+FILES = (README, DECISIONS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 PROMETHEUS_RULE = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
@@ -69,6 +72,8 @@ def name(path: Path) -> str:
 def sections() -> dict[str, Callable[[], str]]:
     return {
         "alerts": _alerts,
+        "decisions": _decisions,
+        "errors": _errors,
         "main settings": lambda: _settings_table(_MAIN_SETTINGS),
         "metrics": _metrics,
         "parameters": _parameters,
@@ -99,6 +104,32 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
 
 
+def _decisions() -> str:
+    by_subject: dict[str, list[str]] = {}
+    for path in sorted(DECISIONS.glob("[0-9]*.md")):
+        title, _, subject, *_ = path.read_text(encoding="utf-8").splitlines()
+        named = re.match(r"Subject: (.*?)\. Code: ", subject)
+        if named is None:
+            raise ValueError(f"{path}: the third line names no subject and code")
+        item = f"- [{title.removeprefix('# ')}]({path.name})"
+        by_subject.setdefault(named[1], []).append(item)
+    return "\n".join(
+        f"## {subject}\n\n" + "".join(f"{item}\n" for item in items)
+        for subject, items in sorted(by_subject.items())
+    )
+
+
+def _errors() -> str:
+    rows = []
+    for kind, row in sorted(TABLE.items(), key=lambda item: (item[1].status, item[1].code or "")):
+        meaning = inspect.getdoc(kind)
+        if meaning is None or kind.__doc__ is None:
+            raise ValueError(f"{kind.__name__} has no docstring: it is its meaning in docs/errors.md")
+        code = "" if row.code is None else f"`{row.code}`"
+        rows.append((str(row.status), code, " ".join(meaning.partition("\n\n")[0].split())))
+    return _table(("status", "code", "meaning"), rows)
+
+
 def _settings() -> str:
     groups: dict[str, list[str]] = {}
     for name in Settings.model_fields:
@@ -117,7 +148,7 @@ def _settings_table(wanted: Iterable[str]) -> str:
         shown = "" if default in (None, {}) else f"`{default}`"
         shown = "required" if field.is_required() else shown
         rows.append((f"`GATEWAY_{name.upper()}`", shown, f"{field.description}"))
-    return _table(("variable", "default", ""), rows)
+    return _table(("variable", "default", "meaning"), rows)
 
 
 def _parameters() -> str:
@@ -131,7 +162,7 @@ def _parameters() -> str:
     rows |= dict.fromkeys(both, "served")
     rows |= {name: _format_served("/v1/chat/completions", name) for name in chat - both}
     rows |= {name: _format_served("/v1/completions", name) for name in completions - both}
-    return _table(("parameter", ""), ((f"`{name}`", rows[name]) for name in sorted(rows)))
+    return _table(("parameter", "treatment"), ((f"`{name}`", rows[name]) for name in sorted(rows)))
 
 
 def _format_served(endpoint: str, name: str) -> str:

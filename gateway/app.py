@@ -1,4 +1,7 @@
-"""The application: all endpoints in FastAPI, with a shortcut for those that generate."""
+"""The application: all endpoints in FastAPI, with a shortcut for those that generate.
+
+See decisions 035 and 086 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of a service's components twice a second; problems are reported as troubles."""
+"""Checks of a service's components twice a second; problems are reported as troubles.
+
+See decision 009 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class ConversationsOff(UnsupportedParameter):
 
 
 class SwitchedOff(GatewayError):
-    """The feature is disabled until the operator sets `setting`."""
+    """The feature is disabled; the operator enables it by a setting."""
 
     def __init__(self, message: str, *, setting: str) -> None:
         super().__init__(message)
@@ -166,7 +166,7 @@ class InsufficientQuota(RateLimited):
 
 
 class LimitsUnavailable(GatewayError):
-    """`limit` cannot be counted now, and the configuration refuses requests in that case."""
+    """A limit cannot be counted now, and the configuration refuses requests in that case."""
 
     def __init__(self, message: str, *, limit: str) -> None:
         super().__init__(message)
@@ -212,7 +212,10 @@ class EngineUnavailable(GatewayError):
 
 
 class EngineUnreachable(EngineUnavailable):
-    """Triton cannot be connected to. `why` is for operators only, as it may hold addresses."""
+    """Triton cannot be connected to.
+
+    `why` is for operators only, as it may hold addresses.
+    """
 
     def __init__(self, message: str, *, why: str) -> None:
         super().__init__(message)
@@ -259,7 +262,7 @@ class ShuttingDown(GatewayError):
 
 
 class RequestTimeout(GatewayError):
-    """The request exceeded its deadline of `limit_s` seconds and was aborted."""
+    """The request exceeded its deadline and was aborted."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"The request took longer than {limit_s:g} seconds.")

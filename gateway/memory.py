@@ -1,4 +1,7 @@
-"""Return of free memory to the system; glibc would retain it for the process."""
+"""Return of free memory to the system; glibc would retain it for the process.
+
+See decision 047 in docs/decisions.
+"""
 
 from __future__ import annotations
 

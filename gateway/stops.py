@@ -2,6 +2,8 @@
 
 The cancellation is sent at once, but the engine stops with its next step, and only the end of its
 stream shows that. The time in between is metered: it costs engine time.
+
+See decision 007 in docs/decisions.
 """
 
 from __future__ import annotations

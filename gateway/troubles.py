@@ -2,6 +2,8 @@
 
 A condition has a kind, which is a word of this code, so the number of kinds is small. A kind may
 hold for many items, such as adapters: some are listed, and one entry counts the others.
+
+See decision 009 in docs/decisions.
 """
 
 from __future__ import annotations

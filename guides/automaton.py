@@ -3,6 +3,8 @@
 xgrammar tries the vocabulary's tokens at each position of the automaton. The time depends on how
 many tokens begin with a character that the position allows, and on how many positions an automaton
 is in after each character: the latter grows where parts may be absent, as in ``[a-z]?[a-z]?``.
+
+See decision 018 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ where `verdict` has the fields of `Verdict`, and `size` is the memory in bytes t
 now. Under the JSON paths `best_effort`, what
 cannot be enforced of a schema is left out. A guide that takes more CPU time or memory than it may
 ends the process by a signal, and so may one that breaks the compiler: that is why it is one.
+
+See decision 018 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Little-endian, version 1::
     ...  weights [rows, width], to the end
 
 All lengths follow from rows and width, so no other field can contradict them.
+
+See decision 061 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ redis-py is imported on first use everywhere: a gateway without Redis saves 9 Mi
 that redis-py imports. `load` imports it earlier, where that is better.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
+
+See decisions 046 and 077 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The memory tier: recently used adapters, up to a number of bytes."""
+"""The memory tier: recently used adapters, up to a number of bytes.
+
+See decision 060 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 It needs only Redis: names, tensors and the base model are stored in Redis, or some gateway puts
 them back. It takes no orders from requests. While Redis is down, or has just lost everything, the
 disk is not changed and engines continue with it.
+
+See decision 030 in docs/decisions.
 """
 
 from __future__ import annotations

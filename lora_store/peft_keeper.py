@@ -7,6 +7,8 @@ as fit are stored.
 A version is removed in three steps. It is withdrawn: reported as no longer available. Once every
 gateway has seen that and runs nothing with it, it is deleted. A version is withdrawn when no record
 has named it for `grace_s`, or when a more wanted one needs the space.
+
+See decisions 028 and 029 in docs/decisions.
 """
 
 from __future__ import annotations

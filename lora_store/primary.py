@@ -4,6 +4,8 @@ All users of Redis in the project go through this module. An address may lead to
 later, by a Service, a proxy or DNS, while connections to a demoted server remain open. A client is
 therefore dropped as soon as its server is found not to be the primary, and the next use connects
 anew. `lora_store.redis_role` asks servers for their role.
+
+See decision 079 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ Keys, under one prefix, of which each command takes one, so that a cluster may s
 ``@revision`` grows by a random step with each change, and ``@epoch`` is random whenever the hash
 starts empty. A reader that compares both detects every change without a notice, the loss of all
 data, and another server that lacks the last changes but has others.
+
+See decision 078 in docs/decisions.
 """
 
 from __future__ import annotations

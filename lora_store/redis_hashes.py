@@ -1,4 +1,7 @@
-"""Large hashes of Redis, read in parts: HGETALL of all would block every client of Redis."""
+"""Large hashes of Redis, read in parts: HGETALL of all would block every client of Redis.
+
+See decision 068 in docs/decisions.
+"""
 
 from __future__ import annotations
 

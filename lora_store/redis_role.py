@@ -4,6 +4,8 @@ A connection asks when it is made, and before a command if it last asked more th
 ago. A gateway that only reads therefore detects a demotion, too, and each connection of a pool does
 so by itself. Where sentinels choose, they are asked as well: a replaced master that has not been
 notified yet accepts writes that will be lost.
+
+See decision 079 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ answer is lost, the disk decides. All copies are joined at start, after a notice
 reconnect. They are also joined whenever the position in Redis or the folder has changed, or the
 disk could not store all records. This is polled every `poll_s` seconds, so lost notices are
 harmless.
+
+See decision 026 in docs/decisions.
 """
 
 from __future__ import annotations

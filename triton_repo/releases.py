@@ -7,6 +7,8 @@ last in v0.17. In Python such lines end with `# since 0.19` and `# until 0.17`.
 V0_20 is the set of NVIDIA's containers since 25.05, whose TensorRT-LLM is 0.19.0; the tag v0.19.0
 of upstream's repository still has the older names of V0_19. Each backend reads only the names of
 its own set and silently ignores others.
+
+See decision 050 in docs/decisions.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Renderer of the repository's templates into a folder that tritonserver can load."""
+"""Renderer of the repository's templates into a folder that tritonserver can load.
+
+See decision 050 in docs/decisions.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

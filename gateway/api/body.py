@@ -2,6 +2,8 @@
 
 FastAPI would read a complete body of any size before it authenticates the caller. It would also
 accept NaN, duplicate keys and any nesting depth. So endpoints declare `json_body` instead.
+
+See decision 037 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Guides for the engine, built from response formats and tools."""
+"""Guides for the engine, built from response formats and tools.
+
+See decision 016 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A large body needs many times its size in memory (bytes, parsed values, prompt, tokens). So its
 request waits for a share of the budget before it is read; until then, TCP backpressure stops the
 client. Large bodies are processed in a thread instead of on the event loop.
+
+See decision 040 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""GET /health/live, /health/ready, /version and /metrics, and aliases of other servers."""
+"""GET /health/live, /health/ready, /version and /metrics, and aliases of other servers.
+
+See decision 083 in docs/decisions.
+"""
 
 from __future__ import annotations
 

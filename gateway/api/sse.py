@@ -1,4 +1,7 @@
-"""Server-sent events, with cancellation when the client disconnects."""
+"""Server-sent events, with cancellation when the client disconnects.
+
+See decisions 013 and 038 in docs/decisions.
+"""
 
 from __future__ import annotations
 

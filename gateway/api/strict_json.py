@@ -3,6 +3,8 @@
 Stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no NaN, no lone
 surrogates, no duplicate keys. The limits bound the time of later processing, and the depth below
 the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
+
+See decision 037 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A change of a source's content is applied once, by its digest, and becomes the served version.
 Several gateways that see the same change therefore do the same, and a rollback holds until the next
 change. One of the processes of a store does the work; all of them can report its state.
+
+See decision 032 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Adapter versions on the disks of replicas, as requests need them."""
+"""Adapter versions on the disks of replicas, as requests need them.
+
+See decision 029 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The limits that a tenant may have, one row each: what it counts, and over what time.
 
 To add a limit, add a row, its policy without Redis, and a field of `Tenant`.
+
+See decision 093 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Feed of states for readers: first the complete state, then each reader's changes.
 
 A slow reader receives the changes since the state it last received, so it delays no other reader.
+
+See decision 008 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A tenant's records belong to units: a group with its head, or a single record. A
 expired and evicted as one, so a conversation is stored completely or not at all. Triggers maintain
 the totals of units and tenants. `shared` is the Redis epoch in which a record was uploaded, 0 if it
 was not.
+
+See decision 067 in docs/decisions.
 """
 
 from __future__ import annotations

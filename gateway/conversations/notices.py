@@ -6,6 +6,8 @@
 ``conversations:{all}:deleted``   stream of all tenants, written by older releases
 
 Each tenant has its own stream, so a tenant with many deletions loses only its own notices.
+
+See decision 069 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Lua scripts of the Redis copy, run by their digests."""
+"""Lua scripts of the Redis copy, run by their digests.
+
+See decision 068 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 ``conversations:{all}:NAME``  what the gateways know of each other: see ``look.lua``
 
 `tenant_records` has the records, and `notices` the notices of deletions.
+
+See decision 067 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ still has records to upload, a mutable record is trusted only if it was written 
 emptied; reads of other mutable records and of missing records wait. If a gateway left for good with
 its disk, mutable records that began earlier are reported as missing after all uploads: they may be
 incomplete.
+
+See decision 067 in docs/decisions.
 """
 
 from __future__ import annotations

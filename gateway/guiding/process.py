@@ -1,4 +1,7 @@
-"""The process that compiles guides: a guide may crash it, and then it is restarted."""
+"""The process that compiles guides: a guide may crash it, and then it is restarted.
+
+See decision 018 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Takes connections from the kernel's queue faster than one in each turn of the event loop."""
+"""Takes connections from the kernel's queue faster than one in each turn of the event loop.
+
+See decision 057 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A connection is either idle (just opened, or its answer was sent) or has a request under way. An
 idle connection can be closed for a new one without losing anything. Every operation here takes
 constant time, independent of the number of connections.
+
+See decision 086 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 An ASGI application reads and answers through `receive` and `send`. An application may also take the
 exchange from its scope, under `EXCHANGE`, and write to it directly, past all middleware: a streamed
 token is then one call.
+
+See decision 036 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ class MalformedRequest(GatewayError):
 
 
 class HeadersTooLarge(GatewayError):
-    """The URL and headers exceed `limit` bytes."""
+    """The URL and headers exceed a limit in bytes."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The URL and headers are larger than {limit} bytes.")
@@ -31,7 +31,10 @@ class TooManyConnections(GatewayError):
 
 
 class UnknownUrl(GatewayError):
-    """No endpoint has this path; `advice` names a similar path."""
+    """No endpoint has this path.
+
+    `advice` names a similar one.
+    """
 
     def __init__(self, method: str, path: str, advice: str = "") -> None:
         super().__init__(f"Unknown URL: {method} {path}.{advice}")
@@ -43,7 +46,7 @@ class ForWebsites(GatewayError):
 
 
 class MethodNotAllowed(GatewayError):
-    """The path exists, but only for the methods in `allowed`."""
+    """The path exists, but not for this method."""
 
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
         super().__init__(f"{method} is not allowed on {path}.")
@@ -58,7 +61,7 @@ class WebSocketNotOffered(GatewayError):
 
 
 class ContentTooLarge(GatewayError):
-    """`what` exceeds `limit` bytes."""
+    """The body, or a part of it, exceeds a limit in bytes."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"The {what} is larger than {limit} bytes.")

@@ -3,6 +3,8 @@
 This is no second parser, so it cannot disagree with the first one on where a request ends. A head
 is known if its bytes are those of a head that httptools has parsed and `check_head` has passed.
 Only the digits of its content-length may differ, at the place where the parser found that header.
+
+See decision 056 in docs/decisions.
 """
 
 from __future__ import annotations

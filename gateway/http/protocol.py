@@ -1,6 +1,8 @@
 """HTTP/1.1 for an ASGI application, with limits on size and time, and errors in OpenAI's envelope.
 
 uvicorn listens and runs the event loop; it creates an `HttpProtocol` for each connection.
+
+See decisions 036 and 084 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """uvicorn's server with this gateway's listening sockets, connection checks and shutdown.
 
 `UNDOCUMENTED` lists the uvicorn attributes used here that its documentation does not promise.
+
+See decision 036 in docs/decisions.
 """
 
 from __future__ import annotations

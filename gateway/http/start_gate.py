@@ -1,4 +1,7 @@
-"""Decides for each request whether it begins, waits or is refused while the event loop is busy."""
+"""Decides for each request whether it begins, waits or is refused while the event loop is busy.
+
+See decision 056 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TLS of the server: its certificate, and whether clients must present one."""
+"""TLS of the server: its certificate, and whether clients must present one.
+
+See decision 082 in docs/decisions.
+"""
 
 from __future__ import annotations
 

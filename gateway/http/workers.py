@@ -6,6 +6,8 @@ A Python process uses one core, so run one worker for each core. Workers share t
 Workers are forks of the parent, which has imported all modules and does nothing else. A fork starts
 in a tenth of the time of a new interpreter, and shares memory with the parent until it writes. The
 parent must have no other threads: locks that they held would stay locked in the workers.
+
+See decision 045 in docs/decisions.
 """
 
 from __future__ import annotations

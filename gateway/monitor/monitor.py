@@ -1,5 +1,8 @@
 """Data about this process that is not in its metrics: for the console, and for logs of stopped
-requests."""
+requests.
+
+See decision 008 in docs/decisions.
+"""
 
 from __future__ import annotations
 

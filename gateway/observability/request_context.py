@@ -2,6 +2,8 @@
 
 It is passed to the code that learns something about the request, which stores it here: once per
 request, never once per token.
+
+See decision 087 in docs/decisions.
 """
 
 from __future__ import annotations

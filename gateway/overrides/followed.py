@@ -1,4 +1,7 @@
-"""Overrides for the event loop: polled and changed."""
+"""Overrides for the event loop: polled and changed.
+
+See decision 010 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The work that is done for every token is in `Choice._emit`, called from where the engine's bytes are
 received.
+
+See decision 015 in docs/decisions.
 """
 
 from __future__ import annotations

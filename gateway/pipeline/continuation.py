@@ -7,6 +7,8 @@ is marked so: the random numbers that it would have had were in the failed engin
 An engine starts a guide at its beginning. So a guided answer is regenerated from the start with the
 same seed. Where the regenerated text equals what the client has, the guide has reached the same
 state.
+
+See decision 066 in docs/decisions.
 """
 
 from __future__ import annotations

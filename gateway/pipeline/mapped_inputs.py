@@ -2,6 +2,8 @@
 
 Inputs are tokenized and counted, then split into the model's batches. numpy is loaded once there
 are rows (`triton.tensor_mapping`), so a gateway without such models does not load it.
+
+See decision 005 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Preparation of validated options and prompts: generations that may run."""
+"""Preparation of validated options and prompts: generations that may run.
+
+See decisions 023 and 034 in docs/decisions.
+"""
 
 from __future__ import annotations
 

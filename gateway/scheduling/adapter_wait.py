@@ -1,6 +1,8 @@
 """Requests that wait for their adapter to reach a replica's disk.
 
 They wait outside the admission queue and hold no slot.
+
+See decision 030 in docs/decisions.
 """
 
 from __future__ import annotations

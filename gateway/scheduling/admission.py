@@ -3,6 +3,8 @@
 Engines serve their own queue first come, first served, so one tenant's burst would delay all
 others. The gateway therefore sends only as many requests as the engines run at once and queues the
 others here, per tenant.
+
+See decisions 024 and 075 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ If weights differ, each replica gets keys and load in proportion to its weight (
 Schindelhauer and Schomaker 2005). Requests without a key then get a random one: choosing the least
 load by weight would send every second of two concurrent requests to a replica of weight 1 beside
 one of weight 9.
+
+See decisions 025, 072 and 074 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Cached prompt tokens lower the cost. Prompts that already wait there, running answers, and an
 adapter upload raise it.
+
+See decision 072 in docs/decisions.
 """
 
 from __future__ import annotations

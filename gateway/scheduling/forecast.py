@@ -2,6 +2,8 @@
 
 Tenants share slots fairly, so each tenant has its own statistics: another tenant's requests change
 the forecast only by their fair share.
+
+See decision 076 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 While an operator migrates from one model repository to another, replicas of both serve one model
 name. Differences between the variants are logged once, when the mix first appears.
+
+See decision 023 in docs/decisions.
 """
 
 from __future__ import annotations

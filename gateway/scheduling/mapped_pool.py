@@ -2,6 +2,8 @@
 
 Each model on each replica has a circuit breaker of its own: a failing embedding model must not take
 a replica away from chats, and the other way round. Calls change nothing, so they can be repeated.
+
+See decision 005 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Counters of `admission`: slots in use and queued generations, by tenant and lane."""
+"""Counters of `admission`: slots in use and queued generations, by tenant and lane.
+
+See decision 024 in docs/decisions.
+"""
 
 from __future__ import annotations
 

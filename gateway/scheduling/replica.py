@@ -1,4 +1,7 @@
-"""A Triton replica, and the lease of one request on it."""
+"""A Triton replica, and the lease of one request on it.
+
+See decision 080 in docs/decisions.
+"""
 
 from __future__ import annotations
 

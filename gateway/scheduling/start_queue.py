@@ -5,6 +5,8 @@ bound, a loop that is late begins with all that came meanwhile, is later still, 
 time. With it a turn stays short whatever comes, and what must wait waits where its length is known:
 a request whose wait would be too long is refused while that is still cheap, before its body is read
 or its key is checked.
+
+See decision 085 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Remote sources are read in a thread with its own event loop: a slow or endless server costs time
 only there, and a waiting request can be cancelled at any moment.
+
+See decision 031 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Remote locations of adapter files: https servers and S3 buckets.
 
 All code here runs in the event loop of `fetch`, never in the one that serves requests.
+
+See decision 031 in docs/decisions.
 """
 
 from __future__ import annotations

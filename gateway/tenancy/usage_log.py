@@ -3,6 +3,8 @@
 A line is one write to a file opened for appending, so several workers may share a file: each line
 is written completely or not at all. It is written before the last byte of the answer is sent, so a
 client that has seen the end of an answer finds it in the log.
+
+See decision 094 in docs/decisions.
 """
 
 from __future__ import annotations

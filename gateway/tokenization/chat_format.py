@@ -1,4 +1,7 @@
-"""A chat template: it renders messages, and shows how its model writes answers."""
+"""A chat template: it renders messages, and shows how its model writes answers.
+
+See decisions 022 and 039 in docs/decisions.
+"""
 
 from __future__ import annotations
 

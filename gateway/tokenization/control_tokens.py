@@ -4,6 +4,8 @@ A tokenizer takes `<|im_end|>` for that token wherever it occurs. In a chat only
 are meant. So if a client has written one, the template is given a stand-in for it, and the tokens
 that the template writes become aliases. A second tokenizer knows the tokens by their aliases only.
 It shares the model with the first one, so everything else has its usual ids.
+
+See decision 044 in docs/decisions.
 """
 
 from __future__ import annotations

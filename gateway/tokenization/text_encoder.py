@@ -1,4 +1,7 @@
-"""Encoding of texts: by their words on the event loop, else by the library in a thread."""
+"""Encoding of texts: by their words on the event loop, else by the library in a thread.
+
+See decision 039 in docs/decisions.
+"""
 
 from __future__ import annotations
 

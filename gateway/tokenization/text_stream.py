@@ -1,6 +1,8 @@
 """Token ids to text deltas: incremental detokenizing, stop strings, finish reason.
 
 One `TextStream` serves one choice, streaming or not, so both give the same text.
+
+See decisions 001 and 033 in docs/decisions.
 """
 
 from __future__ import annotations

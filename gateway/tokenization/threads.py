@@ -3,6 +3,8 @@ others.
 
 Short texts and long ones have a thread each, so that a prompt of a few pages never
 waits for a book. The tokenizer releases the GIL. Work of a client that has disconnected is skipped.
+
+See decision 040 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A tokenizer cuts a text at its added tokens and encodes each piece separately. So the ids of a chat
 are those of its turns, each up to a token that ends a turn, and can be cached for the next one.
+
+See decision 042 in docs/decisions.
 """
 
 from __future__ import annotations

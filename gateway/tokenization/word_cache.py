@@ -1,4 +1,7 @@
-"""A bounded cache of token ids by text, which a flood of new texts does not empty."""
+"""A bounded cache of token ids by text, which a flood of new texts does not empty.
+
+See decision 043 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ new words, are left to the library.
 If a word begins at each lone space, as with GPT-2, GPT-4o, Llama 3 and Qwen, the ids of each piece
 between two lone spaces are cached as well. A long text can be cut there into blocks, each of which
 is encoded alone.
+
+See decision 043 in docs/decisions.
 """
 
 from __future__ import annotations

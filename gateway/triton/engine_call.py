@@ -1,4 +1,7 @@
-"""A request to the engine: sent, with its adapter's weights if needed, and ended."""
+"""A request to the engine: sent, with its adapter's weights if needed, and ended.
+
+See decision 002 in docs/decisions.
+"""
 
 from __future__ import annotations
 

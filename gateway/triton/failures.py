@@ -2,6 +2,8 @@
 
 Engine texts contain backtraces, file names and addresses. So they are matched by substring, logged,
 and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
+
+See decision 080 in docs/decisions.
 """
 
 from __future__ import annotations

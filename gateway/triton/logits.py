@@ -1,6 +1,8 @@
 """Log probabilities from logits. The only user of numpy on the path of a chat.
 
 So this module is imported only once logits have come, in the thread that works on them.
+
+See decision 041 in docs/decisions.
 """
 
 from __future__ import annotations

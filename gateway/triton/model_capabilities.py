@@ -2,6 +2,8 @@
 
 Names and types of tensors changed between releases of the repository, so they are read from
 ModelConfig and not assumed. Limits come from the engine's config.json if its folder is readable.
+
+See decision 062 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The gateway asks for logical inputs ("seed"); the tables list the names by which
 them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
 TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them; its llmapi
 repository has names of its own.)
+
+See decision 051 in docs/decisions.
 """
 
 from __future__ import annotations

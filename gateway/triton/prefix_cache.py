@@ -8,6 +8,8 @@ older prefixes are gone, too.
 
 The hashes are Python's own of bytes, which have a secret key for each process: a client cannot
 construct a prompt with another's hash.
+
+See decision 073 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 They are one tensor, `context_logits`, [1, tokens, vocabulary]. At any time memory holds only what
 the stream's window lets the server send, and the rows that are processed.
+
+See decision 041 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Importing the package around them loads grpcio and numpy: 25 MiB in each process
 needed to talk to Triton by `http2`. So its `__init__` is not run. A later import of the package
 gets all of it, with these two modules in it: protobuf accepts only one
 description of a message.
+
+See decision 046 in docs/decisions.
 """
 
 from __future__ import annotations

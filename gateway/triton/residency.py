@@ -3,6 +3,8 @@
 TensorRT-LLM has an adapter cache of its own: the first request of a `lora_task_id` carries the
 weights, later ones the id alone, and an idle adapter may be evicted at any time. So first uploads
 of one id are serialised, and an evicted adapter is sent again.
+
+See decision 027 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The responses to a streaming request have the same names, shapes and lengths. Th
 token, and in statistics if those were requested, of which the first are enough. So once one has
 been parsed, the others are compared with its bytes and the id is read from its position: half a
 microsecond, against 4 for parsing and walking the tensors.
+
+See decisions 011 and 053 in docs/decisions.
 """
 
 from __future__ import annotations

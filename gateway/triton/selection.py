@@ -1,4 +1,7 @@
-"""Selection of the model to use: the core model, or a text model above it."""
+"""Selection of the model to use: the core model, or a text model above it.
+
+See decision 062 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A server that loads a model or lacks CPU answers late, so one missed poll means 
 more if tokens came all the time and stopped with it: a busy server continues at least one of both.
 That is detected in 4 seconds instead of 9. It counts only if another replica answers: otherwise
 this machine or the network may be stalled, and no replica could take over.
+
+See decisions 004 and 081 in docs/decisions.
 """
 
 from __future__ import annotations

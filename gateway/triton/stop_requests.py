@@ -3,6 +3,8 @@
 A stop for an id that the engine does not know is answered like any other, and forgotten. It does
 not know the id while an ensemble tokenizes the prompt, nor while Triton still reads a request with
 100 MB of adapter weights: a request on another stream overtakes it.
+
+See decision 006 in docs/decisions.
 """
 
 from __future__ import annotations

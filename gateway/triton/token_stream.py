@@ -1,4 +1,7 @@
-"""The answer to one generation, as token deltas."""
+"""The answer to one generation, as token deltas.
+
+See decision 001 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Two transports implement it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
 that the first is tested against). Both raise GatewayErrors and TimeoutError, nothing of gRPC.
+
+See decisions 006 and 052 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -6,4 +6,6 @@ engines use (releases 0.1.8 to 0.1.33 were tried), evaluates only one of `$ref`,
 (`rewrite`) to equivalent alternatives of one type each (`atom`), without keywords that do not
 affect validity. A schema that cannot be rewritten is refused, with the keyword and its location
 (`keywords`).
+
+See decision 019 in docs/decisions.
 """

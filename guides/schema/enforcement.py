@@ -1,4 +1,7 @@
-"""Keywords that cannot be enforced: refused, or left out if the schema is best effort."""
+"""Keywords that cannot be enforced: refused, or left out if the schema is best effort.
+
+See decision 020 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Options are those of `convert_checkpoint.py` and `trtllm-build`; `ops.deployment.release` has the
 differences between releases.
+
+See decision 096 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runner of one launch's ranks in the foreground, which cleans up after them."""
+"""Runner of one launch's ranks in the foreground, which cleans up after them.
+
+See decision 095 in docs/decisions.
+"""
 
 from __future__ import annotations
 

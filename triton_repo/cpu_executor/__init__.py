@@ -10,4 +10,6 @@ by ``admission``, ``active`` until its final response), where ``scheduler`` assi
 and tokens of an iteration, ``llama`` or ``gpt`` runs them (shared code is in ``causal_lm``), and
 ``decoder`` chooses the next tokens (``sampling``, ``beam``). ``synthetic`` is the other engine:
 scripted tokens for load tests.
+
+See decision 048 in docs/decisions.
 """

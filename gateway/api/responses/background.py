@@ -1,4 +1,7 @@
-"""Background responses, run by tasks of this worker."""
+"""Background responses, run by tasks of this worker.
+
+See decision 071 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The prefix of a text delta is serialized once per item, so a token costs the same as in a chat
 stream.
+
+See decision 014 in docs/decisions.
 """
 
 from __future__ import annotations

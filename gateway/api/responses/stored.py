@@ -4,6 +4,8 @@ A record contains the items that are new with its response, and the ids of the e
 continuing a conversation takes two reads: the last response, then all earlier ones at once. An
 item's id contains the id of the response or conversation it was stored with, so a referenced item
 is found without an index.
+
+See decision 070 in docs/decisions.
 """
 
 from __future__ import annotations

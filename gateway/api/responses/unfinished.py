@@ -1,4 +1,7 @@
-"""Unfinished background responses of any worker: found, cancelled and followed from this one."""
+"""Unfinished background responses of any worker: found, cancelled and followed from this one.
+
+See decision 071 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ for formats whose object has known properties, without `arguments` and `paramete
 Arguments must match the functions' schemas. If an engine cannot enforce one of them, only those of
 `strict` functions must match: no client was promised the others, so they are no reason for a
 refusal.
+
+See decision 016 in docs/decisions.
 """
 
 from __future__ import annotations

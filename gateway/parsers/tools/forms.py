@@ -2,6 +2,8 @@
 
 The names are those of vLLM's parsers. A form is a parser's class, or the description of one.
 `openai`, harmony, is more than calls: `parsers/harmony` parses it.
+
+See decision 017 in docs/decisions.
 """
 
 from __future__ import annotations

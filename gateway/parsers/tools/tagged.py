@@ -2,6 +2,8 @@
 
 `TaggedForm` describes a form, and `TaggedToolParser` parses any of them. Missing closing tags, and
 missing or additional braces, are accepted: small models write so.
+
+See decision 017 in docs/decisions.
 """
 
 from __future__ import annotations

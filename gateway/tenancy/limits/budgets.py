@@ -1,4 +1,7 @@
-"""Usage of tenants' budgets, as reported to this process."""
+"""Usage of tenants' budgets, as reported to this process.
+
+See decision 092 in docs/decisions.
+"""
 
 from __future__ import annotations
 

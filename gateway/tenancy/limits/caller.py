@@ -2,6 +2,8 @@
 
 Many calls share a round trip, and a busy event loop is never mistaken for a slow Redis. All keys of
 a tenant are on one server of a cluster. While a cluster lacks a part, it counts no tenant.
+
+See decision 090 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Redis counts granted units as used until the process reports otherwise, or its lease ends. A request
 that fits into the spare units is therefore admitted locally by a few additions. Windows of seconds
 count it in the second of its report: a later one, never an earlier one.
+
+See decision 089 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A window slides by full seconds: counts of second s expire when second s + 61 begins. No 60 seconds
 therefore exceed the limit. (A token bucket would admit twice the limit in its first minute.)
+
+See decision 088 in docs/decisions.
 """
 
 from __future__ import annotations

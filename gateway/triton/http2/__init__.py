@@ -6,4 +6,6 @@ decoded by the library `hpack`. The framing is ours and not `h2`'s: that library
 DATA frame, so it cannot be given only the other frames, and DATA takes most of the time.
 
 Sources: RFC 9113 (HTTP/2), RFC 7541 (HPACK), gRPC over HTTP2 (PROTOCOL-HTTP2.md of grpc).
+
+See decision 052 in docs/decisions.
 """

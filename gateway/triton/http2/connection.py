@@ -5,6 +5,8 @@ of CPU here and 36 to 40 us with grpc.aio; at full speed 3 and 24 us (2 cores, `
 bench.transport`). So the work per token is kept together in `_consume` and `RpcCall.receive`.
 Everything else happens once per request or less, and is written to be read. `BaseConnection` moves
 the bytes.
+
+See decision 054 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The order in which received messages go to their readers, over all connections of a process."""
+"""The order in which received messages go to their readers, over all connections of a process.
+
+See decision 055 in docs/decisions.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A LoRA adapter of 500 MB shares the connection with all tokens. So uploads alternate chunk by chunk,
 and each keeps to two windows, its own and the connection's (RFC 9113, 5.2).
+
+See decision 059 in docs/decisions.
 """
 
 from __future__ import annotations

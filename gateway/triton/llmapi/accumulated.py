@@ -1,4 +1,7 @@
-"""The new part of a text that is sent complete each time, at a cost of the new part only."""
+"""The new part of a text that is sent complete each time, at a cost of the new part only.
+
+See decision 063 in docs/decisions.
+"""
 
 from __future__ import annotations
 

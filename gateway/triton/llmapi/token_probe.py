@@ -3,6 +3,8 @@
 The llmapi repository's model answers for a dead engine as for a failed request, and Triton reports
 it as ready. One failure proves nothing, as it may be the request's own. So the engine is asked for
 a token; a token of any other request in the meantime is as good a proof.
+
+See decision 065 in docs/decisions.
 """
 
 from __future__ import annotations

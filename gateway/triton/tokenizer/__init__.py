@@ -1,1 +1,4 @@
-"""Comparison of the gateway's tokenizer with Triton's."""
+"""Comparison of the gateway's tokenizer with Triton's.
+
+See decision 064 in docs/decisions.
+"""

@@ -7,6 +7,8 @@ against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM i
 A Triton request with B rows becomes B executor requests. One thread awaits the executor's responses
 and sends each immediately; one polls for cancelled RPCs; one publishes metrics. A failure ends only
 the request that it belongs to.
+
+See decisions 003 and 048 in docs/decisions.
 """
 
 import json

@@ -7,6 +7,8 @@ upstream's model in the release that model.yaml's `triton_config.behaves_as` nam
 One thread does all the work in an event loop: it sends requests to the engine, sends responses, and
 polls for disconnected clients. `execute` only passes requests to it. So no sender is polled while
 its final response is being sent, or afterwards: Triton 2.51 would crash.
+
+See decision 049 in docs/decisions.
 """
 
 import asyncio
