@@ -20,10 +20,10 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.api.failures import TABLE
-from gateway.api.generation_request import GenerationRequest
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
-from gateway.api.renamed_parameters import RENAMED
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
+from gateway.api.openai.renamed_parameters import RENAMED
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.settings import Settings
 from gateway.service_setup import load_prompts, run_service
 from gateway.triton import names
@@ -124,7 +124,9 @@ def _errors() -> str:
     for kind, row in sorted(TABLE.items(), key=lambda item: (item[1].status, item[1].code or "")):
         meaning = inspect.getdoc(kind)
         if meaning is None or kind.__doc__ is None:
-            raise ValueError(f"{kind.__name__} has no docstring: it is its meaning in docs/errors.md")
+            raise ValueError(
+                f"{kind.__name__} has no docstring: it is its meaning in docs/errors.md"
+            )
         code = "" if row.code is None else f"`{row.code}`"
         rows.append((str(row.status), code, " ".join(meaning.partition("\n\n")[0].split())))
     return _table(("status", "code", "meaning"), rows)

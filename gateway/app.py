@@ -15,28 +15,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import (
-    adapters,
-    embeddings,
-    generations,
-    keys,
-    models,
-    openapi,
-    ops,
-    queries,
-    rerank,
-    tokens,
-    vllm_adapters,
-    web,
-)
+from gateway.api import openapi, queries, tokens
+from gateway.api.admin import adapters, keys, vllm_adapters
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.busy import BusyDoor
 from gateway.api.console import actions as console_actions
 from gateway.api.console import following as console_following
 from gateway.api.console import internal as console_internal
+from gateway.api.console import pages as web
 from gateway.api.console import requests as console_requests
 from gateway.api.console.console import Console
 from gateway.api.error_handlers import HANDLERS
+from gateway.api.openai import endpoints as generations
+from gateway.api.openai import models
+from gateway.api.operations import endpoints as ops
 from gateway.api.preflights import PreflightHints
 from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
@@ -45,6 +37,7 @@ from gateway.api.responses.background import BackgroundResponses
 from gateway.api.responses.keeping import PendingItems
 from gateway.api.responses.looks import TenantReadLimiter
 from gateway.api.responses.unfinished import UnfinishedResponses
+from gateway.api.vectors import embeddings, rerank
 from gateway.conditions import poll_conditions
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections

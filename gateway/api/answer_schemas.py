@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.usage import Usage
+from gateway.api.openai.usage import Usage
 
 Count = Annotated[int, Field(ge=0)]
 _Finish = Literal["stop", "length", "tool_calls"]

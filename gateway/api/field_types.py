@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gateway.api.parameter_table import UNSET
+from gateway.api.openai.parameter_table import UNSET
 from gateway.errors import InvalidRequest
 from gateway.generation import MODEL_MAXIMUM
 

@@ -20,17 +20,19 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from gateway.api import adapters, embeddings, keys, rerank, tokens, vllm_adapters
+from gateway.api import tokens
+from gateway.api.admin import adapters, keys, vllm_adapters
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Described, Error
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
 from gateway.api.console import actions as console_actions
-from gateway.api.parameter_table import HARMLESS, HINTS
+from gateway.api.openai.parameter_table import HARMLESS, HINTS
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.responses import conversations
 from gateway.api.responses.answer_schemas import ResponseEvent
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.routing import ApiRouter, Schema, refusals
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.vectors import embeddings, rerank
 
 router = ApiRouter()
 

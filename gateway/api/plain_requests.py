@@ -10,8 +10,14 @@ from pydantic import ValidationError
 
 from gateway.api import ignored
 from gateway.api.intake import Intake
-from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, get_rules, restore_client_name, sort_fields, validate
+from gateway.api.openai.messages import Strict
+from gateway.api.openai.parameters import (
+    Parsed,
+    get_rules,
+    restore_client_name,
+    sort_fields,
+    validate,
+)
 from gateway.api.request_log import context_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import build_invalid_request

@@ -18,16 +18,16 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api import ignored
-from gateway.api.answers import Body, DeltaCollector
 from gateway.api.auth import authenticate_tenant
-from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
-from gateway.api.generation_request import GenerationRequest
 from gateway.api.intake import Intake
-from gateway.api.parameters import Parsed
+from gateway.api.openai.answers import Body, DeltaCollector
+from gateway.api.openai.chunks import UsageFrames
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.parameters import Parsed
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
 from gateway.api.validation import show_value
 from gateway.config.tenants import Tenant

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count
 from gateway.api.auth import authenticate_tenant
-from gateway.api.chat_tools import Tools
 from gateway.api.field_types import MAX_IDS, TokenId
 from gateway.api.intake import Intake
-from gateway.api.messages import Messages, Strict
+from gateway.api.openai.chat_tools import Tools
+from gateway.api.openai.messages import Messages, Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.request_log import service_of
 from gateway.api.routing import BODY, ApiRouter, needs, refusals

@@ -10,7 +10,16 @@ import pytest
 from docs import generate
 
 DECISIONS = sorted(generate.DECISIONS.glob("[0-9]*.md"))
-_FOLDERS = ("adapters", "bench", "certificates", "gateway", "guides", "lora_store", "ops", "triton_repo")
+_FOLDERS = (
+    "adapters",
+    "bench",
+    "certificates",
+    "gateway",
+    "guides",
+    "lora_store",
+    "ops",
+    "triton_repo",
+)
 _MENTION = re.compile(r"See decisions? ([\d, and]+)\s+in docs/decisions\.")
 
 

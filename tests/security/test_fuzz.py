@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from pydantic import BaseModel
 
-from gateway.api.parameter_table import HINTS, NOT_SERVED
-from gateway.api.renamed_parameters import RENAMED
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai.parameter_table import HINTS, NOT_SERVED
+from gateway.api.openai.renamed_parameters import RENAMED
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from ops.commands.up import DEMO_MODEL
 from tests.support.in_process import running

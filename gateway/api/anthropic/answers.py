@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from gateway.api.answers import Body, build_continued
 from gateway.api.anthropic.error_envelope import build_envelope
-from gateway.api.chunks import UsageFrames
+from gateway.api.openai.answers import Body, build_continued
+from gateway.api.openai.chunks import UsageFrames
+from gateway.api.openai.usage import count_cached_tokens
 from gateway.api.sse import WireFormat
-from gateway.api.usage import count_cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import (

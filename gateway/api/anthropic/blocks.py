@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 import orjson
 from pydantic import Field
 
-from gateway.api.messages import Lenient
-from gateway.api.turns import BETWEEN, Turn, check_result, get_or_add_turn
+from gateway.api.openai.messages import Lenient
+from gateway.api.openai.turns import BETWEEN, Turn, check_result, get_or_add_turn
 from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 

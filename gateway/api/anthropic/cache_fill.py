@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.api.answers import Body
 from gateway.api.anthropic.answers import MessageAnswer
-from gateway.api.chunks import UsageFrames
+from gateway.api.openai.answers import Body
+from gateway.api.openai.chunks import UsageFrames
 from gateway.deltas import Sink, TextDelta
 
 

@@ -21,11 +21,11 @@ from gateway.api.anthropic.requests import (
 )
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
-from gateway.api.parameters import get_rules
+from gateway.api.openai.parameters import get_rules
+from gateway.api.openai.system_messages import render_prompt
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.serving import prepare_request, respond
-from gateway.api.system_messages import render_prompt
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
 from gateway.pipeline.fit import check_text, longest_prompt

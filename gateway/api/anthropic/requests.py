@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gateway.api import chat_tools
 from gateway.api.anthropic.blocks import (
     UNSERVED,
     Message,
@@ -27,9 +26,10 @@ from gateway.api.anthropic.tools import (
 )
 from gateway.api.field_types import JsonInt, StopStrings
 from gateway.api.hosted_tools import name_hosted
-from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
-from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
+from gateway.api.openai import chat_tools
+from gateway.api.openai.messages import Strict
+from gateway.api.openai.parameters import Parsed, check_hints, sort_fields, validate
+from gateway.api.openai.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
 from gateway.api.validation import build_invalid_request, join_dotted, rename_parameters

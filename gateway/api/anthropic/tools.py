@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic.json_schema import SkipJsonSchema
 
 from gateway.api.hosted_tools import HostedTool, find_meant_type, refuse_hosted
-from gateway.api.messages import FunctionName, Lenient, Strict
+from gateway.api.openai.messages import FunctionName, Lenient, Strict
 from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest
 

@@ -12,7 +12,7 @@ from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.console.answer_schemas import Override as OverrideState
 from gateway.api.console.console import Console
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, NotFound
 from gateway.observability.audit import Audit

@@ -13,16 +13,16 @@ from typing import Any, cast
 import orjson
 
 from gateway.api import failures
-from gateway.api.answers import Body, build_continued
-from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
-from gateway.api.logprobs import build_chat_logprobs
+from gateway.api.openai.answers import Body, build_continued
+from gateway.api.openai.chunks import UsageFrames
+from gateway.api.openai.logprobs import build_chat_logprobs
+from gateway.api.openai.usage import count_cached_tokens
 from gateway.api.responses.chats import ResponsesChat
 from gateway.api.responses.events import ResponseEventStream
 from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
-from gateway.api.usage import count_cached_tokens
 from gateway.deltas import Sink, TextDelta, TokenLogprob
 from gateway.generation import Batch
 from gateway.tokenization.prompts import Prompts

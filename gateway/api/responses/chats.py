@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, SkipValidation, ValidationError
 
-from gateway.api.chat_tools import Tool
-from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
+from gateway.api.openai.chat_tools import Tool
+from gateway.api.openai.parameters import Parsed, check_hints, sort_fields, validate
+from gateway.api.openai.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import (
     AdditionalToolsItem,
@@ -20,7 +21,6 @@ from gateway.api.responses.items import (
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.tool_names import ToolCallNames
 from gateway.api.responses.tools import MAX_TOOLS
-from gateway.api.schemas import TOOL_PATH, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import build_invalid_request, rename_parameters
 from gateway.errors import InvalidRequest

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.responses import items
 from gateway.api.responses.conversation_items import (

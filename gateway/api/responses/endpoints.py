@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.api import ignored
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
-from gateway.api.parameters import get_rules
+from gateway.api.openai.parameters import get_rules
 from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, describe_stream
 from gateway.api.responses.answers import ResponseAnswer

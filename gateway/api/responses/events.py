@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.api.answers import Body
+from gateway.api.openai.answers import Body
 from gateway.api.responses.output import Form, Item, Output, OutputPiece
 from gateway.deltas import TextDelta
 

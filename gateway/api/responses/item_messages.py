@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.api.custom_tools import input_to_arguments
+from gateway.api.openai.custom_tools import input_to_arguments
+from gateway.api.openai.turns import BETWEEN, Turn, check_result, get_or_add_turn
 from gateway.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -22,7 +23,6 @@ from gateway.api.responses.items import (
 )
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tools import NamespaceTool, Tool
-from gateway.api.turns import BETWEEN, Turn, check_result, get_or_add_turn
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 

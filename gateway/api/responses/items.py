@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, Tag
 
-from gateway.api.messages import Lenient
+from gateway.api.openai.messages import Lenient
+from gateway.api.openai.turns import BETWEEN
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tools import Tools
-from gateway.api.turns import BETWEEN
 from gateway.api.unions import by_type
 
 _ENCODED_PREFIX = "thoughts:"

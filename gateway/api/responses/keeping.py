@@ -12,9 +12,9 @@ from weakref import WeakSet
 
 import orjson
 
-from gateway.api.answers import Body
 from gateway.api.body import LARGE_BODY_BYTES
-from gateway.api.parameters import check_hints
+from gateway.api.openai.answers import Body
+from gateway.api.openai.parameters import check_hints
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.conversation_items import (

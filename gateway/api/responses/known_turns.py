@@ -6,8 +6,8 @@ Only the new part of a prompt is tokenized, whichever gateway or worker continue
 from __future__ import annotations
 
 from gateway.api import serving
+from gateway.api.openai.system_messages import render_prompt
 from gateway.api.responses.chats import ResponsesChat
-from gateway.api.system_messages import render_prompt
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts

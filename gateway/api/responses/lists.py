@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import orjson
 from fastapi import Request
 
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.responses.options import Include
 from gateway.errors import InvalidRequest, NotFound

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from gateway.api.messages import Lenient, Strict
+from gateway.api.openai.messages import Lenient, Strict
 from gateway.errors import InvalidRequest
 
 _Effort = Annotated[str, StringConstraints(max_length=32)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api.messages import Lenient
+from gateway.api.openai.messages import Lenient
 
 
 class OtherObject(Lenient):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gateway.api import strict_json
-from gateway.api.custom_tools import arguments_to_input
+from gateway.api.openai.custom_tools import arguments_to_input
 from gateway.api.responses.items import encode_thoughts
 from gateway.api.responses.tool_names import CallKind, ToolCallNames
 from gateway.deltas import TextDelta, TokenLogprob

@@ -10,7 +10,7 @@ import orjson
 from pydantic import Field
 
 from gateway.api.field_types import Int64, JsonInt, StopString, StopStrings
-from gateway.api.messages import MAX_MESSAGES, Strict
+from gateway.api.openai.messages import MAX_MESSAGES, Strict
 from gateway.api.responses.item_messages import build_chat_messages, find_item_tools
 from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.options import (

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api.failures import Failure, build_envelope
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.queries import describe_parameter, parse_int
 from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, describe_stream

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway.api.chat_tools import BY_FORMAT, TextFormat
-from gateway.api.messages import FunctionName, Lenient
+from gateway.api.openai.chat_tools import BY_FORMAT, TextFormat
+from gateway.api.openai.messages import FunctionName, Lenient
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.unions import by_type
 

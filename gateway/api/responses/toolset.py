@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.api import custom_tools
 from gateway.api.hosted_tools import HostedTool, find_meant_type, name_hosted, refuse_hosted
+from gateway.api.openai import custom_tools
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tool_names import CallKind, ToolCallNames, flat_name
 from gateway.api.responses.tools import (

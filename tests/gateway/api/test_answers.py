@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from gateway.api.answers import OpenAIAnswer
-from gateway.api.chunks import Kind, UsageFrames
+from gateway.api.openai.answers import OpenAIAnswer
+from gateway.api.openai.chunks import Kind, UsageFrames
 from gateway.api.sse import OPENAI
 from gateway.deltas import TextDelta
 from tests.support.answers_read import Written

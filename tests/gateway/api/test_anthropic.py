@@ -16,7 +16,7 @@ from openai._streaming import SSEDecoder
 
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.requests import MessagesChat, MessagesRequest, parse
-from gateway.api.messages import ToolCall
+from gateway.api.openai.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.answers import OpenAIAnswer
 from gateway.api.anthropic.answers import MessageAnswer
+from gateway.api.openai.answers import OpenAIAnswer
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import ResponsesChat, parse
 from gateway.api.responses.requests import ResponseRequest

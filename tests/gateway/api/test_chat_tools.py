@@ -15,10 +15,10 @@ from openai._streaming import SSEDecoder
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
-from gateway.api.answers import OpenAIAnswer
-from gateway.api.chunks import UsageFrames
-from gateway.api.parameters import parse
-from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.openai.answers import OpenAIAnswer
+from gateway.api.openai.chunks import UsageFrames
+from gateway.api.openai.parameters import parse
+from gateway.api.openai.schemas import ChatCompletionRequest
 from gateway.api.serving import render_chat
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter

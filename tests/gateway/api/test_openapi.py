@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume
 
 from gateway.api import openapi
-from gateway.api.parameter_table import HARMLESS, HINTS
+from gateway.api.openai.parameter_table import HARMLESS, HINTS
 from gateway.app import ROUTES
 from gateway.config.tenants import new_key
 from ops.commands.up import DEMO_MODEL

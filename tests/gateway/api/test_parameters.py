@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from gateway.api.anthropic.requests import MessagesRequest
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
-from gateway.api.parameters import Parsed, parse
-from gateway.api.renamed_parameters import RENAMED
+from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
+from gateway.api.openai.parameters import Parsed, parse
+from gateway.api.openai.renamed_parameters import RENAMED
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.ids import TemplateIds
 

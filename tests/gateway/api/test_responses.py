@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from tokenizers import Tokenizer
 
+from gateway.api.openai.system_messages import render_prompt
 from gateway.api.responses.chats import parse
 from gateway.api.responses.items import decode_thoughts, encode_thoughts
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.system_messages import render_prompt
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent

@@ -14,13 +14,13 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParameters
 from pydantic import BaseModel
 
-from gateway.api import messages, schemas
 from gateway.api.field_types import MAX_IDS
-from gateway.api.generation_request import GenerationRequest
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
-from gateway.api.parameters import parse
-from gateway.api.renamed_parameters import RENAMED
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai import messages, schemas
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
+from gateway.api.openai.parameters import parse
+from gateway.api.openai.renamed_parameters import RENAMED
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import MAX_CHOICES
 from gateway.parsers.tools.ids import TemplateIds

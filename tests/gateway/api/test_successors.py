@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from gateway.api import successors
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
-from gateway.api.renamed_parameters import RENAMED
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
+from gateway.api.openai.renamed_parameters import RENAMED
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 

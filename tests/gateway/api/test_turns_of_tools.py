@@ -13,10 +13,10 @@ import orjson
 import pytest
 
 from gateway.api.body import LARGE_BODY_BYTES
+from gateway.api.openai.schemas import ChatCompletionRequest
 from gateway.api.responses import endpoints, prompts
 from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.stored import parse_items
-from gateway.api.schemas import ChatCompletionRequest
 from gateway.errors import InvalidRequest
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer

@@ -13,14 +13,14 @@ from pydantic import BaseModel
 
 from gateway.api.anthropic import requests as messages
 from gateway.api.anthropic.requests import MessagesRequest
-from gateway.api.embeddings import EmbeddingsRequest
-from gateway.api.parameters import Parsed, parse
-from gateway.api.rerank import RerankRequest
+from gateway.api.openai.parameters import Parsed, parse
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.responses import chats
 from gateway.api.responses.conversations import AddedItems, NewConversation
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
+from gateway.api.vectors.embeddings import EmbeddingsRequest
+from gateway.api.vectors.rerank import RerankRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.vector_answers import write_embeddings
+from gateway.api.vectors.answers import write_embeddings
 from gateway.pipeline.mapped_inputs import shape_vectors
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -7,7 +7,7 @@ import time
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.api.worker_metrics import add_worker
+from gateway.api.operations.worker_metrics import add_worker
 from gateway.metrics.metrics import Metrics
 
 TENANTS = 500

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.api.answers import DeltaCollector
+from gateway.api.openai.answers import DeltaCollector
 from gateway.generation import GenerationParams, Options, Sampling
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate

@@ -18,9 +18,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.api.chat_tools import ChatFunctionTool
-from gateway.api.formats import StructuredOutputs
-from gateway.api.guides import build_structured_guide, build_tool_guide
+from gateway.api.openai.chat_tools import ChatFunctionTool
+from gateway.api.openai.formats import StructuredOutputs
+from gateway.api.openai.guides import build_structured_guide, build_tool_guide
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.pipeline.fit import fit

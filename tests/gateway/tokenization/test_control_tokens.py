@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from gateway.api.messages import Arguments
+from gateway.api.openai.messages import Arguments
 from gateway.errors import InvalidRequest
 from gateway.tokenization.chat_format import compile_template
 from gateway.tokenization.control_tokens import build_alternation

@@ -15,8 +15,8 @@ from gateway.api import ignored
 from gateway.api.auth import authenticate_tenant
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
-from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, get_rules, restore_client_name, sort_fields
+from gateway.api.openai.messages import Strict
+from gateway.api.openai.parameters import Parsed, get_rules, restore_client_name, sort_fields
 from gateway.api.rate_headers import build_rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import parse_timeout

@@ -13,10 +13,10 @@ from starlette.responses import PlainTextResponse
 
 from gateway.api.answer_schemas import Described, TroubleState
 from gateway.api.auth import authenticate_metrics_reader, may_read_details
+from gateway.api.operations.worker_metrics import merge_all_workers
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, ApiRouter, needs, refusals
 from gateway.api.siblings import is_internal
-from gateway.api.worker_metrics import merge_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
 

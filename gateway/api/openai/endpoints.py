@@ -16,18 +16,18 @@ from gateway.api.answer_schemas import (
     CompletionChunk,
     Error,
 )
-from gateway.api.answers import OpenAIAnswer
-from gateway.api.chunks import Kind
-from gateway.api.generation_request import GenerationRequest
-from gateway.api.logprobs import (
+from gateway.api.openai.answers import OpenAIAnswer
+from gateway.api.openai.chunks import Kind
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.logprobs import (
     build_chat_logprobs,
     build_completion_logprobs,
     build_prompt_logprobs,
 )
-from gateway.api.parameters import get_rules, parse
+from gateway.api.openai.parameters import get_rules, parse
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.serving import get_prompts, prepare_request, render_chat, respond
 from gateway.api.sse import OPENAI
 from gateway.generation import Batch, Options

@@ -10,12 +10,12 @@ from pydantic import Field, StringConstraints, Tag
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Described
-from gateway.api.embeddings import MAX_INPUTS, InputUsage
 from gateway.api.field_types import JsonInt
-from gateway.api.mapped_requests import MappedRequest, prepare_call
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
+from gateway.api.vectors.embeddings import MAX_INPUTS, InputUsage
+from gateway.api.vectors.mapped_requests import MappedRequest, prepare_call
 from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import RerankModel
 from gateway.errors import InvalidRequest

@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
 from adapters.record import Record
-from gateway.api.adapters import MAX_JSON_BYTES, audit_change, to_audit_state
+from gateway.api.admin.adapters import MAX_JSON_BYTES, audit_change, to_audit_state
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.service import Service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gateway.api.messages import Lenient
+from gateway.api.openai.messages import Lenient
 
 Path = tuple[int | str, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from gateway.api.custom_tools import arguments_to_input
+from gateway.api.openai.custom_tools import arguments_to_input
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallEnd, CallStart, Event, Reasoning
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.api.chunks import (
+from gateway.api.openai.chunks import (
     SHAPES,
     CountingFrames,
     Frames,
@@ -22,8 +22,8 @@ from gateway.api.chunks import (
     PromptLogprobs,
     UsageFrames,
 )
-from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
-from gateway.api.usage import build_final_usage
+from gateway.api.openai.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
+from gateway.api.openai.usage import build_final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from gateway.api.chat_tools import Tool
-from gateway.api.formats import ResponseFormat, StructuredOutputs
+from gateway.api.openai.chat_tools import Tool
+from gateway.api.openai.formats import ResponseFormat, StructuredOutputs
 from gateway.api.strict_json import load
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest

@@ -13,7 +13,7 @@ from pydantic import Field
 from gateway.api.answer_schemas import AnswerModel, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.observability.audit import State

@@ -15,11 +15,17 @@ from starlette.concurrency import run_in_threadpool
 
 from adapters.errors import InvalidName
 from adapters.record import SHORT_DIGEST, Record, Version, check_name
-from gateway.api.adapter_upload import UPLOAD, get_text_field, make_folder, read_upload, save_files
+from gateway.api.admin.adapter_upload import (
+    UPLOAD,
+    get_text_field,
+    make_folder,
+    read_upload,
+    save_files,
+)
 from gateway.api.answer_schemas import AnswerModel, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import get_media_type, json_body, parse_json, read_body
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.adapters import AddedVersion

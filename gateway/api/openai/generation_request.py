@@ -13,7 +13,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.api.chunks import UsageFrames
 from gateway.api.field_types import (
     INT32,
     BadWords,
@@ -26,9 +25,10 @@ from gateway.api.field_types import (
     TruncatedLength,
     allow_unset,
 )
-from gateway.api.formats import ResponseFormat, StructuredOutputs
-from gateway.api.guides import build_format_guide, build_structured_guide
-from gateway.api.messages import Strict
+from gateway.api.openai.chunks import UsageFrames
+from gateway.api.openai.formats import ResponseFormat, StructuredOutputs
+from gateway.api.openai.guides import build_format_guide, build_structured_guide
+from gateway.api.openai.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
     DEFAULT_CALLER,

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
-from gateway.api.usage import build_usage
+from gateway.api.openai.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
+from gateway.api.openai.usage import build_usage
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
-from gateway.api.messages import Strict
+from gateway.api.openai.messages import Strict
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 

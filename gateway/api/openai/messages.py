@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gateway.api import custom_tools
+from gateway.api.openai import custom_tools
 from gateway.api.strict_json import load, load_partial
 from gateway.api.successors import Successors
 from gateway.api.unions import by_type

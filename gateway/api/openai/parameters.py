@@ -14,10 +14,10 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 import orjson
 from pydantic import ValidationError
 
-from gateway.api.generation_request import GenerationRequest
 from gateway.api.ignored import MAX_NAME_CHARS
-from gateway.api.messages import Strict
-from gateway.api.parameter_table import (
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.messages import Strict
+from gateway.api.openai.parameter_table import (
     HARMLESS,
     HINTS,
     NEUTRAL_CHAT,
@@ -25,10 +25,10 @@ from gateway.api.parameter_table import (
     NOT_SERVED,
     UNSET,
 )
-from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai.renamed_parameters import CONTAINERS, RENAMED, Fields
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.openai.tool_fields import Path, find_unknown_fields
 from gateway.api.strict_json import load_object
-from gateway.api.tool_fields import Path, find_unknown_fields
 from gateway.api.validation import (
     build_invalid_request,
     get_path,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_serializer
 
-from gateway.api import custom_tools
-from gateway.api.messages import FUNCTION_OR_CUSTOM, FunctionName, Lenient
+from gateway.api.openai import custom_tools
+from gateway.api.openai.messages import FUNCTION_OR_CUSTOM, FunctionName, Lenient
 from gateway.api.unions import by_type
 
 

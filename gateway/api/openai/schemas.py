@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, model_validator
 
-from gateway.api.chat_tools import (
+from gateway.api.field_types import JsonInt, TokenIds, allow_unset
+from gateway.api.openai.chat_tools import (
     AllowedChoice,
     ChatCustomTool,
     CustomChoice,
@@ -20,18 +21,17 @@ from gateway.api.chat_tools import (
     ToolChoice,
     Tools,
 )
-from gateway.api.field_types import JsonInt, TokenIds, allow_unset
-from gateway.api.generation_request import GenerationRequest
-from gateway.api.guides import (
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.openai.guides import (
     build_argument_guides,
     build_either_guide,
     build_strict_argument_guides,
     build_tool_guide,
     get_format_schema,
 )
-from gateway.api.messages import Messages
+from gateway.api.openai.messages import Messages
+from gateway.api.openai.turns import check_result
 from gateway.api.successors import OF_CHATS, OF_COMPLETIONS
-from gateway.api.turns import check_result
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
 from gateway.generation import (

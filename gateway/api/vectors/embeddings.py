@@ -12,16 +12,16 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.field_types import JsonInt, TokenIds
-from gateway.api.mapped_requests import MappedCall, MappedRequest, prepare_call
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.successors import OF_EMBEDDINGS
-from gateway.api.vector_answers import (
+from gateway.api.vectors.answers import (
     MAX_INLINE_NUMBERS,
     LargeAnswer,
     estimate_bytes,
     write_embeddings,
 )
+from gateway.api.vectors.mapped_requests import MappedCall, MappedRequest, prepare_call
 from gateway.catalog.mapped import ServedModel
 from gateway.config.mapped import EmbeddingModel
 from gateway.errors import InvalidRequest

@@ -1,0 +1,1 @@
+"""Management of adapters and keys by operators."""

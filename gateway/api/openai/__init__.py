@@ -1,0 +1,1 @@
+"""OpenAI's chats and completions: requests, their parameters, and answers."""

@@ -1,0 +1,1 @@
+"""Requests to embedding and rerank models."""
