@@ -24,7 +24,8 @@ from gateway.monitor.monitor import Monitor
 from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import describe_in_flight_guess, list_targets
 from gateway.scheduling.adapter_wait import AdapterWait
-from gateway.scheduling.admission import Admission
+from gateway.scheduling.engine_queue import EngineQueue
+from gateway.scheduling.fair_budget import FairBudget
 from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
 from gateway.scheduling.start_queue import StartQueue
@@ -53,12 +54,12 @@ class Service:
     replicas: Replicas
     overrides: LiveOverrides
     """Weights and drains of replicas that admins set over the API, beside the configuration."""
-    admission: Admission
+    admission: EngineQueue
     starts: StartQueue
     """Queue of requests that have not started because the event loop is busy."""
-    body_budget: Admission
+    body_budget: FairBudget
     """Byte budget for buffered request bodies (fair by tenant; cost = bytes)."""
-    history_budget: Admission
+    history_budget: FairBudget
     """Byte budget for stored conversations read into memory.
 
     It is separate from `body_budget`: if both shared one, requests that hold a body could block
@@ -66,7 +67,7 @@ class Service:
     """
     adapter_wait: AdapterWait
     """Waiting list of requests whose adapter is not on any replica's disk yet."""
-    upload_budget: Admission
+    upload_budget: FairBudget
     """Byte budget for adapter weights that are read and uploaded to Triton (fair by tenant)."""
     guides: GuideCheck
     logits: FairThread
@@ -76,7 +77,7 @@ class Service:
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
     mapped_pool: MappedPool
-    vector_budget: Admission
+    vector_budget: FairBudget
     """Byte budget for large answers of embeddings (fair by tenant)."""
     declared: DeclaredAdapters
     router: ModelRouter

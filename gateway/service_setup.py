@@ -27,7 +27,8 @@ from gateway.overrides.copies import OverrideCopies
 from gateway.overrides.followed import LiveOverrides
 from gateway.replica_setup import list_targets, make_replicas
 from gateway.scheduling.adapter_wait import AdapterWait
-from gateway.scheduling.admission import Admission
+from gateway.scheduling.engine_queue import EngineQueue
+from gateway.scheduling.fair_budget import FairBudget
 from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
 from gateway.scheduling.start_queue import StartQueue
@@ -323,12 +324,12 @@ def load_tracer_class(settings: Settings) -> type[Tracer] | None:
 
 def _make_admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
-) -> Admission:
+) -> EngineQueue:
     def cap(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     places = replicas.slots
-    admission = Admission(
+    admission = EngineQueue(
         lambda: cap(places.current_limit()),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
         capacity=lambda lane: cap(places.capacity(lane)),
@@ -342,9 +343,9 @@ def _make_admission(
 
 def _make_call_limit(
     settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
-) -> Admission:
-    """Return the admission of one embedding or rerank model, with `limit` concurrent calls."""
-    return Admission(
+) -> FairBudget:
+    """Return the concurrent calls of one embedding or rerank model: `limit` of them."""
+    return FairBudget(
         limit,
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
@@ -354,9 +355,9 @@ def _make_call_limit(
 
 def _make_byte_budget(
     nbytes: int, settings: Settings, configuration: ConfigurationFile
-) -> Admission:
+) -> FairBudget:
     """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
-    return Admission(
+    return FairBudget(
         lambda: nbytes,
         lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
@@ -365,8 +366,8 @@ def _make_byte_budget(
     )
 
 
-def _make_upload_budget(settings: Settings, configuration: ConfigurationFile) -> Admission:
-    return Admission(
+def _make_upload_budget(settings: Settings, configuration: ConfigurationFile) -> FairBudget:
+    return FairBudget(
         lambda: settings.cold_send_bytes,
         lambda: _TENANT_UPLOAD_SHARE if configuration.current.tenants else 1.0,
         queue=settings.queue_size,

@@ -20,8 +20,10 @@ from lora_store.stats import StoreStats
 _LOG = logging.getLogger(__name__)
 
 # Time for another gateway to put a version that Redis lost.
-_REFILL_TIMEOUT_S = 3.0
+_REFILL_TIMEOUT_S = 5.0
 _REFILL_POLL_S = 0.05
+# Gateways that lost their connection to Redis, as others did, do not hear the first notice.
+_WANT_INTERVAL_S = 0.5
 # Concurrent reads of the disk: each may take half a second of CPU. `Link` has further threads for
 # records.
 _MAX_DISK_READS = 2
@@ -168,12 +170,15 @@ class Versions:
             self._stats.redis_hits += 1
             return found
         self._stats.redis_misses += 1
-        await self._link.call(partial(RedisTier.want, digest=digest))
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _REFILL_TIMEOUT_S
+        next_want = loop.time()
+        deadline = next_want + _REFILL_TIMEOUT_S
         while found is None:
             if loop.time() > deadline:
                 raise VersionUnavailable(digest, "no intact copy on disk or in Redis")
+            if loop.time() >= next_want:
+                await self._link.call(partial(RedisTier.want, digest=digest))
+                next_want = loop.time() + _WANT_INTERVAL_S
             await asyncio.sleep(_REFILL_POLL_S)
             found = await self._from_redis(digest)
         self._stats.redis_hits += 1

@@ -20,7 +20,7 @@ from gateway.metrics.scraped import (
     LoraCollector,
 )
 from gateway.metrics.tallies import Histograms, Level, Tallies, Tally, Times
-from gateway.scheduling.admission import Admission
+from gateway.scheduling.engine_queue import EngineQueue
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
 from gateway.stops import EarlyStop
@@ -280,7 +280,7 @@ class Metrics:
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
-        self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
+        self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
         """Export queued requests and the state of each replica, read at scrape time."""
         self.registry.register(LoadCollector(admission, starts, replicas))

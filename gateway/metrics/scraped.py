@@ -14,7 +14,7 @@ from gateway.catalog.adapters import AdapterCatalog
 from gateway.catalog.declared import DeclaredAdapters
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
-from gateway.scheduling.admission import Admission
+from gateway.scheduling.engine_queue import EngineQueue
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import BudgetUsage
@@ -150,7 +150,7 @@ class BudgetCollector(Collector):
 
 class LoadCollector(Collector):
     def __init__(
-        self, admission: Admission, starts: StartQueue, replicas: Iterable[Replica]
+        self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
         self._admission = admission
         self._starts = starts

@@ -28,8 +28,8 @@ from gateway.pipeline.choice import (
     record_first_token,
     text_stream,
 )
-from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
+from gateway.scheduling.fair_budget import Permit
 from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 

@@ -24,7 +24,7 @@ from gateway.errors import (
     RequestTimeout,
 )
 from gateway.observability.request_context import RequestContext
-from gateway.scheduling.admission import Permit
+from gateway.scheduling.fair_budget import Permit
 from gateway.service import Service
 from gateway.tenancy.input_account import InputAccount
 from gateway.tokenization.inputs import InputIds

@@ -1,1 +1,1 @@
-"""Admission of requests, and the choice of the Triton replica that runs each of them."""
+"""Queues for engines, and the choice of the Triton replica that runs each request."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from gateway.errors import EngineBroken, EngineError, EngineUnavailable
 from gateway.observability.request_context import RequestContext
-from gateway.scheduling.admission import Admission
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
+from gateway.scheduling.fair_budget import FairBudget
 from gateway.scheduling.replica import Replica
 from gateway.scheduling.replicas import Replicas
 from gateway.triton.silence import SILENCE_S
@@ -63,12 +63,12 @@ class MappedPool:
     """Embedding and ranking models on all replicas. Belongs to one event loop."""
 
     def __init__(
-        self, replicas: Replicas, admission: Callable[[Callable[[], int]], Admission]
+        self, replicas: Replicas, admission: Callable[[Callable[[], int]], FairBudget]
     ) -> None:
         """Use `replicas`; `admission` builds the admission control of one model from a limit."""
         self._replicas = replicas
         self._make_admission = admission
-        self._admissions: dict[str, Admission] = {}
+        self._admissions: dict[str, FairBudget] = {}
         self._by_replica: dict[tuple[Replica, TensorMapping], _ReplicaModel] = {}
 
     @property
@@ -80,7 +80,7 @@ class MappedPool:
             if target.misfit
         }
 
-    def admission(self, model: str) -> Admission:
+    def admission(self, model: str) -> FairBudget:
         """Return the admission control of a model, by its name in Triton. A slot is one call."""
         if model not in self._admissions:
             self._admissions[model] = self._make_admission(self._max_calls)

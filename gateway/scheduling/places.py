@@ -57,7 +57,7 @@ class SlotPool:
         return self._count_slots(self._find_replicas(lane, failing=True), failing=True)
 
     def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
-        """Return the scopes as `admission.Scopes`, with at most `max_slots` slots in each.
+        """Return the scopes as `queues.Scopes`, with at most `max_slots` slots in each.
 
         A request that only some replicas can run needs a slot on these, and one of all slots.
         """

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.scheduling.admission import Admission
+from gateway.scheduling.engine_queue import EngineQueue
 from gateway.scheduling.kinds import Lane
 from gateway.scheduling.queues import Scope
 
 
 def _admission(limit: int, *, queue: int = 1000, wait_s: float = 60.0, share: float = 1.0):  # type: ignore[no-untyped-def]
-    return Admission(lambda: limit, lambda: share, queue=queue, wait_s=wait_s)
+    return EngineQueue(lambda: limit, lambda: share, queue=queue, wait_s=wait_s)
 
 
 async def test_no_more_than_the_limit_run_at_once() -> None:
@@ -137,7 +137,10 @@ async def test_a_lane_in_which_nobody_waits_any_more_is_not_asked_for() -> None:
         asked.append(lane)
         return (Scope(2),)
 
-    admission, rare = Admission(lambda: 2, scopes=scopes, queue=9, wait_s=60), frozenset({object()})
+    admission, rare = (
+        EngineQueue(lambda: 2, scopes=scopes, queue=9, wait_s=60),
+        frozenset({object()}),
+    )
     busy = admission.permit("a"), admission.permit("a", lane=rare)
     for permit in busy:
         await permit.__aenter__()
@@ -195,7 +198,7 @@ async def test_who_is_refused_is_told_how_long_others_have_waited() -> None:
 
 async def test_places_that_appear_are_handed_out() -> None:
     limit = [0]
-    admission = Admission(lambda: limit[0], queue=10, wait_s=60)
+    admission = EngineQueue(lambda: limit[0], queue=10, wait_s=60)
     waits = asyncio.create_task(admission.permit("a").__aenter__())
     await asyncio.sleep(0)
     assert admission.waiting == 1
@@ -226,7 +229,7 @@ async def test_no_place_is_lost_whenever_a_request_is_cancelled(chance: random.R
             await asyncio.sleep(chance.random() * 0.003)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (admission.in_flight, admission.waiting) == (0, 0)
-    assert not admission._queues
+    assert not admission._pool.queues
     async with asyncio.timeout(60), admission.permit("a"), admission.permit("b"):
         pass
 
@@ -256,16 +259,15 @@ async def test_what_can_never_have_its_turn_holds_nobody_up() -> None:
 
 async def test_many_beams_are_waited_for_by_those_alone_who_have_more() -> None:
     admission = _admission(8, share=0.75)
-    for _ in range(6):
-        await admission.permit("a").__aenter__()
+    held = [await admission.permit("a").__aenter__() for _ in range(6)]
     beams = asyncio.create_task(admission.permit("b", cost=4).__aenter__())
     await asyncio.sleep(0)
     more_of_a = asyncio.create_task(admission.permit("a").__aenter__())
     await asyncio.sleep(0)
     async with asyncio.timeout(60), admission.permit("c"), admission.permit("c"):
         assert (admission.in_flight, admission.waiting) == (8, 2)
-    admission.release("a", 1)
-    admission.release("a", 1)
+    held.pop().release()
+    held.pop().release()
     await beams
     assert not more_of_a.done()
     more_of_a.cancel()
@@ -331,7 +333,7 @@ async def test_a_lane_that_is_full_is_forecast_by_itself() -> None:
     def scopes(lane: Lane, _: Collection[Lane]) -> Sequence[Scope]:
         return (Scope(3), *([Scope(1, {rare}, rare)] if lane == rare else []))
 
-    admission = Admission(lambda: 3, scopes=scopes, queue=9, wait_s=60)
+    admission = EngineQueue(lambda: 3, scopes=scopes, queue=9, wait_s=60)
     for _ in range(8):
         async with admission.permit("a", lane=rare):
             await asyncio.sleep(0.01)

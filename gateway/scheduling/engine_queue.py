@@ -1,0 +1,146 @@
+"""Engine queue: slots for generations, with lanes and a forecast of the wait.
+
+Engines serve their own queue first come, first served, so one tenant's burst would delay all
+others. The gateway therefore sends only as many requests as the engines run at once and queues the
+others here, per tenant.
+
+See decisions 024 and 075 in docs/decisions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from gateway.errors import Overloaded
+from gateway.scheduling.fair_budget import Ask, FairBudget, Permit, min_optional
+from gateway.scheduling.forecast import Standing, expected_wait_s
+from gateway.scheduling.kinds import Lane
+from gateway.scheduling.queues import Scope, Scopes, TenantQueue
+
+
+class EngineQueue(FairBudget):
+    """Slots for generations.
+
+    Each choice of a request needs a slot of its own, so a large request starts in parts instead of
+    waiting until enough slots are free for all its choices. Only the beams of a search get their
+    slots together; they never exceed the tenant's share.
+
+    Generations that only some replicas can run have a lane: see `SlotPool`.
+    """
+
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        share: Callable[[], float] = lambda: 1.0,
+        *,
+        capacity: Callable[[Lane], int] | None = None,
+        scopes: Scopes | None = None,
+        queue: int,
+        wait_s: float,
+    ) -> None:
+        """Start with all slots free and an empty queue.
+
+        Args:
+            limit: returns the current number of slots.
+            share: returns the fraction of the slots that one tenant may hold.
+            capacity: returns the slots of a lane with all its replicas working; `limit` unless
+                given.
+            scopes: returns the scopes of a lane; called only if lanes are in use.
+            queue: maximum number of waiting generations, for all tenants together.
+            wait_s: maximum time in the queue, in seconds.
+        """
+        super().__init__(limit, share, scopes=scopes, queue=queue, wait_s=wait_s)
+        self._capacity = capacity or (lambda _: limit())
+
+    @property
+    def queued_lanes(self) -> Collection[Lane]:
+        """Lanes with queued generations, without the lane None."""
+        return self._pool.queued.lanes.keys()
+
+    def permit(
+        self,
+        tenant: str,
+        priority: int = 0,
+        *,
+        cost: int = 1,
+        wait_s: float | None = None,
+        first_token_s: float | None = None,
+        max_expected_s: float | None = None,
+        is_resumed: bool = False,
+        lane: Lane = None,
+    ) -> Permit:
+        """Return a permit for `cost` slots for a generation. See `FairBudget.permit`.
+
+        Args:
+            tenant: its name.
+            priority: the tenant's priority; greater goes first.
+            cost: number of slots.
+            wait_s: maximum time in the queue in seconds, if less than the common limit.
+            first_token_s: seconds within which the first token must be expected.
+            max_expected_s: seconds within which the slots must be expected on entering.
+            is_resumed: the generation continues an answer that has started.
+            lane: the model variants that can run it.
+
+        Raises:
+            Overloaded: on entering, if the queue is full, or if the slots are not expected in time;
+                later, if no slot became free in time.
+            TimeoutError: `wait_s` has passed and is less than the common limit.
+        """
+        limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
+        wanted_s = None if is_resumed else first_token_s
+        return Permit(
+            self,
+            Ask(tenant, priority, cost, limit_s, wanted_s, max_expected_s, is_resumed, lane),
+        )
+
+    def record_first_token(self, tenant: str, seconds: float) -> None:
+        """Record that a first token came `seconds` after its slot was granted."""
+        self._pool.pace_of(tenant).record_first_token(seconds)
+
+    def max_cost(self, lane: Lane = None) -> int | None:
+        """Return the greatest cost that can ever be granted, None while no engine is available."""
+        capacity = self._capacity(lane)
+        return self._pool.share_of(capacity) if capacity else None
+
+    def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
+        if ask.first_token_s is None:
+            return ask.wait_s
+        turn_s = min_optional(max(0.0, ask.first_token_s - queue.pace.first_token_s), ask.wait_s)
+        limit_s = min_optional(turn_s, ask.max_expected_s)
+        expected_s = self._expect_wait(queue, ask.cost, ask.lane)
+        if expected_s is not None and expected_s > limit_s:
+            raise Overloaded(
+                f"No slot is expected to become free within {limit_s:.3g} seconds; try again "
+                "later.",
+                expected_s,
+                "expected_wait",
+            )
+        return turn_s
+
+    def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
+        if not queue.pace.is_known:
+            return None
+        pool = self._pool
+        found = [
+            expected_wait_s(
+                _build_standing(queue, scope),
+                [
+                    _build_standing(each, scope)
+                    for each in pool.queues.values()
+                    if each is not queue
+                ],
+                queue.waiting_in(scope.lanes)
+                + max(cost, pool.in_use.in_lanes(scope.lanes) + cost - scope.slots),
+            )
+            for scope in pool.scopes(lane)
+            if pool.lacks_free(scope, cost) or not pool.is_within_share(queue, cost, scope)
+        ]
+        return max([wait_s for wait_s in found if wait_s is not None], default=None)
+
+
+def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
+    """Return the tenant's slots, queue and release rate within a scope."""
+    taken = queue.in_use.in_lanes(scope.lanes)
+    waiting = queue.waiting_in(scope.lanes)
+    return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

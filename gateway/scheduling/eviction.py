@@ -1,0 +1,57 @@
+"""Limits of a queue that tenants share: what is evicted, or refused, when it is full."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.errors import Overloaded
+from gateway.scheduling.queues import TenantQueue
+from gateway.scheduling.slot_pool import SlotPool
+
+
+class Eviction:
+    """Limits of the number of queued entries, in total and of one tenant."""
+
+    def __init__(self, pool: SlotPool, limit: int, limit_of_tenant: int) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._limit_of_tenant = limit_of_tenant
+
+    def make_space(self, queue: TenantQueue) -> None:
+        """Make space for one more entry of a tenant, or raise Overloaded.
+
+        If the queue is full, the last entry of the tenant with most entries is evicted, unless that
+        is about as many as `queue` has. Entries of resumed answers are never evicted.
+        """
+        if queue.waiting >= self._limit_of_tenant:
+            raise self._build_error(queue)
+        if self._pool.queued.total < self._limit:
+            return
+        ends = [
+            (other, lane, entries[-1])
+            for other in self._pool.queues.values()
+            for lane, entries in other.by_lane.items()
+            if entries and not entries[-1].is_resumed
+        ]
+        if not ends:
+            raise self._build_error(queue)
+        longest, lane, last = max(ends, key=lambda end: (end[0].waiting, end[2].since))
+        if longest.waiting <= queue.waiting + 1:
+            raise self._build_error(queue)
+        self._pool.discard(longest, lane, last)
+        if not last.admitted.done():
+            last.admitted.set_exception(self._build_error(longest))
+
+    def _build_error(self, own: TenantQueue) -> Overloaded:
+        """Build the error for a full queue, with the waiting time of its first entry.
+
+        A new request would wait about as long. Tenants are served fairly, so other tenants' queues
+        count only if `own` is empty.
+        """
+        queues = [own] if own.waiting else self._pool.queues.values()
+        since = [
+            entries[0].since for queue in queues for entries in queue.by_lane.values() if entries
+        ]
+        waited_s = time.monotonic() - min(since) if since else 0.0
+        message = "Too many requests are waiting; try again later."
+        return Overloaded(message, waited_s, "queue_full")

@@ -1,0 +1,205 @@
+"""Fair budgets: a limited number of units, such as bytes or calls, that tenants share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from gateway.errors import Overloaded
+from gateway.scheduling.eviction import Eviction
+from gateway.scheduling.kinds import Lane
+from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
+from gateway.scheduling.slot_pool import SlotPool
+
+
+class Ask(NamedTuple):
+    """What a permit asks for. `EngineQueue.permit` describes the fields."""
+
+    tenant: str
+    priority: int
+    cost: int
+    wait_s: float | None
+    first_token_s: float | None = None
+    max_expected_s: float | None = None
+    is_resumed: bool = False
+    lane: Lane = None
+
+
+class FairBudget:
+    """Units that tenants share fairly, with a bounded queue.
+
+    Belongs to one event loop; granting and releasing never wait for I/O. `SlotPool` describes who
+    gets the next free units.
+    """
+
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        share: Callable[[], float] = lambda: 1.0,
+        *,
+        scopes: Scopes | None = None,
+        queue: int,
+        queue_of_tenant: int | None = None,
+        wait_s: float,
+    ) -> None:
+        """Start with all units free and an empty queue.
+
+        Args:
+            limit: returns the current number of units.
+            share: returns the fraction of the units that one tenant may hold.
+            scopes: returns the scopes of a lane; called only if lanes are in use.
+            queue: maximum number of waiting permits, for all tenants together.
+            queue_of_tenant: the same for one tenant; `queue` unless given.
+            wait_s: maximum time in the queue, in seconds.
+        """
+        self._wait_s = wait_s
+        self._pool = SlotPool(limit, share, scopes)
+        self._eviction = Eviction(
+            self._pool, queue, queue if queue_of_tenant is None else queue_of_tenant
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Number of units in use."""
+        return self._pool.in_use.total
+
+    @property
+    def waiting(self) -> int:
+        """Number of permits that wait."""
+        return self._pool.queued.total
+
+    @property
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """Number of waiting permits by tenant, for tenants with any."""
+        return {name: n for name, queue in self._pool.queues.items() if (n := queue.waiting)}
+
+    @property
+    def slots(self) -> int:
+        """Current number of units."""
+        return self._pool.limit
+
+    def permit(
+        self,
+        tenant: str,
+        priority: int = 0,
+        *,
+        cost: int = 1,
+        wait_s: float | None = None,
+        is_resumed: bool = False,
+    ) -> Permit:
+        """Return a permit for `cost` units for `tenant`. Use it with `async with`.
+
+        A further permit of work that has started (`is_resumed`) goes to the front of its tenant's
+        queue and may wait up to `wait_s`, whatever the queue's limits. Such work has at most one
+        waiting permit, so their number needs no limit. A permit that need not wait is never
+        refused.
+
+        Args:
+            tenant: its name.
+            priority: the tenant's priority; greater goes first.
+            cost: number of units.
+            wait_s: maximum time in the queue in seconds, if less than the common limit.
+            is_resumed: the permit continues work that has started.
+
+        Raises:
+            Overloaded: on entering, if the queue is full; later, if too few units became free in
+                time.
+            TimeoutError: `wait_s` has passed and is less than the common limit.
+        """
+        limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
+        return Permit(self, Ask(tenant, priority, cost, limit_s, is_resumed=is_resumed))
+
+    def max_cost(self) -> int | None:
+        """Return the greatest cost that can ever be granted, None while there are no units."""
+        limit = self._pool.limit
+        return self._pool.share_of(limit) if limit else None
+
+    def grant_free_slots(self) -> None:
+        """Grant free units to waiting permits. Call it when the limit may have grown."""
+        self._pool.grant()
+
+    async def enter(self, ask: Ask) -> None:
+        """Take the units, waiting for them in the queue if necessary. See `permit`."""
+        tenant, cost, lane, wait_s = ask.tenant, ask.cost, ask.lane, ask.wait_s
+        pool = self._pool
+        queue = pool.queue_of(tenant)
+        queue.priority = ask.priority
+        if pool.take_free(queue, cost, lane):
+            return
+        turn_s = wait_s
+        entry = QueueEntry(cost, asyncio.get_running_loop().create_future(), ask.is_resumed)
+        if not ask.is_resumed:
+            try:
+                turn_s = self._limit_turn(queue, ask)
+                self._eviction.make_space(queue)
+            except Overloaded:
+                pool.remove_if_idle(tenant)
+                raise
+        pool.append(queue, lane, entry)
+        pool.grant()
+        try:
+            async with asyncio.timeout(turn_s):
+                await entry.admitted
+        except BaseException as error:
+            if not pool.discard(queue, lane, entry) and entry.is_admitted:
+                # it was admitted in the moment in which it gave up
+                self.release(ask)
+            pool.remove_if_idle(tenant)
+            pool.grant()  # free units may have been reserved for this entry
+            late = turn_s is not None and turn_s != wait_s
+            if isinstance(error, TimeoutError) and (late or wait_s == self._wait_s):
+                expected_s = self._expect_wait(queue, cost, lane) if late else None
+                raise Overloaded(
+                    f"No slot became free within {turn_s:.3g} seconds; try again later.",
+                    max(turn_s or 0.0, expected_s or 0.0),
+                    "too_late" if late else "queue_timeout",
+                ) from None
+            raise
+
+    def release(self, ask: Ask) -> None:
+        """Give the units back, and grant them to waiting permits."""
+        self._pool.release(ask.tenant, ask.cost, ask.lane)
+
+    def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
+        """Return the maximum time in the queue in seconds.
+
+        Raise Overloaded if that is known not to suffice.
+        """
+        return ask.wait_s
+
+    def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
+        """Return the expected wait in seconds, None if unknown."""
+        return None
+
+
+class Permit:
+    """Units of a budget. See `FairBudget.permit` and `EngineQueue.permit`."""
+
+    __slots__ = ("_ask", "_budget")
+
+    def __init__(self, budget: FairBudget, ask: Ask) -> None:
+        self._budget = budget
+        self._ask = ask
+
+    async def __aenter__(self) -> Permit:
+        await self._budget.enter(self._ask)
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the units back."""
+        self._budget.release(self._ask)
+
+
+def min_optional(one: float, other: float | None) -> float:
+    """Return the smaller of two numbers, ignoring None."""
+    return one if other is None else min(one, other)
