@@ -68,7 +68,7 @@ def check_conditions(service: Service, connections: str, *, thoroughly: bool = T
     """
     found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
     if thoroughly:
-        found.append(_Condition("adapter_caches", WARNING, service.adapters.warnings()))
+        found.append(_Condition("adapter_caches", WARNING, service.adapter_admin.fit.warnings()))
     for kind, level, texts, logs in found:
         service.troubles.hold_each(kind, level, texts, logs=logs)
     service.unknown_models.step()
@@ -115,10 +115,10 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
     yield _Condition("engine_files", WARNING, files)
     yield _Condition("replica_names", WARNING, _single(service.replicas.lookup_problem))
     yield _Condition("other_models", ERROR, service.mapped_pool.misfits)
-    yield _Condition("disks", WARNING, {each: each for each in adapters.shortfalls.lasting})
+    yield _Condition("disks", WARNING, {each: each for each in adapters.disks.shortfalls.lasting})
     refused = {
         name: f"adapter {name!r} of the configuration was refused: {why}"
-        for name, why in adapters.refused.items()
+        for name, why in service.adapter_admin.refused.items()
     }
     yield _Condition("configured_adapters", ERROR, refused)
     # Another gateway may have registered them, or this one before the file had the model.

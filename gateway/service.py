@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.administration import AdapterAdmin
 from gateway.catalog.declared import DeclaredAdapters
 from gateway.catalog.mapped import MappedModels, MappedRouter
 from gateway.catalog.router import ModelRouter
@@ -73,6 +74,7 @@ class Service:
     logits: FairThread
     """Thread that computes log probabilities and writes large answers (fair by tenant)."""
     adapters: AdapterCatalog
+    adapter_admin: AdapterAdmin
     mapped: MappedModels
     embedders: MappedRouter[EmbeddingModel]
     rankers: MappedRouter[RerankModel]
@@ -118,7 +120,7 @@ class Service:
     @property
     def shortfalls(self) -> list[str]:
         """Messages for operators about adapter versions missing on replicas' disks."""
-        return find_shortfalls(self.adapters.placement, self.list_disks())
+        return find_shortfalls(self.adapters.disks.placement, self.list_disks())
 
     def get_placement(self, weights: str) -> dict[str, str]:
         """Return the state of an adapter's weights on each replica that reads them from disk.
@@ -126,7 +128,7 @@ class Service:
         The keys are the replicas' endpoints. `weights` is the name of the weights.
         """
         return {
-            endpoint: self.adapters.placement.state(weights, endpoint)
+            endpoint: self.adapters.disks.placement.state(weights, endpoint)
             for endpoint, reads in self.list_disks().items()
             if reads
         }
@@ -147,14 +149,14 @@ class Service:
             tasks.create_task(self.overrides.follow(self.troubles))
             tasks.create_task(self.accounting.record_usage())
             tasks.create_task(self.conversations.follow())
-            tasks.create_task(self.adapters.follow_disks(self.list_disks, self.troubles))
+            tasks.create_task(self.adapters.disks.follow(self.list_disks, self.troubles))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
             self._warn_of_guessed_settings()
             while not self.started.is_set():
                 try:
-                    await self.adapters.register_configured()
+                    await self.adapter_admin.register_configured()
                 except GatewayError as error:  # Triton became unavailable in between
                     text = f"adapters are not registered yet: {error.message}"
                     self.troubles.hold("registration", logging.WARNING, text)

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 
 from certificates.reloading import CertificatePoller
 from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.administration import AdapterAdmin
+from gateway.catalog.conversion import Converter
 from gateway.catalog.declared import DeclaredAdapters
+from gateway.catalog.engine_fit import EngineFit
 from gateway.catalog.mapped import MappedModels, MappedRouter
 from gateway.catalog.router import ModelRouter
 from gateway.config.file import ConfigurationError, ConfigurationFile
@@ -132,9 +135,7 @@ async def run_service(
     logits = FairThread("logits", rest=_LOGITS_REST_RATIO)
     try:
         async with (
-            AdapterCatalog(
-                settings, prompts, lambda: replicas.capabilities, mapped.__contains__
-            ) as adapters,
+            _open_adapters(settings, prompts, replicas, mapped) as (adapters, adapter_admin),
             _open_keys(settings, access, metrics, workers) as keys,
             CertificatePoller() as certificates,
             _open_accounting(settings, configuration, metrics, certificates.read_now) as accounting,
@@ -147,10 +148,10 @@ async def run_service(
         ):
             router = ModelRouter(settings.model_name, adapters, mapped.refuse)
             mapped.adapters = lambda: [record.name for record in adapters.records]
-            configuration.subscribe(adapters.update)
-            declared = DeclaredAdapters(adapters, adapters.declared_dir)
+            configuration.subscribe(adapter_admin.update)
+            declared = DeclaredAdapters(adapters, adapter_admin)
             configuration.subscribe(declared.update)
-            metrics.export_lora(adapters, replicas)
+            metrics.export_lora(adapters, adapter_admin.fit, replicas)
             metrics.export_declared(declared)
             metrics.export_conversations(conversations.stats)
             admission = _make_admission(settings, configuration, replicas)
@@ -174,6 +175,7 @@ async def run_service(
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
+                adapter_admin=adapter_admin,
                 mapped=mapped,
                 embedders=MappedRouter(mapped, router, EmbeddingModel),
                 rankers=MappedRouter(mapped, router, RerankModel),
@@ -320,6 +322,22 @@ def load_tracer_class(settings: Settings) -> type[Tracer] | None:
             "`pip install 'triton-openai-gateway[otel]'` brings it."
         ) from None
     return Tracer
+
+
+@asynccontextmanager
+async def _open_adapters(
+    settings: Settings, prompts: Prompts, replicas: Replicas, mapped: MappedModels
+) -> AsyncIterator[tuple[AdapterCatalog, AdapterAdmin]]:
+    converter = Converter(settings, lambda: replicas.capabilities)
+    base_model, is_taken = converter.base_model, mapped.__contains__
+    async with AdapterCatalog(
+        settings, lambda: replicas.capabilities, base_model, is_taken
+    ) as adapters:
+        fit = EngineFit(adapters, lambda: replicas.capabilities, base_model)
+        async with AdapterAdmin(
+            settings, adapters, converter, prompts, fit, is_taken
+        ) as adapter_admin:
+            yield adapters, adapter_admin
 
 
 def _make_admission(

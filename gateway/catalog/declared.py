@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple, get_args
 from adapters.errors import AdapterError, InvalidName, StoreError
 from adapters.record import DECLARED, check_name
 from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.administration import AdapterAdmin
 from gateway.config.file import Configuration
 from gateway.errors import GatewayError
 from gateway.sources.fetch import Stamp
@@ -75,12 +76,16 @@ class DeclaredAdapters:
     def __init__(
         self,
         adapters: AdapterCatalog,
-        folder: Path,
+        admin: AdapterAdmin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Use `folder` to agree with the store's other processes which one does the work."""
+        """Change `adapters` by `admin`.
+
+        Processes agree in `admin.declared_dir` which of them does the work.
+        """
         self._adapters = adapters
-        self._folder = folder
+        self._admin = admin
+        self._folder = admin.declared_dir
         self._clock = clock
         self._configuration = Configuration()
         self._reloads = 0
@@ -89,7 +94,7 @@ class DeclaredAdapters:
         self._last_poll: object = None
         """Reload number and names of the last poll; None if it failed."""
         self._pruned: object = None
-        self._lock = FolderLock(folder / ".lock")
+        self._lock = FolderLock(self._folder / ".lock")
         self._written = ""
 
     def update(self, configuration: Configuration) -> None:
@@ -171,7 +176,7 @@ class DeclaredAdapters:
         if declared.adapters_folder is not None:
             try:
                 folder = Path(declared.adapters_folder)
-                found = await self._adapters.sources.in_thread(
+                found = await self._admin.sources.in_thread(
                     folder, partial(_find_subfolders, folder)
                 )
                 wanted = {name: (source, True) for name, source in found} | wanted
@@ -221,7 +226,7 @@ class DeclaredAdapters:
             for name, state in self._states.items()
             if state.watch and not (state.working or state.error) and state.loaded_for == reloads
         }
-        stamps = await self._adapters.sources.read_stamps(each.source for each in watched.values())
+        stamps = await self._admin.sources.read_stamps(each.source for each in watched.values())
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
             # Changed, but unmodified since the last poll, so writing has probably ended. A source
@@ -250,7 +255,7 @@ class DeclaredAdapters:
         state.working = False
 
     async def _load(self, name: str, state: _State) -> None:
-        sources = self._adapters.sources
+        sources = self._admin.sources
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
         # One download per source: a slow source delays only its own adapters.
@@ -258,9 +263,7 @@ class DeclaredAdapters:
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
                 return  # no longer declared
-            digest = await self._adapters.declare(
-                name, found.folder, found.within, str(state.source)
-            )
+            digest = await self._admin.declare(name, found.folder, found.within, str(state.source))
         if digest != state.digest:
             log.info("declared adapter %r: %s is version %s", name, state.source, digest[:12])
         state.stamp, state.digest = found.stamp, digest
@@ -275,7 +278,7 @@ class DeclaredAdapters:
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
             if ours and record.name not in wanted:
-                await self._adapters.remove(record.name)
+                await self._admin.remove(record.name)
                 log.warning("adapter %r was removed: it is declared no more", record.name)
 
     def _take_lock(self) -> bool:

@@ -121,7 +121,7 @@ def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cel
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:
         return None
-    state = service.adapters.placement.state(version.weights, replica.endpoint)
+    state = service.adapters.disks.placement.state(version.weights, replica.endpoint)
     if state == HELD:
         return {"state": "held"}
     if state == COMING:

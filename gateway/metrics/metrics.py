@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.catalog.adapters import AdapterCatalog
 from gateway.catalog.declared import DeclaredAdapters
+from gateway.catalog.engine_fit import EngineFit
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
 from gateway.metrics.scraped import (
@@ -267,9 +268,11 @@ class Metrics:
             self.inference.labels(model),
         )
 
-    def export_lora(self, adapters: AdapterCatalog, replicas: Iterable[Replica]) -> None:
+    def export_lora(
+        self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
+    ) -> None:
         """Export values read at scrape time: the adapter store's counts and the adapters in use."""
-        self.registry.register(LoraCollector(adapters, replicas))
+        self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
         """Export how many adapters of the configuration file are in each state."""

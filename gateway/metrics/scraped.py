@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from gateway.catalog.adapters import AdapterCatalog
 from gateway.catalog.declared import DeclaredAdapters
+from gateway.catalog.engine_fit import EngineFit
 from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import ConversationStats
 from gateway.scheduling.engine_queue import EngineQueue
@@ -27,12 +28,15 @@ class LoraCollector(Collector):
     """`lora_requests_info` as the Gateway API inference scheduler reads it, and the adapter
     store."""
 
-    def __init__(self, adapters: AdapterCatalog, replicas: Iterable[Replica]) -> None:
+    def __init__(
+        self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
+    ) -> None:
         self._adapters = adapters
+        self._fit = fit
         self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
-        fit = self._adapters.compute_cache_fit()
+        fit = self._fit.compute_cache_fit()
         info = GaugeMetricFamily(
             "lora_requests_info",
             "Adapters with running and waiting requests; the value is the time of the reading.",
@@ -57,7 +61,7 @@ class LoraCollector(Collector):
             "Adapter versions that it cannot have there now; /health/ready has the reasons.",
             labels=["replica"],
         )
-        placement = self._adapters.placement
+        placement = self._adapters.disks.placement
         for replica in self._replicas:
             if replica.ready and replica.engine.capabilities.reads_adapters:
                 held.add_metric([replica.endpoint], placement.count(replica.endpoint))

@@ -126,7 +126,7 @@ async def test_its_forms_and_its_end_are_those_of_the_template(tmp_path: Path) -
         running(folder, endpoint, adapters=own) as (client, service, _),
     ):
         await service.started.wait()
-        assert service.adapters.refused == {}
+        assert service.adapter_admin.refused == {}
         body: dict[str, Any] = {"messages": ASKED, "max_tokens": len(output)}
         base, adapter = [
             (await client.post("/v1/chat/completions", json=body | {"model": model})).json()

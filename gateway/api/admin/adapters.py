@@ -28,7 +28,7 @@ from gateway.api.body import get_media_type, json_body, parse_json, read_body
 from gateway.api.openai.messages import Strict
 from gateway.api.routing import ADMIN, BODY, ApiRouter, Name, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
-from gateway.catalog.adapters import AddedVersion
+from gateway.catalog.administration import AddedVersion
 from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
 from gateway.sources.source import parse
@@ -150,7 +150,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
         request, service, audit
     )
     shared = service.adapters.store.is_shared(record)
-    warnings = [*notes, *service.adapters.warnings().values()]
+    warnings = [*notes, *service.adapter_admin.fit.warnings().values()]
     if shared is False:
         warnings.insert(
             0,
@@ -164,13 +164,13 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
     wanted = parse_json(AdapterOfSource, await read_body(request, MAX_JSON_BYTES))
     with audit_change(audit, service, "adapters.add", wanted.name) as action:
         source = parse(wanted.source)
-        service.adapters.check(wanted.name, wanted.base)
+        service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
             # Only fetching is cancelled if the client leaves; adding then runs to its end.
             async with cancel_on_disconnect(request.scope):
-                fetched = service.adapters.sources.fetch(source, audit.admin)
+                fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
-            added = await service.adapters.add(
+            added = await service.adapter_admin.add(
                 wanted.name,
                 wanted.base,
                 found.folder,
@@ -189,7 +189,7 @@ async def _add_upload(request: Request, service: Service, audit: Audit) -> Added
         name, base = get_text_field(form, "name"), get_text_field(form, "base")
         with audit_change(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(save_files, form, folder)
-            added = await service.adapters.add(
+            added = await service.adapter_admin.add(
                 name, base, folder, source="upload", within=folder, added_by=audit.admin
             )
             action.after = to_audit_state(added.record)
@@ -239,7 +239,7 @@ async def rollback(
     wanted: Annotated[Rollback, json_body(Rollback, MAX_JSON_BYTES)],
 ) -> Adapter:
     with audit_change(audit, service, "adapters.rollback", name) as action:
-        record = await service.adapters.rollback(name, wanted.version)
+        record = await service.adapter_admin.rollback(name, wanted.version)
         action.after = to_audit_state(record)
     return _build_adapter(service, record)
 
@@ -252,7 +252,7 @@ async def rollback(
 )
 async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     with audit_change(audit, service, "adapters.verify", name):
-        record = await service.adapters.verify(name)
+        record = await service.adapter_admin.verify(name)
     return AdapterVerified(**dict(_build_adapter(service, record)))
 
 
@@ -275,7 +275,7 @@ async def show(service: Admin, name: Name) -> Adapter:
 )
 async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
     with audit_change(audit, service, "adapters.remove", name) as action:
-        record = await service.adapters.remove(name)
+        record = await service.adapter_admin.remove(name)
         action.after = None
     return AdapterDeleted(name=record.name)
 

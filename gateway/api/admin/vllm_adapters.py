@@ -79,7 +79,7 @@ async def _load_adapter(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
             param="lora_path",
         )
-    added = await service.adapters.add(
+    added = await service.adapter_admin.add(
         wanted.lora_name,
         wanted.base_model_name or service.settings.model_name,
         folder,
@@ -109,6 +109,6 @@ async def unload(
 ) -> str:
     name = wanted.lora_name
     with audit_change(audit, service, "adapters.unload", name) as action:
-        await service.adapters.remove(name)
+        await service.adapter_admin.remove(name)
         action.after = None
     return f"Success: LoRA adapter '{name}' removed successfully."

@@ -146,8 +146,8 @@ def _build_readiness(service: Service) -> Readiness:
         # Without Redis, adapters on disk are still served, so the gateway stays ready.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"
     found.disks = service.shortfalls or None
-    if service.adapters.refused:
-        found.adapters_refused = sorted(service.adapters.refused)
+    if service.adapter_admin.refused:
+        found.adapters_refused = sorted(service.adapter_admin.refused)
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from tokenizers import Tokenizer, models
 from adapters.adapter import Converted
 from adapters.errors import UnsupportedEngine
 from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.administration import AdapterAdmin
+from gateway.catalog.conversion import Converter
+from gateway.catalog.engine_fit import EngineFit
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Lora
@@ -27,12 +31,22 @@ from tests.support.lora_files import content
 from tests.support.redis_server import running_redis
 
 
-def _adapters(
+@asynccontextmanager
+async def _adapters(
     folder: Path, base: str, served: ModelCapabilities = CAPABILITIES, **settings: Any
-) -> AdapterCatalog:
+) -> AsyncIterator[tuple[AdapterCatalog, AdapterAdmin]]:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
     prompts = Prompts(Tokenizer(models.BPE()), {}, [])
-    return AdapterCatalog(Settings(**(fields | settings)), prompts, lambda: [served])
+    known = Settings(**(fields | settings))
+    converter = Converter(known, lambda: [served])
+    async with AdapterCatalog(known, lambda: [served], converter.base_model) as adapters:
+        fit = EngineFit(adapters, lambda: [served], converter.base_model)
+        async with AdapterAdmin(known, adapters, converter, prompts, fit) as admin:
+            yield adapters, admin
+
+
+async def _add(adapters: AdapterCatalog, base: str, number: int) -> None:
+    await adapters.registry.add("zh", base, content(number), "test")
 
 
 @pytest.fixture
@@ -43,32 +57,32 @@ def redis_url() -> Iterator[str]:
 
 async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_url: str) -> None:
     shared = {"redis_url": redis_url}
-    async with _adapters(tmp_path, "one", **shared) as one:
-        await one._add("zh", "one", content(1), "test", None)
+    async with _adapters(tmp_path, "one", **shared) as (one, _):
+        await _add(one, "one", 1)
         assert one.resolve("zh")[1].digest == content(1).digest
-        async with _adapters(tmp_path, "org/two", **shared) as two:
+        async with _adapters(tmp_path, "org/two", **shared) as (two, _):
             assert two.records == []
             with pytest.raises(ModelNotFound):
                 two.resolve("zh")
             # The same name on another base is another adapter.
-            await two._add("zh", "org/two", content(2), "test", None)
+            await _add(two, "org/two", 2)
             assert two.resolve("zh")[1].digest == content(2).digest
         assert one.resolve("zh")[1].digest == content(1).digest
 
 
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
     served = replace(CAPABILITIES, lora_dtype="bfloat16")
-    async with _adapters(tmp_path, "one", served) as adapters:
-        await adapters._add("zh", "one", content(1), "test", None)
+    async with _adapters(tmp_path, "one", served) as (adapters, _):
+        await _add(adapters, "one", 1)
         with pytest.raises(EngineError, match="add the adapter again"):
             adapters.resolve("zh")
 
 
 async def test_a_model_that_loses_adapters_is_named(tmp_path: Path) -> None:
     served = replace(CAPABILITIES, text=TextModel(loses_lora=True), lora_dtype=None)
-    async with _adapters(tmp_path, "one", served) as adapters:
+    async with _adapters(tmp_path, "one", served) as (_, admin):
         with pytest.raises(UnsupportedEngine, match="found a BLS model before v0"):
-            await adapters.add("zh", "one", tmp_path, source="test", within=None)
+            await admin.add("zh", "one", tmp_path, source="test", within=None)
 
 
 async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
@@ -78,10 +92,10 @@ async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
         '{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8,'
         ' "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}'
     )
-    async with _adapters(tmp_path, "one") as adapters:
-        await adapters._add("zh", "one", content(1), "test", None)
-        assert adapters.compute_cache_fit() is None
-        assert adapters.warnings() == {}
+    async with _adapters(tmp_path, "one") as (adapters, admin):
+        await _add(adapters, "one", 1)
+        assert admin.fit.compute_cache_fit() is None
+        assert admin.fit.warnings() == {}
 
 
 @pytest.mark.parametrize("variable", ["GATEWAY_ADMIN_KEY", "GATEWAY_REDIS_URL"])

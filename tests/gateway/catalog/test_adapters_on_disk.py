@@ -56,7 +56,7 @@ async def _gateway(
 
 async def _add(service: Any, name: str, source: Path) -> str:
     """The version's own name as a model."""
-    added = await service.adapters.add(name, MODEL, source, source="test", within=None)
+    added = await service.adapter_admin.add(name, MODEL, source, source="test", within=None)
     return f"{name}@{added.record.version.short_digest}"
 
 
@@ -206,7 +206,7 @@ async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
         # There is one place, for which those that have gone do not compete.
         for task in others:
             task.cancel()
-        await becomes(lambda: service.adapters.placement.waiting == 1)
+        await becomes(lambda: service.adapters.disks.placement.waiting == 1)
         # The first agent that has it is who they waited for.
         with running_agent(tmp_path / "disk", _redis(redis_server), endpoint):
             assert _text(await kept) == answer_of(source)
@@ -320,7 +320,7 @@ async def test_what_no_disk_may_have_waits_for_who_can_be_sent_it(
             limits = EngineLimits(max_rank=1)
             with running_agent(disk, _redis(redis_server), new, limits=limits):
                 rank = "its rank is 4; the engine's max_lora_rank is 1"
-                await becomes(lambda: rank in service.adapters.placement.count_lacking(new))
+                await becomes(lambda: rank in service.adapters.disks.placement.count_lacking(new))
                 assert (await _ask(client, "zh")).status_code == 200
                 await old.aclose()
                 away, _ = service.replicas
@@ -358,7 +358,7 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
                 assert metric_of(service, "lora_requests_info", **labels, max_lora="0")
                 assert metric_of(service, "gateway_replica_adapters", replica=endpoint) == 1
                 [digest] = PeftFolders(disk).list_versions()
-                await service.adapters.remove("zh")
+                await service.adapter_admin.remove("zh")
                 await _add(service, "ja", _source(tmp_path, 2))
                 # It is withdrawn for the other, which there is no room for as long as this runs.
                 await becomes(lambda: told.agents() and not told.holds())

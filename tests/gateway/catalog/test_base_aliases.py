@@ -168,8 +168,8 @@ async def test_a_request_may_name_the_base_by_an_alias(tmp_path: Path) -> None:
 
 async def test_gateway_adapters_are_told_of_at_the_start(tmp_path: Path) -> None:
     async with _gateway(tmp_path, adapters={"mine": _adapter(tmp_path)}) as (_, service):
-        await becomes(lambda: "mine" in service.adapters.refused)
-        assert WHAT_TO_DO in service.adapters.refused["mine"]
+        await becomes(lambda: "mine" in service.adapter_admin.refused)
+        assert WHAT_TO_DO in service.adapter_admin.refused["mine"]
 
 
 async def test_aliases_of_the_file_are_there_for_gateway_adapters(tmp_path: Path) -> None:

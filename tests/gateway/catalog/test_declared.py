@@ -207,7 +207,7 @@ async def test_what_came_by_a_declaration_alone_goes_with_it(
         by_hand = {"source": "test", "within": None, "added_by": "sha256:01234567"}
         for name in ("mine", "mixed"):
             other = _adapter(tmp_path / name, 9)
-            await service.adapters.add(name, "demo", other, **by_hand)
+            await service.adapter_admin.add(name, "demo", other, **by_hand)
         shutil.rmtree(folder / "a")
         shutil.rmtree(folder / "mixed")
         await becomes(lambda: "a" not in _versions(service))

@@ -98,7 +98,9 @@ async def _gateway(
 
 
 async def _add(service: Any, source: Path = PHI) -> Any:
-    return (await service.adapters.add("phi", MODEL, source, source="test", within=None)).record
+    return (
+        await service.adapter_admin.add("phi", MODEL, source, source="test", within=None)
+    ).record
 
 
 async def _ask(client: httpx.AsyncClient, model: str = "phi") -> httpx.Response:
@@ -140,7 +142,7 @@ async def test_files_that_do_not_say_it_are_for_the_engine_that_was_there(tmp_pa
     async with _gateway(tmp_path, _build(engine_dir, 2)) as (client, service, _):
         await _add(service, source)
         assert _is_refused(await _ask(client), 1, 2)
-        await service.adapters.remove("phi")
+        await service.adapter_admin.remove("phi")
         await _add(service, source)
         assert (await _ask(client)).status_code == 200
 
@@ -182,12 +184,12 @@ async def test_where_the_engine_is_out_of_sight_the_operator_is_warned(tmp_path:
     engine_dir = tmp_path / "engine"
     async with _gateway(tmp_path, engine_dir) as (client, service, [engine]):
         await _add(service)
-        warning = service.adapters.warnings()["tp_size"]
+        warning = service.adapter_admin.fit.warnings()["tp_size"]
         assert "phi (1)" in warning
         assert (await _ask(client)).status_code == 200
         assert engine.weights == _laid_out(tmp_path, 1)
     async with _gateway(tmp_path, _build(engine_dir, 2)) as (client, service, _):
-        assert service.adapters.warnings() == {}
+        assert service.adapter_admin.fit.warnings() == {}
         assert _is_refused(await _ask(client), 1, 2)
 
 
@@ -200,7 +202,7 @@ async def test_layers_that_are_not_fused_fit_any_tp_size(tmp_path: Path) -> None
     )
     async with _gateway(tmp_path, tmp_path / "engine") as (_, service, _):
         await _add(service, source)
-        assert service.adapters.warnings() == {}
+        assert service.adapter_admin.fit.warnings() == {}
     async with _gateway(tmp_path, _build(tmp_path / "engine", 2)) as (client, _, _):
         assert (await _ask(client)).status_code == 200
 
@@ -211,7 +213,7 @@ async def test_an_engine_with_a_module_of_a_later_release_serves_adapters_withou
     engine_dir = _build(tmp_path / "engine", 1, "mamba_in_proj")
     async with _gateway(tmp_path, engine_dir) as (client, service, [engine]):
         await _add(service)
-        assert service.adapters.warnings() == {}
+        assert service.adapter_admin.fit.warnings() == {}
         assert (await _ask(client)).status_code == 200
         assert engine.weights == _laid_out(tmp_path, 1)
         module = "model.layers.0.mixer.in_proj"

@@ -78,7 +78,7 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
         running(tmp_path, _twenty(endpoint)) as (_, service, server),
     ):
         snapshot = Snapshot.of([_record(number) for number in range(ADAPTERS)])
-        service.adapters._registry.snapshot = snapshot
+        service.adapters.registry.snapshot = snapshot
         for place, replica in enumerate(service.replicas):
             residency = replica.engine.residency
             for task_id in range(1, ADAPTERS + 1):

@@ -374,7 +374,7 @@ async def test_an_adapter_that_a_model_hides_is_told_of(
 ) -> None:
     async with gateway(tmp_path, Replica(1)) as (client, service):
         # As another gateway's would come from Redis.
-        await service.adapters._registry.add("e", "m", content(1), "test")
+        await service.adapters.registry.add("e", "m", content(1), "test")
         await until(lambda: "adapter 'e' is hidden" in caplog.text)
         assert await ask(client) == (200, 1)
         listed = (await client.get("/v1/models")).json()["data"]

@@ -1,0 +1,233 @@
+"""Changes of adapters by operators: adding, rolling back, removing and verifying them.
+
+Connects `adapters` (the format of an adapter), `lora_store` (the stored versions) and the engine
+(the adapters it accepts). Conversion runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from adapters import chat_template
+from adapters.adapter import Converted
+from adapters.chat_template import ChatTemplate
+from adapters.errors import (
+    AdapterError,
+    BaseMismatch,
+    InvalidName,
+    SourceUnavailable,
+    StoreError,
+    UnsupportedFeature,
+)
+from adapters.record import DECLARED, SETTINGS, Record, check_name
+from gateway.catalog.adapters import AdapterCatalog
+from gateway.catalog.conversion import Conversion, Converter
+from gateway.catalog.engine_fit import EngineFit
+from gateway.config.file import Configuration
+from gateway.config.settings import Settings
+from gateway.sources.fetch import Sources, stamp_of
+from gateway.sources.source import parse_prefix
+from gateway.tokenization.prompts import Prompts
+
+log = logging.getLogger(__name__)
+
+
+class AddedVersion(NamedTuple):
+    """A name after a version was added to it, and notes for the operator."""
+
+    record: Record
+    notes: tuple[str, ...]
+
+
+class AdapterAdmin:
+    """Changes of the catalog's adapters. Use as an async context manager.
+
+    Attributes:
+        fit: how the served adapters fit the engines.
+        sources: where adapters are fetched from.
+        refused: adapters of the settings that could not be registered, with the reason.
+        declared_dir: folder in which the processes of this store agree which one loads declared
+            adapters.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        adapters: AdapterCatalog,
+        converter: Converter,
+        prompts: Prompts,
+        fit: EngineFit,
+        is_taken: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Change the adapters of a catalog.
+
+        Args:
+            settings: the settings of this process.
+            adapters: the catalog.
+            converter: converts them to what the engines take.
+            prompts: checks chat templates.
+            fit: knows what to warn of after a change.
+            is_taken: returns True if a name belongs to another model.
+        """
+        self._settings = settings
+        self._adapters = adapters
+        self._converter = converter
+        self._prompts = prompts
+        self.fit = fit
+        self._is_taken = is_taken
+        self.declared_dir = adapters.folder / "declared"
+        self.refused: dict[str, str] = {}
+        self.sources = Sources(
+            settings.store_dir / "@incoming",  # no model's folder has this name
+            map(parse_prefix, settings.adapter_sources),
+            root=settings.adapter_root,
+            max_bytes=settings.max_adapter_bytes,
+            timeout_s=settings.adapter_source_timeout,
+        )
+
+    async def __aenter__(self) -> AdapterAdmin:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.sources.close()
+
+    def update(self, configuration: Configuration) -> None:
+        """Apply the base model aliases of a new configuration."""
+        self._converter.aliases = configuration.base_model_aliases
+
+    async def register_configured(self) -> None:
+        """Add the adapters of the settings, unless their content is already known under that name.
+
+        Known content is skipped, so that a restart does not undo a rollback.
+        """
+        for name, folder in self._settings.adapters.items():
+            try:
+                async with _require_unchanged(folder):
+                    converted, notes = await self._converter.convert(folder, within=None)
+                    found = await asyncio.to_thread(chat_template.read, folder)
+                template = self._prompts.accept(found)
+                known = self._adapters.registry.snapshot.records.get(name)
+                contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
+                if (converted.digest, template) not in contents:
+                    base = self._settings.model_name
+                    added = (name, base, converted, str(folder), template, SETTINGS)
+                    await self._add(*added, notes=notes)
+            except (AdapterError, StoreError) as error:
+                log.error("adapter %r of GATEWAY_ADAPTERS was refused: %s: %s", name, folder, error)
+                self.refused[name] = f"{folder}: {error}"
+
+    async def add(
+        self,
+        name: str,
+        base: str,
+        folder: Path,
+        *,
+        source: str,
+        within: Path | None,
+        added_by: str | None = None,
+    ) -> AddedVersion:
+        """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
+
+        Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
+        adapter is refused.
+        """
+        (converted, notes), template = await self._convert_with_template(folder, within)
+        added = (name, base, converted, source, template, added_by)
+        return AddedVersion(await self._add(*added, notes=notes), notes)
+
+    async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
+        """Serve the content of `folder` under `name`, and return its digest.
+
+        Content that was declared last is skipped, so that a rollback holds. Raise a subclass of
+        AdapterError if the adapter is refused.
+        """
+        base = self._settings.model_name
+        self.check(name, base)
+        (converted, notes), template = await self._convert_with_template(folder, within)
+        await self._add(name, base, converted, source, template, DECLARED, notes=notes)
+        return template.digest(converted.digest) if template else converted.digest
+
+    async def _convert_with_template(
+        self, folder: Path, within: Path | None
+    ) -> tuple[Conversion, ChatTemplate | None]:
+        async with _require_unchanged(folder):
+            found = await asyncio.to_thread(chat_template.read, folder, within=within)
+            trusted = self._settings.trust_adapter_templates
+            if not trusted and not self._prompts.matches_template(found):
+                raise UnsupportedFeature(
+                    *("adapter", "chat_template", "another than the base model's"),
+                    "the same or none",
+                    "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
+                )
+            template = self._prompts.accept(found)
+            return await self._converter.convert(folder, within=within), template
+
+    def check(self, name: str, base: str) -> None:
+        """Raise a subclass of AdapterError if this model cannot have an adapter of this name."""
+        served = self._settings.model_name
+        if not self._converter.is_base(base):
+            raise BaseMismatch("request", "base", base, self._converter.base_names)
+        if check_name(name) == served:
+            raise InvalidName("request", "name", name, "another name than the base model's")
+        if self._is_taken(name):
+            allowed = "another name than those of the configuration's other models"
+            raise InvalidName("request", "name", name, allowed)
+
+    async def _add(
+        self,
+        name: str,
+        base: str,
+        converted: Converted,
+        source: str,
+        template: ChatTemplate | None,
+        added_by: str | None = None,
+        *,
+        notes: Sequence[str] = (),
+    ) -> Record:
+        self.check(name, base)
+        before = self._adapters.registry.snapshot.records.get(name)
+        record = await self._adapters.registry.add(
+            *(name, self._settings.model_name, converted, source, template, added_by),
+            declared=added_by == DECLARED,
+        )
+        if record == before:
+            return record
+        for note in notes:
+            log.warning("adapter %r: %s", name, note)
+        for warning in self.fit.warnings().values():
+            log.warning("%s", warning)
+        return record
+
+    async def rollback(self, name: str, digest: str | None) -> Record:
+        """Serve another version of a name: `digest`, or None for the one before."""
+        return await self._adapters.registry.rollback(name, digest)
+
+    async def remove(self, name: str) -> Record:
+        """Remove a name with its versions, and return what it was."""
+        return await self._adapters.registry.remove(name)
+
+    async def verify(self, name: str) -> Record:
+        """Read every version of `name` and check its checksums. Raise a subclass of StoreError on
+        damage.
+        """
+        record = self._adapters.record(name)
+        for version in record.versions:
+            await self._adapters.store.verify(version.weights)
+        return record
+
+
+@asynccontextmanager
+async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
+    """Raise `SourceUnavailable` on leaving if the adapter's files changed inside the context.
+
+    Otherwise some of the files could be of one release, and some of the next.
+    """
+    before = await asyncio.to_thread(stamp_of, folder)
+    yield
+    if await asyncio.to_thread(stamp_of, folder) != before:
+        raise SourceUnavailable("adapter", "files", "changed while they were read", "the same")

@@ -1,0 +1,100 @@
+"""Placement of adapter versions on the disks of replicas that read adapters from there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from adapters.base_model import BaseModel
+from adapters.errors import AdapterError, StoreError
+from adapters.record import Record
+from gateway.catalog.disks import AgentDisks, SharedDisk
+from gateway.catalog.placement import Placement
+from gateway.catalog.shortfall import ShortfallLog, find_shortfalls
+from gateway.config.settings import Settings
+from gateway.errors import GatewayError
+from gateway.generation import Folders
+from gateway.troubles import Troubles
+from lora_store.peft_notices import PeftNotices
+from lora_store.redis import RedisSettings
+from lora_store.tiered import TieredStore
+
+_POLL_INTERVAL_S = 1.0
+_WAITING_POLL_INTERVAL_S = 0.25
+_MIN_GRACE_S = 3600.0
+
+
+class DiskPlacement:
+    """What replicas have on their disks, by a shared volume or by agents' reports in Redis.
+
+    Attributes:
+        placement: the versions on the disks.
+        shortfalls: versions that are missing there, for operators.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        *,
+        store: TieredStore,
+        redis: RedisSettings | None,
+        records: Callable[[], Iterable[Record]],
+        base_model: Callable[[], BaseModel],
+    ) -> None:
+        """Use `folder` as the shared volume if the settings say so, else agents if there is a
+        Redis.
+        """
+        self.placement = Placement()
+        self.shortfalls = ShortfallLog()
+        self._disks: AgentDisks | SharedDisk | None = None
+        if settings.peft_dir is not None:
+            self._disks = SharedDisk(
+                folder,
+                settings.peft_dir,
+                self.placement,
+                store=store,
+                records=records,
+                base=base_model,
+                grace_s=max(_MIN_GRACE_S, 2 * settings.request_timeout),
+            )
+        elif redis is not None:
+            self._disks = AgentDisks(PeftNotices(redis), self.placement, base_model)
+
+    @property
+    def is_followed(self) -> bool:
+        """True if something brings adapters to the disks of replicas."""
+        return self._disks is not None
+
+    def folders_of(self, weights: str) -> Folders | None:
+        """Return where replicas have a version; None if nothing brings adapters there."""
+        return None if self._disks is None else self.placement.of(weights)
+
+    def close(self) -> None:
+        """Release the shared volume."""
+        if self._disks is not None:
+            self._disks.close()
+
+    async def follow(self, disks: Callable[[], Mapping[str, bool]], troubles: Troubles) -> None:
+        """Update `placement` while some replica reads adapters from disk. Runs until cancelled.
+
+        `disks` returns, by replica endpoint, whether it currently reads adapters from disk.
+        """
+        while True:
+            try:
+                if self._disks is not None and any(disks().values()):
+                    await self._disks.poll()
+                    self.shortfalls.update(find_shortfalls(self.placement, disks()))
+                troubles.clear("placement")
+            except (StoreError, OSError, AdapterError, GatewayError) as error:
+                text = f"what replicas have on their disks is as it was: {error}"
+                troubles.hold("placement", logging.WARNING, text)
+            except Exception as error:  # polling must continue whatever agents report
+                text = f"looking at what replicas have on their disks failed: {error!r}"
+                troubles.hold("placement", logging.ERROR, text, exc_info=True)
+            self.placement.wake()
+            await asyncio.sleep(
+                _WAITING_POLL_INTERVAL_S if self.placement.waiting else _POLL_INTERVAL_S
+            )
