@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks test-containers
+.PHONY: setup demo test test-all test-nightly lint lock bench instructions soak chaos disks test-containers
 .PHONY: test-programs audit
 
 setup: $(INSTALLED)
@@ -30,10 +30,14 @@ demo: setup
 	$(BIN)/gateway up
 
 test: setup
-	$(PYTEST) -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow and not nightly' $(ARGS)
 
 test-all: setup
-	$(PYTEST) --durations=30 $(ARGS)
+	$(PYTEST) -m 'not nightly' --durations=30 $(ARGS)
+
+# One after the other, so that benchmarks have the machine to themselves.
+test-nightly: setup
+	$(BIN)/pytest -m nightly $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

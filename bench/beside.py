@@ -24,7 +24,7 @@ from bench.smg import smg
 
 STREAMS = (0, 100, 500)
 QUICK_STREAMS = (0, 5, 20)
-"""So few that a machine with other work to do carries them, too."""
+"""Numbers of streams that a busy machine carries, too."""
 _BEAT_MS, _PROMPT_TOKENS = 20, 64
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _STREAMS_PER_SECOND, _SETTLE_S = 500, 0.7

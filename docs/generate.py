@@ -147,7 +147,7 @@ def _settings_table(wanted: Iterable[str]) -> str:
     for name in wanted:
         field = Settings.model_fields[name]
         default = field.get_default(call_default_factory=True)
-        shown = "" if default in (None, {}) else f"`{default}`"
+        shown = "" if default in (None, {}, "") else f"`{default}`"
         shown = "required" if field.is_required() else shown
         rows.append((f"`GATEWAY_{name.upper()}`", shown, f"{field.description}"))
     return _table(("variable", "default", "meaning"), rows)
@@ -159,7 +159,7 @@ def _parameters() -> str:
     both = (chat & completions) | set(GenerationRequest.model_fields)
     rows = {name: _format_refused(NOT_SERVED[name]) for name in NOT_SERVED}
     rows |= {name: f"read as `{renamed.path}`" for name, renamed in RENAMED.items()}
-    rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
+    rows |= dict.fromkeys(HARMLESS, "accepted without effect")
     rows |= dict.fromkeys(HINTS, "accepted without effect, and named in `x-ignored-parameters`")
     rows |= dict.fromkeys(both, "served")
     rows |= {name: _format_served("/v1/chat/completions", name) for name in chat - both}
@@ -179,7 +179,9 @@ def _format_refused(neutral: tuple[object, ...]) -> str:
 
 
 def _repository_fields() -> str:
-    return _table(("field or option", ""), ((f"`{name}`", text) for name, text in FIELDS.items()))
+    return _table(
+        ("field or option", "value"), ((f"`{name}`", text) for name, text in FIELDS.items())
+    )
 
 
 def _tensor_names() -> str:
@@ -215,7 +217,7 @@ def _metrics() -> str:
         shown = ", ".join(f"`{label}`" for label in labels)
         rows.setdefault((kind, shown, text), []).append(f"`{name}`")
     return _table(
-        ("metric", "type", "labels", ""),
+        ("metric", "type", "labels", "meaning"),
         ((", ".join(found), *key[:2], key[2]) for key, found in rows.items()),
     )
 

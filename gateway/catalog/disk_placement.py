@@ -27,7 +27,7 @@ _MIN_GRACE_S = 3600.0
 
 
 class DiskPlacement:
-    """What replicas have on their disks, by a shared volume or by agents' reports in Redis.
+    """Adapters on the disks of replicas, by a shared volume or by agents' reports in Redis.
 
     Attributes:
         placement: the versions on the disks.
@@ -65,11 +65,11 @@ class DiskPlacement:
 
     @property
     def is_followed(self) -> bool:
-        """True if something brings adapters to the disks of replicas."""
+        """True if something copies adapters to the disks of replicas."""
         return self._disks is not None
 
     def folders_of(self, weights: str) -> Folders | None:
-        """Return where replicas have a version; None if nothing brings adapters there."""
+        """Return the folders of a version; None if nothing copies adapters to replicas' disks."""
         return None if self._disks is None else self.placement.of(weights)
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ class DiskPlacement:
             except (StoreError, OSError, AdapterError, GatewayError) as error:
                 text = f"what replicas have on their disks is as it was: {error}"
                 troubles.hold("placement", logging.WARNING, text)
-            except Exception as error:  # polling must continue whatever agents report
-                text = f"looking at what replicas have on their disks failed: {error!r}"
+            except Exception as error:  # polling must continue after any report
+                text = f"reading what replicas have on their disks failed: {error!r}"
                 troubles.hold("placement", logging.ERROR, text, exc_info=True)
             self.placement.wake()
             await asyncio.sleep(

@@ -1,4 +1,4 @@
-"""How the served adapters fit the engines: their LoRA caches, and what they were laid out for."""
+"""Comparison of the served adapters with the engines: LoRA caches, and tensor parallelism."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Settings(BaseSettings):
         True,
         description="Whether a queued request gets 503 as soon as its first token is not expected "
         "in time: before its deadline, within GATEWAY_MAX_EXPECTED_WAIT, and within "
-        "`first_token_within` of its tenant. If off, it waits in vain.",
+        "`first_token_within` of its tenant. If off, it waits until GATEWAY_QUEUE_TIMEOUT.",
     )
     tenant_share: float = Field(
         0.75,
@@ -443,7 +443,7 @@ class Settings(BaseSettings):
         description="Path at which Tritons that read adapters from disk (llmapi) mount the folder "
         "`peft` of this gateway's store, GATEWAY_STORE_DIR/MODEL/peft, on a volume "
         "that they share with it. If unset, agents copy adapters to their disks "
-        "(docs/lora.md).",
+        "(docs/lora-on-disk.md).",
     )
     adapter_wait: Seconds = Field(
         20.0,

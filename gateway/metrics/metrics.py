@@ -117,7 +117,7 @@ class Metrics:
         )
         self.stops = Counter(
             "gateway_stops_total",
-            "Generations that the engine was told to stop, by reason.",
+            "Generations that were stopped in the engine, by reason.",
             ["reason"],
             registry=self.registry,
         )
@@ -189,7 +189,7 @@ class Metrics:
         )
         self.tenant_requests = Counter(
             "gateway_tenant_requests_total",
-            "Requests that were let in, by tenant, model, adapter and status (499: the client "
+            "Requests that were admitted, by tenant, model, adapter and status (499: the client "
             "left).",
             ["tenant", "model", "adapter", "status"],
             registry=self.registry,
@@ -208,12 +208,12 @@ class Metrics:
         )
         self.limits_refused = Counter(
             "gateway_limits_refused_values_total",
-            "Tenants whose key in Redis holds what does not fit; it is left alone.",
+            "Tenants whose key in Redis holds an invalid value, which is not changed.",
             registry=self.registry,
         )
         self.keys_refused = Counter(
             "gateway_keys_refused_values_total",
-            "Keys in Redis that do not fit; they are left alone.",
+            "Invalid keys in Redis, which are not changed.",
             registry=self.registry,
         )
         self.limits_shared = Gauge(

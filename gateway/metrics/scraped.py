@@ -102,7 +102,7 @@ class ConversationsCollector(Collector):
         )
         failures = CounterMetricFamily(
             f"{prefix}_failures",
-            "Times that the disk or Redis failed, and places in Redis that hold what does not fit.",
+            "Failures of the disk and Redis, and invalid values in Redis.",
             labels=["of"],
         )
         failures.add_metric(["disk"], stats.disk_failures)
@@ -140,7 +140,7 @@ class BudgetCollector(Collector):
         )
         used = GaugeMetricFamily(
             "gateway_tenant_budget_used_tokens",
-            "Those that all gateways have counted in this one, as far as this process was told: "
+            "Tokens that all gateways have counted in this period, as far as this process knows: "
             "the greatest of all is true.",
             labels=["tenant", "limit"],
         )
@@ -162,7 +162,7 @@ class LoadCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "gateway_places_taken", "Places of the engines in use.", self._admission.in_flight
+            "gateway_places_taken", "Slots of the engines in use.", self._admission.in_flight
         )
         yield GaugeMetricFamily(
             "gateway_requests_waiting",
@@ -179,7 +179,7 @@ class LoadCollector(Collector):
         )
         failing = GaugeMetricFamily(
             "gateway_replica_failing",
-            "1 while the replica is left alone after failures.",
+            "1 while the replica gets no requests after failures.",
             labels=["replica"],
         )
         in_flight = GaugeMetricFamily(

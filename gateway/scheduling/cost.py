@@ -20,8 +20,8 @@ from gateway.triton.prefix_cache import PromptPrefixes
 _WAITING_TOKEN_WEIGHT = 0.5
 # Each running answer makes an engine step a little longer.
 _TOKENS_PER_RUNNING_REQUEST = 8
-# Loading an adapter evicts another one from the engine's cache. An upload of 132 MB takes half a
-# second (bench/README.md), in which an engine computes about 4,000 tokens.
+# Loading an adapter evicts another one from the engine's cache. An upload of 132 MB takes 0.2 to
+# 0.5 s (bench/costs.md), in which an engine computes up to 4,000 tokens.
 _LOAD_TOKENS = 512
 _BYTES_PER_TOKEN = 32 * 1024
 # Shorter common prefixes are not worth routing requests to the same replica for.

@@ -26,7 +26,7 @@ class EngineQueue(FairBudget):
     waiting until enough slots are free for all its choices. Only the beams of a search get their
     slots together; they never exceed the tenant's share.
 
-    Generations that only some replicas can run have a lane: see `SlotPool`.
+    Generations that only some replicas can run have a lane: see `FairPool`.
     """
 
     def __init__(

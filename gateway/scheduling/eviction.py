@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from gateway.errors import Overloaded
+from gateway.scheduling.fair_pool import FairPool
 from gateway.scheduling.queues import TenantQueue
-from gateway.scheduling.slot_pool import SlotPool
 
 
 class Eviction:
     """Limits of the number of queued entries, in total and of one tenant."""
 
-    def __init__(self, pool: SlotPool, limit: int, limit_of_tenant: int) -> None:
+    def __init__(self, pool: FairPool, limit: int, limit_of_tenant: int) -> None:
         self._pool = pool
         self._limit = limit
         self._limit_of_tenant = limit_of_tenant

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from gateway.errors import Overloaded
 from gateway.scheduling.eviction import Eviction
+from gateway.scheduling.fair_pool import FairPool
 from gateway.scheduling.kinds import Lane
 from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
-from gateway.scheduling.slot_pool import SlotPool
 
 
 class Ask(NamedTuple):
-    """What a permit asks for. `EngineQueue.permit` describes the fields."""
+    """Request for a permit. `EngineQueue.permit` describes the fields."""
 
     tenant: str
     priority: int
@@ -30,7 +30,7 @@ class Ask(NamedTuple):
 class FairBudget:
     """Units that tenants share fairly, with a bounded queue.
 
-    Belongs to one event loop; granting and releasing never wait for I/O. `SlotPool` describes who
+    Belongs to one event loop; granting and releasing never wait for I/O. `FairPool` describes who
     gets the next free units.
     """
 
@@ -55,7 +55,7 @@ class FairBudget:
             wait_s: maximum time in the queue, in seconds.
         """
         self._wait_s = wait_s
-        self._pool = SlotPool(limit, share, scopes)
+        self._pool = FairPool(limit, share, scopes)
         self._eviction = Eviction(
             self._pool, queue, queue if queue_of_tenant is None else queue_of_tenant
         )
@@ -92,7 +92,7 @@ class FairBudget:
         """Return a permit for `cost` units for `tenant`. Use it with `async with`.
 
         A further permit of work that has started (`is_resumed`) goes to the front of its tenant's
-        queue and may wait up to `wait_s`, whatever the queue's limits. Such work has at most one
+        queue and may wait up to `wait_s`: the queue's limits do not apply. Such work has at most one
         waiting permit, so their number needs no limit. A permit that need not wait is never
         refused.
 

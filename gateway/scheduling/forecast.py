@@ -92,7 +92,7 @@ class Standing(NamedTuple):
 def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -> float | None:
     """Return the median time in seconds until `mine` gets `needed` more slots.
 
-    Return None if no slot is being released. The model follows `SlotPool`: free slots go to the
+    Return None if no slot is being released. The model follows `FairPool`: free slots go to the
     highest priority first, then to the tenant with fewest. A waiting tenant gets its own released
     slots back. It also gets those of tenants with more slots until both have as many, shared with
     other waiting tenants that have as few.

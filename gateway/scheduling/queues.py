@@ -1,4 +1,4 @@
-"""Counters of `slot_pool`: slots in use and queued generations, by tenant and lane.
+"""Counters of `fair_pool`: slots in use and queued generations, by tenant and lane.
 
 See decision 024 in docs/decisions.
 """

@@ -16,8 +16,8 @@ from gateway.scheduling.cost import affinity_key, estimate_costs
 from gateway.scheduling.discovery import Target, is_name, resolve
 from gateway.scheduling.kinds import Lane, ModelVariant, VariantRegistry, describe_differences
 from gateway.scheduling.override import Overrides
-from gateway.scheduling.places import SlotPool
 from gateway.scheduling.replica import Replica, ReplicaLease
+from gateway.scheduling.slot_pool import SlotPool
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prefix_cache import PromptPrefixes

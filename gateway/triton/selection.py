@@ -75,7 +75,7 @@ class ModelSelection:
         if not self.capabilities.stoppable:
             return (
                 f"{self.capabilities.model} cannot be stopped: a request whose client has left "
-                "runs on to its end (docs/existing-deployment.md, text mode)"
+                "runs on to its end (docs/text-models.md)"
             )
         llmapi = self.capabilities.llmapi
         if llmapi is not None and llmapi.polls_ended and self.capabilities.streams_llmapi:
@@ -83,7 +83,7 @@ class ModelSelection:
                 f"{self.capabilities.model} may be TensorRT-LLM's own model.py, whose streamed "
                 "answers can end Triton by signal 11. Triton 2.51 does that, and no release is "
                 "known to be sound with that file; this project's model.py is sound on all "
-                "(docs/llmapi.md, streaming with TensorRT-LLM's own model.py)"
+                "(docs/llmapi-reference.md)"
             )
         return None
 

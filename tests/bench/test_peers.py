@@ -27,7 +27,7 @@ def test_what_cannot_be_had_is_told_and_not_measured() -> None:
         importable(cast(Bench, Quiet()), "nothing", ["./no_such_folder"], ["no_such_module"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
     """Each answers the same number of tokens to the same ids, or it would be left out."""
     command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.8", "--rounds", "1"]
@@ -60,7 +60,7 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
     assert rows["stopped of 20 left before the first token"]["gateway"] == 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
     results = measured("beside", tmp_path)
     rows = results["parts"]["beside"]
@@ -74,7 +74,7 @@ def test_first_tokens_beside_streams_are_measured(tmp_path: Path) -> None:
     assert math.isfinite(rows[1]["of SMG 1.13.0"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prompts_are_measured_beside_smg(tmp_path: Path) -> None:
     rows = measured("prompts", tmp_path)["parts"]["prompts"]
     assert {row["prompts of"] for row in rows} == {

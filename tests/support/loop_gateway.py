@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 from tokenizers import Tokenizer
 
+from tests.support.cpu import measure_slowness
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
@@ -63,7 +64,7 @@ class SentRequest(NamedTuple):
 
 @dataclass(slots=True)
 class LoopTurn:
-    """The longest iteration of an event loop: its CPU seconds, and its work."""
+    """The longest iteration of an event loop: its CPU seconds on a quiet machine, and its work."""
 
     seconds: float = 0.0
     work: str = ""
@@ -81,7 +82,7 @@ class LoopGateway:
         await asyncio.sleep(0)  # ends the caller's iteration
         self.turn.seconds = 0.0
         await asyncio.to_thread(_send, self.port, asked)
-        return LoopTurn(self.turn.seconds, self.turn.work)
+        return LoopTurn(self.turn.seconds / measure_slowness(), self.turn.work)
 
     async def shortest(self, asked: SentRequest, runs: int, good_s: float) -> LoopTurn:
         """Return the best of some runs: other threads may have used the CPU caches in one

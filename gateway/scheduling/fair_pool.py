@@ -1,0 +1,180 @@
+"""Slots that tenants share fairly: which queued entry gets the next free ones.
+
+See decision 024 in docs/decisions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from gateway.scheduling.forecast import Pace
+from gateway.scheduling.kinds import Lane
+from gateway.scheduling.queues import QueueEntry, Scope, Scopes, SlotCount, TenantQueue
+
+
+class FairPool:
+    """Slots in use and entries in queues, by tenant and lane.
+
+    Free slots go to the tenant with the highest priority. Among equals they go to the one that
+    would then hold the fewest, and within a tenant to its first entry. One tenant alone gets at
+    most its share of the slots, so that the next tenant finds a free one.
+
+    Entries of a lane wait for slots of that lane, in a queue of their own, so they never delay
+    entries that other replicas can run.
+
+    Attributes:
+        queues: tenants that hold slots or wait for some, by name.
+        in_use: slots in use.
+        queued: number of entries that wait.
+    """
+
+    def __init__(
+        self, limit: Callable[[], int], share: Callable[[], float], scopes: Scopes | None = None
+    ) -> None:
+        """Start with all slots free. See `FairBudget` and `EngineQueue` for the arguments."""
+        self._limit = limit
+        self._share = share
+        self._scopes_of = scopes
+        # Paces outlive the queues: their number is that of configured tenants.
+        self._paces: dict[str, Pace] = {}
+        self.queues: dict[str, TenantQueue] = {}
+        self.in_use = SlotCount()
+        self.queued = SlotCount()
+
+    @property
+    def limit(self) -> int:
+        """Current number of slots."""
+        return self._limit()
+
+    def pace_of(self, tenant: str) -> Pace:
+        """Return the pace of a tenant, a new one at its first request."""
+        pace = self._paces.get(tenant)
+        if pace is None:
+            pace = self._paces[tenant] = Pace()
+        return pace
+
+    def queue_of(self, tenant: str) -> TenantQueue:
+        """Return the queue of a tenant, an empty one if it has none."""
+        queue = self.queues.get(tenant)
+        if queue is None:
+            queue = self.queues[tenant] = TenantQueue(self.pace_of(tenant))
+        return queue
+
+    def take_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
+        """Take `cost` slots if they are free, and no entry in a queue goes first."""
+        if queue.by_lane.get(lane):
+            return False
+        reserved = self.grant() if self.queued.total else ()
+        for scope in self.scopes(lane):
+            if scope.key in reserved or self.lacks_free(scope, cost):
+                return False
+            if not self.is_within_share(queue, cost, scope):
+                return False
+        self._count(queue, cost, lane)
+        return True
+
+    def release(self, tenant: str, cost: int, lane: Lane) -> None:
+        """Give back `cost` slots of a tenant, and grant them to queued entries."""
+        queue = self.queues[tenant]
+        self._count(queue, -cost, lane)
+        self.remove_if_idle(tenant)
+        self.grant()
+
+    def append(self, queue: TenantQueue, lane: Lane, entry: QueueEntry) -> None:
+        """Queue an entry: at the front if it continues an answer that has started, else last."""
+        entries = queue.by_lane.setdefault(lane, deque())
+        if entry.is_resumed:
+            entries.appendleft(entry)
+        else:
+            entries.append(entry)
+        self.queued.add(lane, 1)
+
+    def discard(self, queue: TenantQueue, lane: Lane, entry: QueueEntry) -> bool:
+        """Remove an entry. Return False if it no longer waits."""
+        entries = queue.by_lane[lane]
+        if entry not in entries:
+            return False
+        entries.remove(entry)
+        self.queued.add(lane, -1)
+        return True
+
+    def remove_if_idle(self, tenant: str) -> None:
+        """Forget the queue of a tenant that holds no slot and waits for none."""
+        queue = self.queues.get(tenant)
+        if queue is not None and not queue.in_use.total and not queue.waiting:
+            del self.queues[tenant]
+
+    def grant(self) -> set[object]:
+        """Grant free slots to queued entries.
+
+        Return the keys of the scopes whose first entry needs more slots than are free.
+        """
+        reserved: set[object] = set()
+        found: dict[Lane, Sequence[Scope]] = {}
+        while self.queued.total:
+            able = []
+            for queue in self.queues.values():
+                for lane, entries in queue.by_lane.items():
+                    if not entries:
+                        continue
+                    if lane not in found:
+                        found[lane] = self.scopes(lane)
+                    if all(
+                        scope.key not in reserved
+                        and self.is_within_share(queue, entries[0].cost, scope)
+                        for scope in found[lane]
+                    ):
+                        able.append((queue, lane))
+            if not able:
+                break
+            queue, lane = min(able, key=_grant_order)
+            cost = queue.by_lane[lane][0].cost
+            lacking = {scope.key for scope in found[lane] if self.lacks_free(scope, cost)}
+            if lacking:
+                reserved |= lacking  # reserve the free slots until they suffice
+                continue
+            entry = queue.by_lane[lane].popleft()
+            self.queued.add(lane, -1)
+            if not entry.admitted.cancelled():
+                self._count(queue, entry.cost, lane)
+                entry.admitted.set_result(None)
+        return reserved
+
+    def scopes(self, lane: Lane) -> Sequence[Scope]:
+        """Return the scopes in which an entry of `lane` needs slots."""
+        used, awaited = self.in_use.lanes, self.queued.lanes
+        if self._scopes_of is None or (lane is None and not used and not awaited):
+            return (Scope(self._limit()),)
+        return self._scopes_of(lane, used.keys() | awaited.keys())
+
+    def lacks_free(self, scope: Scope, cost: int) -> bool:
+        """Return True if fewer than `cost` slots of the scope are free."""
+        return self.in_use.in_lanes(scope.lanes) + cost > scope.slots
+
+    def is_within_share(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
+        """Return True if the tenant's share of the scope allows `cost` more slots."""
+        share = self.share_of(max(scope.slots, scope.shared))
+        return queue.in_use.in_lanes(scope.lanes) + cost <= share
+
+    def share_of(self, limit: int) -> int:
+        """Return how many of `limit` slots one tenant may hold, at least 1."""
+        return max(1, int(limit * self._share()))
+
+    def _count(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
+        """Count `cost` more slots as in use by a tenant; a negative cost releases them."""
+        queue.pace.change_slots(cost, time.monotonic())
+        queue.in_use.add(lane, cost)
+        self.in_use.add(lane, cost)
+
+
+def _grant_order(candidate: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
+    """Return the sort key of a lane of a tenant's queue; the smallest gets the next free slots.
+
+    A tenant with few slots does not wait for another's many beams. A tenant that would hold more
+    slots than those beams does.
+    """
+    queue, lane = candidate
+    first = queue.by_lane[lane][0]
+    return -queue.priority, queue.in_use.total + first.cost, first.since
