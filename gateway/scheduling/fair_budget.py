@@ -92,8 +92,8 @@ class FairBudget:
         """Return a permit for `cost` units for `tenant`. Use it with `async with`.
 
         A further permit of work that has started (`is_resumed`) goes to the front of its tenant's
-        queue and may wait up to `wait_s`: the queue's limits do not apply. Such work has at most one
-        waiting permit, so their number needs no limit. A permit that need not wait is never
+        queue and may wait up to `wait_s`: the queue's limits do not apply. Such work has at most
+        one waiting permit, so their number needs no limit. A permit that need not wait is never
         refused.
 
         Args:

@@ -74,7 +74,7 @@ const LIMITS = {
 const REFUSALS = {
   __proto__: null,
   queue_full: "the queue was full",
-  queue_timeout: "no place came free in time",
+  queue_timeout: "no slot became free in time",
   expected_wait: "no place would have come free in time",
   too_late: "the first token would have come too late",
   core_busy: "the gateway's own cores were busy",
