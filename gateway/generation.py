@@ -32,31 +32,6 @@ MAX_SEED = 2**63 - 1
 PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_penalty"]
 
 
-@dataclass(slots=True, kw_only=True)
-class Sampling:
-    """Sampling parameters with OpenAI's meaning; `temperature` 0 is greedy.
-
-    `top_k` 0 means no limit. `logit_bias` holds (token id, bias) pairs. `plain` holds parameters
-    that differ from their default and go unchanged to the model input of the same name.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_tokens: int = 0
-    plain: tuple[tuple[PlainParameter, float], ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def greedy(self) -> bool:
-        # The engine takes these as float32, in which a tiny value is 0, and 0 means "not set".
-        return (
-            self.temperature < _GREEDY_THRESHOLD
-            or self.top_p < _GREEDY_THRESHOLD
-            or self.top_k == 1
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Guide:
     """A constraint on the text, in the form that the engine's guided decoding takes.
@@ -137,7 +112,14 @@ class TextPrompt:
 class GenerationParams:
     """The parameters that the client sets for every generation of its request.
 
+    Sampling parameters have OpenAI's meaning.
+
     Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 means no limit.
+        plain: parameters that differ from their default and go unchanged to the model input of the
+            same name.
+        logit_bias: (token id, bias) pairs.
         stop: the stop strings.
         include_stop: show the stop string that was found.
         usage: the engine must count cached tokens.
@@ -148,7 +130,12 @@ class GenerationParams:
         guide: the constraint that the text must match.
     """
 
-    sampling: Sampling = field(default_factory=Sampling)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_tokens: int = 0
+    plain: tuple[tuple[PlainParameter, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -160,13 +147,23 @@ class GenerationParams:
     guide: Guide | None = None
 
     @property
+    def greedy(self) -> bool:
+        """True if each token is the likeliest one."""
+        # The engine takes these as float32, in which a tiny value is 0, and 0 means "not set".
+        return (
+            self.temperature < _GREEDY_THRESHOLD
+            or self.top_p < _GREEDY_THRESHOLD
+            or self.top_k == 1
+        )
+
+    @property
     def engine_stop(self) -> tuple[str, ...]:
         """Return the stop strings that the engine may match by itself.
 
         An engine matches them anywhere in its text. So return no strings if they count only in a
         part of the text: after `min_tokens`, or after the reasoning.
         """
-        if self.sampling.min_tokens or (self.message is not None and self.message.has_reasoning):
+        if self.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
         return self.stop
 

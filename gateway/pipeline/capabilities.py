@@ -30,8 +30,8 @@ class _TokenModeOnly:
 
 
 _INPUT_REQUIREMENTS = (
-    _InputRequirement("min_tokens", "min_tokens", lambda o: o.params.sampling.min_tokens),
-    _InputRequirement("logit_bias", "bias", lambda o: o.params.sampling.logit_bias),
+    _InputRequirement("min_tokens", "min_tokens", lambda o: o.params.min_tokens),
+    _InputRequirement("logit_bias", "bias", lambda o: o.params.logit_bias),
     _InputRequirement("bad_words", "bad_words", lambda o: o.bad_words),
     _InputRequirement("stop_token_ids", "stop_words", lambda o: o.stop_token_ids),
     _InputRequirement("ignore_eos", "end_id", lambda o: o.ignore_eos),
@@ -66,7 +66,7 @@ def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: 
         )
     if capabilities.text is not None:
         _check_text(capabilities.text, capabilities.model, options)
-    for name, _ in options.params.sampling.plain:
+    for name, _ in options.params.plain:
         if name not in capabilities.inputs:
             raise _without_input(capabilities, name)
     for needed in _INPUT_REQUIREMENTS:

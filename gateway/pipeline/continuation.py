@@ -49,11 +49,7 @@ class Continuation:
     @property
     def is_resampled(self) -> bool:
         """True if part of the answer was sampled with a different seed."""
-        return (
-            bool(self._resumptions)
-            and not self.regenerates
-            and not self._original.params.sampling.greedy
-        )
+        return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:
         """Record that the answer resumes as `remaining`, as its replica failed or was left.
@@ -109,12 +105,10 @@ class Continuation:
         forms = {kind: None for kind in forms if _fits(kind, length)}
         if not forms or len(self.ids) >= whole.max_tokens:
             return None
-        sampling, times = whole.params.sampling, self._resumptions + 1
-        min_tokens = max(sampling.min_tokens - len(ids), 0)
+        times = self._resumptions + 1
+        min_tokens = max(whole.params.min_tokens - len(ids), 0)
         # Do not report the new replica's cache hits as the client's cached_tokens.
-        params = replace(
-            whole.params, sampling=replace(sampling, min_tokens=min_tokens), usage=False
-        )
+        params = replace(whole.params, min_tokens=min_tokens, usage=False)
         return replace(
             whole,
             request_id=f"{whole.request_id}-{times}",

@@ -142,7 +142,7 @@ def _check_ids(service: Service, options: Options) -> None:
     """Raise InvalidRequest for a token id that is not in the vocabulary."""
     size = service.prompts.vocab_size
     for param, ids in (
-        ("logit_bias", [token_id for token_id, _ in options.params.sampling.logit_bias]),
+        ("logit_bias", [token_id for token_id, _ in options.params.logit_bias]),
         ("stop_token_ids", options.stop_token_ids),
     ):
         if max(ids, default=0) >= size:

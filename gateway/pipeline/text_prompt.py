@@ -93,7 +93,7 @@ async def text_prompt(
         if (word := _find_word(prompts, token_id, special=False)) is not None
     )
     tenant = options.caller.tenant
-    chars = _CHARS_PER_WORD * len(options.params.sampling.logit_bias)
+    chars = _CHARS_PER_WORD * len(options.params.logit_bias)
     bias = await prompts.threads.run(tenant, chars, partial(_bias_words, prompts, options))
     restated = ""
     if restates:
@@ -146,7 +146,7 @@ def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], 
     """Return the words that are one biased token each; preprocessing encodes them with special
     tokens."""
     words = []
-    for token_id, bias in options.params.sampling.logit_bias:
+    for token_id, bias in options.params.logit_bias:
         word = _find_word(prompts, token_id, special=True)
         if word is None:
             raise UnsupportedParameter(

@@ -24,7 +24,7 @@ class PieceStream:
         self._message = MessageReader(params.message) if params.message else None
         self._stop = make_stops(params)
         self._max_tokens = generation.max_tokens
-        self._min_tokens = params.sampling.min_tokens
+        self._min_tokens = params.min_tokens
         words = generation.text.stop if generation.text else ()
         self._endless = generation.end_id is None and not words
         self._hidden = () if params.include_stop else params.stop

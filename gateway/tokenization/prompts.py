@@ -311,7 +311,7 @@ class Prompts:
         `later_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
-        if options.params.sampling.min_tokens:
+        if options.params.min_tokens:
             return () if options.params.guide is None else ends
         return self.word_ids(options.params.engine_stop) + ends
 
@@ -320,7 +320,7 @@ class Prompts:
 
         Empty for a guided answer: no engine can continue after the end of its guide.
         """
-        if not options.params.sampling.min_tokens or options.params.guide is not None:
+        if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS
         return frozenset(self.further_end_ids(options))
 

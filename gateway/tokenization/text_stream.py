@@ -45,7 +45,7 @@ class TextStream:
         self._stop_ids = generation.stop_ids
         self._later_end_ids = generation.later_end_ids
         self._max_tokens = generation.max_tokens
-        self._min_tokens = params.sampling.min_tokens
+        self._min_tokens = params.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
         # Tokens are decoded separately only if it matters which of them a text came from.
         self._one_by_one = (

@@ -45,8 +45,8 @@ def _build_options(capabilities: ModelCapabilities, generation: Generation) -> R
 
     Most requests ask for the same, so the part made for one is stored for the next.
     """
-    params, sampling = generation.params, generation.params.sampling
-    if params.guide is not None or sampling.logit_bias:
+    params = generation.params
+    if params.guide is not None or params.logit_bias:
         return _build_new_options(capabilities, generation)
     key = (
         *(generation.end_id, generation.stop_ids, generation.bad_ids, generation.beams),
@@ -56,8 +56,8 @@ def _build_options(capabilities: ModelCapabilities, generation: Generation) -> R
             params.usage,
             params.lora and params.lora.task_id,
         ),
-        *(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_tokens),
-        sampling.plain,
+        *(params.temperature, params.top_p, params.top_k, params.min_tokens),
+        params.plain,
     )
     known = capabilities.parts
     part = known.get(key)
@@ -100,9 +100,9 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
         if params.logprobs:
             build.scalar("generation_logits", True)
             build.output("generation_logits")
-    if params.sampling.logit_bias:
+    if params.logit_bias:
         vocab_size = capabilities.vocab_size
-        build.raw("bias", _bias(params.sampling.logit_bias, vocab_size), vocab_size)
+        build.raw("bias", _bias(params.logit_bias, vocab_size), vocab_size)
     return build.part
 
 
@@ -192,19 +192,19 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
     0 for every greedy token) but not within top p: greedy with log probabilities is then a top p of
     almost 0.
     """
-    sampling = generation.params.sampling
-    if sampling.greedy and logprobs:
+    params = generation.params
+    if params.greedy and logprobs:
         build.scalar("top_k", 0)
         build.scalar("top_p", _TINY)
-    elif sampling.greedy:
+    elif params.greedy:
         build.scalar("top_k", 1)
     else:
-        build.scalar("top_k", sampling.top_k)
-        build.scalar("top_p", sampling.top_p)
-        build.scalar("temperature", sampling.temperature)
-    if sampling.min_tokens:
-        build.scalar("min_tokens", sampling.min_tokens)
-    for name, value in sampling.plain:
+        build.scalar("top_k", params.top_k)
+        build.scalar("top_p", params.top_p)
+        build.scalar("temperature", params.temperature)
+    if params.min_tokens:
+        build.scalar("min_tokens", params.min_tokens)
+    for name, value in params.plain:
         build.scalar(name, value)
 
 
@@ -294,8 +294,8 @@ def _logprobs_from_logits(
     # In a thread, so that numpy (20 MiB) is loaded there, and only if needed.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
-    sampling = generation.params.sampling
-    temperature = 1.0 if sampling.greedy else sampling.temperature  # not sent with greedy requests
+    params = generation.params
+    temperature = 1.0 if params.greedy else params.temperature  # not sent with greedy requests
     count = generation.params.logprobs or 0
     return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 

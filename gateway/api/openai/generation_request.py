@@ -39,7 +39,6 @@ from gateway.generation import (
     Lora,
     Options,
     PlainParameter,
-    Sampling,
 )
 from gateway.parsers.message import MessageForm
 
@@ -160,7 +159,8 @@ class GenerationRequest(Strict):
             raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
         if self.stream and self.prompt_logprobs:
             raise InvalidRequest("prompt_logprobs excludes stream.", param="prompt_logprobs")
-        sampling = Sampling(
+        stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
+        params = GenerationParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
@@ -169,10 +169,6 @@ class GenerationRequest(Strict):
             if _PENALTY_NAMES.isdisjoint(self.model_fields_set)
             else self._list_penalties(),
             logit_bias=self._parse_bias(),
-        )
-        stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
-        params = GenerationParams(
-            sampling=sampling,
             stop=tuple(stop),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,

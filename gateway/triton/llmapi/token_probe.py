@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
-from gateway.generation import Generation, GenerationParams, Sampling, TextPrompt
+from gateway.generation import Generation, GenerationParams, TextPrompt
 from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class TokenProbe:
             prompt_ids=array("i"),
             max_tokens=1,
             seed=1,
-            params=GenerationParams(sampling=Sampling(temperature=0), usage=False),
+            params=GenerationParams(temperature=0, usage=False),
             text=TextPrompt(_PROMPT),
         )
         self._token_made = False

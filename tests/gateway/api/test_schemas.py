@@ -35,7 +35,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 def test_defaults_are_openais() -> None:
     options = chat().build_options()
-    sampling = options.params.sampling
+    sampling = options.params
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert not sampling.greedy
     assert chat().output_limit is None
@@ -44,7 +44,7 @@ def test_defaults_are_openais() -> None:
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
 def test_what_is_greedy(fields: dict[str, Any]) -> None:
-    assert chat(**fields).build_options().params.sampling.greedy
+    assert chat(**fields).build_options().params.greedy
 
 
 def test_max_completion_tokens_wins() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import Sampling, TextPrompt
+from gateway.generation import TextPrompt
 from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.kinds import ModelVariant
 from tests.support.capabilities import CAPABILITIES
@@ -169,7 +169,7 @@ def test_what_is_left_of_a_generation() -> None:
         ModelVariant(replace(CAPABILITIES, max_input_len=longest)) for longest in (None, 4, None)
     )
     whole = generation(
-        sampling=Sampling(min_tokens=3),
+        min_tokens=3,
         forms={of_ids: None, short: None, of_text: TextPrompt("ab")},
         text=TextPrompt("ab"),
         stop=("x",),
@@ -180,11 +180,7 @@ def test_what_is_left_of_a_generation() -> None:
         rest = going.remaining(failed=True)
         assert rest is not None
         assert (rest.prompt_ids.tolist(), rest.max_tokens) == ([1, 2, *range(count)], 5 - count)
-        assert rest.params == replace(
-            whole.params,
-            sampling=replace(whole.params.sampling, min_tokens=min_tokens),
-            usage=False,
-        )
+        assert rest.params == replace(whole.params, min_tokens=min_tokens, usage=False)
         assert (set(rest.forms), rest.text) == (kinds, None)
     going.ids.append(4)
     assert going.remaining(failed=True) is None  # nothing is left

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway.api.openai.answers import DeltaCollector
-from gateway.generation import GenerationParams, Options, Sampling
+from gateway.generation import GenerationParams, Options
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
@@ -69,7 +69,7 @@ async def test_what_was_cut_short_while_another_begins_is_whole(tmp_path: Path) 
     async with pair(tmp_path) as it:
         await it.breaks("abort", 3)
         it.other.fault, it.other.step = "stall", 0
-        options = Options(seed=1, params=GenerationParams(sampling=Sampling(temperature=0)))
+        options = Options(seed=1, params=GenerationParams(temperature=0))
         batch = await prepare(it.service, ["x"], options, chat=False)
 
         def cut() -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
-from gateway.generation import Generation, Sampling
+from gateway.generation import Generation
 from gateway.parsers.harmony import FINAL, TURN
 from gateway.parsers.message import MessageForm, MessageReader
 from gateway.parsers.reasoning import THINK
@@ -133,7 +133,7 @@ def test_behind_the_minimum_and_the_reasoning(form: MessageForm, opening: str, l
         max_tokens=1000,
         message=form,
         stop=("ab",),
-        sampling=Sampling(min_tokens=len(opening) + least),
+        min_tokens=len(opening) + least,
     )
     for size in range(1, 9):
         deltas = _read(asked, f"{opening}abab", [size] * 99, as_text=False)

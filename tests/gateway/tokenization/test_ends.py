@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import GenerationParams, Guide, Options, Sampling
+from gateway.generation import GenerationParams, Guide, Options
 from gateway.parsers.harmony import TURN
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import THINK
@@ -17,7 +17,7 @@ from tests.support.small_tokenizers import BYTES, encode
 END, FURTHER, ASKED = 7, 8, 9
 STOP = tuple(encode("cat"))
 GUIDE = Guide("json", "")
-HELD = Sampling(min_tokens=3)
+HELD = {"min_tokens": 3}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,15 @@ def prompts() -> Prompts:
         ({}, False, END, (STOP, (ASKED,), (FURTHER,)), ()),
         ({}, True, None, (STOP, (ASKED,)), ()),
         # An engine would stop at once: it holds nothing back but its end id.
-        ({"sampling": HELD}, False, END, (), (ASKED, FURTHER)),
-        ({"sampling": HELD}, True, None, (), (ASKED,)),
+        (HELD, False, END, (), (ASKED, FURTHER)),
+        (HELD, True, None, (), (ASKED,)),
         # An engine would find the strings in thoughts, too.
         ({"message": MessageForm(reasoning=THINK)}, False, END, ((ASKED,), (FURTHER,)), ()),
         ({"message": MessageForm(channel=TURN)}, False, END, ((ASKED,), (FURTHER,)), ()),
         ({"message": MessageForm("hermes")}, False, END, (STOP, (ASKED,), (FURTHER,)), ()),
         # Behind a guide's end nothing but ends can be chosen, so that one of them must end it.
         ({"guide": GUIDE}, True, END, (STOP, (ASKED,), (FURTHER,)), ()),
-        ({"guide": GUIDE, "sampling": HELD}, True, END, ((ASKED,), (FURTHER,)), ()),
+        ({"guide": GUIDE, **HELD}, True, END, ((ASKED,), (FURTHER,)), ()),
     ],
 )
 def test_what_ends_an_answer(

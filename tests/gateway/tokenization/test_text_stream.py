@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
-from gateway.generation import Generation, Sampling
+from gateway.generation import Generation
 from gateway.tokenization.stop_strings import StopStrings
 from gateway.tokenization.text_stream import TextStream
 from tests.support.generations import generation
@@ -115,7 +115,7 @@ def test_further_ends_count_behind_the_minimum(
     of_ends = frozenset(encode(chr(code))[0] for code in ends)
     asked = _generation(
         later_end_ids=of_ends,
-        sampling=Sampling(min_tokens=least),
+        min_tokens=least,
         stop=stop,
     )
     stream, rest, out = TextStream(VOCABULARY, asked), tokens, [TextDelta("", 0, None)]

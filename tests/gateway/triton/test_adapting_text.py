@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
-from gateway.generation import GenerationParams, Options, Sampling, TextPrompt
+from gateway.generation import GenerationParams, Options, TextPrompt
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.tools.forced import ForcedCall
@@ -96,7 +96,7 @@ async def test_words_in_place_of_ids(prompts: Prompts) -> None:
     assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c", " c"), (), "x")
     held = Options(
         seed=1,
-        params=GenerationParams(sampling=Sampling(min_tokens=3), stop=("a",)),
+        params=GenerationParams(min_tokens=3, stop=("a",)),
         ignore_eos=True,
     )
     shown = TextModel(skips_special_tokens=False)
@@ -112,9 +112,7 @@ async def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) ->
     """Preprocessing encodes each word with special tokens: here <s> would be biased too."""
     options = Options(
         seed=1,
-        params=GenerationParams(
-            sampling=Sampling(logit_bias=((ids_of("a", special=False)[0], 5.0),))
-        ),
+        params=GenerationParams(logit_bias=((ids_of("a", special=False)[0], 5.0),)),
     )
     with pytest.raises(UnsupportedParameter) as caught:
         await text_prompt(prompts, "x", [1], TextModel(), options, restates=True)
@@ -397,7 +395,7 @@ async def test_a_model_in_python_is_not_told_which_outputs(backend: str) -> None
     core.output.add(name="batch_index")
     capabilities = (await chosen(Models(tensorrt_llm=core))).capabilities
     request = pb.ModelInferRequest.FromString(
-        generation_request(capabilities, generation(sampling=Sampling(temperature=0))).data
+        generation_request(capabilities, generation(temperature=0)).data
     )
     named = {output.name for output in request.outputs}
     needed = {"output_ids", "sequence_length", "kv_cache_reused_blocks"}
@@ -416,7 +414,7 @@ async def test_what_nobody_streams_is_asked_for_whole(
     stopped = Options(seed=1, stream=stream, params=GenerationParams(stop=("a",)))
     assert not (await text_prompt(prompts, "x", [1], model, stopped, restates=True)).single_response
     server = replace(capabilities(), inputs=read_inputs(config_of(TEXT), TEXT))
-    greedy = generation(text=text, sampling=Sampling(temperature=0))
+    greedy = generation(text=text, temperature=0)
     request = pb.ModelInferRequest.FromString(text_request(server, greedy, text).data)
     names = {tensor.name for tensor in request.inputs}
     assert ("stream" in names) is not text.single_response

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted
 from gateway.errors import EngineError
-from gateway.generation import Guide, Lora, Sampling
+from gateway.generation import Guide, Lora
 from gateway.triton.model_capabilities import ModelCapabilities, read_capabilities
 from gateway.triton.names import CORE, Input, read_inputs
 from gateway.triton.request import RequestBuilder, varint
@@ -146,7 +146,7 @@ def test_ids_for_a_model_that_declares_another_type() -> None:
 def test_the_choices_of_one_request_share_its_bias() -> None:
     size = 5000
     capabilities = _capabilities(vocab_size=size)
-    biased = generation(sampling=Sampling(logit_bias=((7, 1.5), (999, -2.0))))
+    biased = generation(logit_bias=((7, 1.5), (999, -2.0)))
     one, other = (
         generation_request(capabilities, replace(biased, request_id=name)) for name in "ab"
     )
@@ -190,15 +190,12 @@ ASKED = st.fixed_dictionaries(
         "usage": st.booleans(),
         "guide": st.sampled_from([None, Guide("json", "{}")]),
         "lora": st.sampled_from([None, _lora(7), _lora(8)]),
-        "sampling": st.builds(
-            Sampling,
-            temperature=st.sampled_from([0.0, 0.5, 1.0]),
-            top_p=st.sampled_from([0.0, 0.9, 1.0]),
-            top_k=st.sampled_from([0, 1, 50]),
-            min_tokens=st.sampled_from([0, 3]),
-            plain=st.sampled_from([(), (("presence_penalty", 0.5),)]),
-            logit_bias=st.sampled_from([(), ((7, 1.5),)]),
-        ),
+        "temperature": st.sampled_from([0.0, 0.5, 1.0]),
+        "top_p": st.sampled_from([0.0, 0.9, 1.0]),
+        "top_k": st.sampled_from([0, 1, 50]),
+        "min_tokens": st.sampled_from([0, 3]),
+        "plain": st.sampled_from([(), (("presence_penalty", 0.5),)]),
+        "logit_bias": st.sampled_from([(), ((7, 1.5),)]),
     }
 )
 
@@ -216,7 +213,7 @@ def test_a_request_is_the_same_whatever_was_asked_before(asked: list[tuple[Any, 
 def test_no_more_is_kept_of_requests_than_there_is_room_for() -> None:
     known = _capabilities()
     for number in range(1000):
-        wish = generation(sampling=Sampling(temperature=0.1 + number / 1000))
+        wish = generation(temperature=0.1 + number / 1000)
         generation_request(known, wish)
     assert 0 < len(known.parts) <= 64
 

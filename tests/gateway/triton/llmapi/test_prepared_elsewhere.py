@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable
-from gateway.generation import Generation, GenerationParams, Guide, Sampling, TextPrompt
+from gateway.generation import Generation, GenerationParams, Guide, TextPrompt
 from gateway.triton.llmapi.model import read_llmapi_capabilities
 from gateway.triton.llmapi.tensors import generation_request
 from tests.support.fake_llmapi import FakeLlmapi
@@ -20,7 +20,7 @@ PLAIN = Generation(
     prompt_ids=array("i", [1]),
     max_tokens=1,
     seed=1,
-    params=GenerationParams(sampling=Sampling()),
+    params=GenerationParams(),
     text=TextPrompt("x"),
 )
 
