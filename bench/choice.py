@@ -16,7 +16,7 @@ import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
 
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.cost import affinity_key, estimate_costs
 from gateway.scheduling.replica import Replica

@@ -24,7 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.servers import Triton, real_triton
-from gateway.generation import Generation, GenerationParams
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import GenerationParams
 from gateway.triton.engine import Engine
 from gateway.triton.transport import ABANDON_GRACE_S, ConnectionOptions
 from ops.local_stack.ports import PortClaims

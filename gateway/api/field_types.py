@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.api.openai.parameter_table import UNSET
 from gateway.errors import InvalidRequest
-from gateway.generation import MODEL_MAXIMUM
+from gateway.generation.options import MODEL_MAXIMUM
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16

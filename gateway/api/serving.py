@@ -33,7 +33,8 @@ from gateway.api.validation import show_value
 from gateway.config.tenants import Tenant
 from gateway.deltas import Sink, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Batch, Caller, Options
+from gateway.generation.batch import Batch
+from gateway.generation.options import Caller, Options
 from gateway.observability.request_context import RequestContext
 from gateway.parsers import harmony
 from gateway.parsers.message import MessageForm

@@ -16,7 +16,7 @@ from adapters.record import Record, Version, selected_name
 from gateway.catalog.disk_placement import DiskPlacement
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
-from gateway.generation import Lora
+from gateway.generation.lora import Lora
 from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier

@@ -15,7 +15,7 @@ from gateway.catalog.placement import Placement
 from gateway.catalog.shortfall import ShortfallLog, find_shortfalls
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
-from gateway.generation import Folders
+from gateway.generation.lora import Folders
 from gateway.troubles import Troubles
 from lora_store.peft_notices import PeftNotices
 from lora_store.redis import RedisSettings

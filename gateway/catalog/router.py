@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from adapters.chat_template import ChatTemplate
 from adapters.record import selector
 from gateway.catalog.adapters import AdapterCatalog
-from gateway.generation import Lora
+from gateway.generation.lora import Lora
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide, Options, Unenforced
+from gateway.generation.options import Guide, Options, Unenforced
 from gateway.guiding.process import GuideProcess
 from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import IO, cast
 
 from gateway.errors import Overloaded
-from gateway.generation import Guide
+from gateway.generation.options import Guide
 from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)

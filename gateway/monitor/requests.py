@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.monitor.watched import RequestSummary, WatchedRequest
 from gateway.observability.request_context import RequestContext
 

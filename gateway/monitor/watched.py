@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.observability.request_context import RequestContext
 
 _MAX_FINISH_REASONS = 16

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import RequestSpan

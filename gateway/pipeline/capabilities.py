@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import UnsupportedParameter
-from gateway.generation import Options
+from gateway.generation.options import Options
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.names import LogicalInput
 

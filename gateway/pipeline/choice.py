@@ -25,7 +25,8 @@ from gateway.errors import (
     NotTakenInTime,
     ReplicaLeft,
 )
-from gateway.generation import Batch, Generation
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.attempts import attempt

@@ -18,7 +18,8 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from gateway.deltas import TokenDelta
-from gateway.generation import MAX_SEED, Generation
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import MAX_SEED
 from gateway.pipeline.fit import longest_prompt
 from gateway.scheduling.kinds import ModelVariant
 

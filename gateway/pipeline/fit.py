@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
-from gateway.generation import MODEL_MAXIMUM, Options, TextPrompt
+from gateway.generation.engine_request import TextPrompt
+from gateway.generation.options import MODEL_MAXIMUM, Options
 from gateway.pipeline.refusals import VariantRefusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
 from gateway.scheduling.kinds import ModelVariant

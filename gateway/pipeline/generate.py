@@ -18,7 +18,8 @@ from gateway.errors import (
     Overloaded,
     RequestTimeout,
 )
-from gateway.generation import Batch, Generation
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.choice import (
     Choice,

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from gateway.errors import EngineUnavailable, InvalidRequest
-from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import MAX_CHOICES, MAX_SEED, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
 from gateway.pipeline.refusals import VariantRefusals

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from gateway.errors import UnsupportedParameter
-from gateway.generation import Options, TextPrompt
+from gateway.generation.engine_request import TextPrompt
+from gateway.generation.options import Options
 from gateway.tokenization.bad_words import with_and_without_space
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts

@@ -11,7 +11,8 @@ import asyncio
 from collections import Counter
 
 from gateway.errors import AdapterNotReady, EngineError, EngineUnavailable
-from gateway.generation import Batch, Lora
+from gateway.generation.batch import Batch
+from gateway.generation.lora import Lora
 from gateway.scheduling.replicas import Replicas
 
 # Each waiting request holds a connection, and all tenants share the limit of connections.

@@ -24,7 +24,9 @@ from gateway.errors import (
     Overloaded,
     ReplicaLeft,
 )
-from gateway.generation import Batch, Generation, Lora
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.lora import Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas

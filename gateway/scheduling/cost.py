@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
 from gateway.triton.prefix_cache import PromptPrefixes

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from gateway.generation import PlainParameter
+from gateway.generation.options import PlainParameter
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.names import LogicalInput
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import EngineBroken, EngineSilent, EngineUnavailable
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import DEFAULT_WEIGHT

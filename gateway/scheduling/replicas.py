@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from gateway.errors import AdapterNotReady, EngineUnavailable
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.cost import affinity_key, estimate_costs

@@ -21,7 +21,7 @@ from gateway.errors import (
     Quota,
     RequestTimeout,
 )
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.reservation import Reservation

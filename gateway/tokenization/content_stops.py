@@ -5,7 +5,7 @@ The classes take the raw text, markup included, and return it unchanged up to th
 
 from __future__ import annotations
 
-from gateway.generation import GenerationParams
+from gateway.generation.options import GenerationParams
 from gateway.parsers.harmony import HarmonyParser
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
 from gateway.parsers.tools.events import Content

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.content_stops import make_stops
 from gateway.tokenization.text_count import TextCount

@@ -23,7 +23,7 @@ from adapters import tokenizer_config
 from adapters.chat_template import ChatTemplate, FoundTemplate
 from adapters.errors import UnsupportedFeature
 from adapters.tokenizer_config import default_template, token_text
-from gateway.generation import Options
+from gateway.generation.options import Options
 from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
 from gateway.tokenization import turn_record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta, TokenLogprob
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.content_stops import make_stops
 from gateway.tokenization.vocabulary import Vocabulary

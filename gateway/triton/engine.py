@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gateway.deltas import TokenLogprob
 from gateway.errors import AdapterNotReady, EngineUnavailable, EngineUnreachable, GatewayError
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient

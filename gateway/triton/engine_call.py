@@ -21,7 +21,8 @@ from gateway.errors import (
     Overloaded,
     ReplicaLeft,
 )
-from gateway.generation import Generation, Lora
+from gateway.generation.engine_request import Generation
+from gateway.generation.lora import Lora
 from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors
 from gateway.triton.client import parse_response

@@ -20,7 +20,7 @@ from adapters.adapter import Dtype
 from adapters.config_json import ConfigError, ConfigMissing
 from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.errors import EngineUnavailable
-from gateway.generation import TextPrompt
+from gateway.generation.engine_request import TextPrompt
 from gateway.triton.names import (
     CORE,
     TEXT,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 
 _BLOCK_BYTES = 4 * 32
 """Bytes of the smallest usual block: 32 ids of 4 bytes. English text has about as many tokens per

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.deltas import TokenLogprob
 from gateway.errors import EngineBroken, EngineError, EngineUnavailable
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.protobuf import pb
 from gateway.triton.request import varint

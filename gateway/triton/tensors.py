@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 
 from adapters.adapter import Converted
 from gateway.deltas import EngineStats, TokenDelta, TokenLogprob
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.protobuf import pb

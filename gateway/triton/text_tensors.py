@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineError
-from gateway.generation import Generation, TextPrompt
+from gateway.generation.engine_request import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.protobuf import pb

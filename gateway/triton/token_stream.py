@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.stops import EarlyStop, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response

@@ -6,7 +6,9 @@ from array import array
 from dataclasses import fields
 from typing import Any
 
-from gateway.generation import DEFAULT_CALLER, Batch, Generation, GenerationParams
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import DEFAULT_CALLER, GenerationParams
 
 _PARAMS = {field.name for field in fields(GenerationParams)}
 

@@ -15,7 +15,7 @@ from gateway.api.openai.chunks import UsageFrames
 from gateway.api.openai.usage import count_cached_tokens
 from gateway.api.sse import WireFormat
 from gateway.deltas import Sink, TextDelta
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.parsers.tools.events import (
     CallArguments,
     CallEnd,

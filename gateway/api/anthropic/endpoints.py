@@ -27,7 +27,8 @@ from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.serving import prepare_request, respond
 from gateway.errors import InvalidRequest
-from gateway.generation import Batch, Options
+from gateway.generation.batch import Batch
+from gateway.generation.options import Options
 from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 

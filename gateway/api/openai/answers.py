@@ -25,7 +25,7 @@ from gateway.api.openai.chunks import (
 from gateway.api.openai.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
 from gateway.api.openai.usage import build_final_usage
 from gateway.deltas import Sink, TextDelta
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 

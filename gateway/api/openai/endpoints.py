@@ -30,7 +30,8 @@ from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
 from gateway.api.serving import get_prompts, prepare_request, render_chat, respond
 from gateway.api.sse import OPENAI
-from gateway.generation import Batch, Options
+from gateway.generation.batch import Batch
+from gateway.generation.options import Options
 from gateway.service import Service
 
 router = ApiRouter()

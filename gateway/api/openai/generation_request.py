@@ -30,13 +30,13 @@ from gateway.api.openai.formats import ResponseFormat, StructuredOutputs
 from gateway.api.openai.guides import build_format_guide, build_structured_guide
 from gateway.api.openai.messages import Strict
 from gateway.errors import InvalidRequest
-from gateway.generation import (
+from gateway.generation.lora import Lora
+from gateway.generation.options import (
     DEFAULT_CALLER,
     MAX_CHOICES,
     Caller,
     GenerationParams,
     Guide,
-    Lora,
     Options,
     PlainParameter,
 )

@@ -15,7 +15,7 @@ from gateway.api.openai.formats import ResponseFormat, StructuredOutputs
 from gateway.api.strict_json import load
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
-from gateway.generation import Guide
+from gateway.generation.options import Guide
 from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 

@@ -34,14 +34,8 @@ from gateway.api.openai.turns import check_result
 from gateway.api.successors import OF_CHATS, OF_COMPLETIONS
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
-from gateway.generation import (
-    DEFAULT_CALLER,
-    MAX_CHOICES,
-    Caller,
-    Guide,
-    Lora,
-    Options,
-)
+from gateway.generation.lora import Lora
+from gateway.generation.options import DEFAULT_CALLER, MAX_CHOICES, Caller, Guide, Options
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall

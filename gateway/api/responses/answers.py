@@ -24,7 +24,7 @@ from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
 from gateway.deltas import Sink, TextDelta, TokenLogprob
-from gateway.generation import Batch
+from gateway.generation.batch import Batch
 from gateway.tokenization.prompts import Prompts
 
 

@@ -34,7 +34,8 @@ from gateway.api.serving import (
 )
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
-from gateway.generation import Batch, Options
+from gateway.generation.batch import Batch
+from gateway.generation.options import Options
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 

@@ -6,7 +6,7 @@ It has no batch dimension: shapes are [1], and [n] for texts.
 from __future__ import annotations
 
 from gateway.errors import EngineUnavailable
-from gateway.generation import Generation, TextPrompt
+from gateway.generation.engine_request import Generation, TextPrompt
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.request import InferRequest, RequestBuilder
 from gateway.triton.tensors import add_sampling

@@ -16,7 +16,8 @@ from array import array
 from collections.abc import Callable
 
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
-from gateway.generation import Generation, GenerationParams, TextPrompt
+from gateway.generation.engine_request import Generation, TextPrompt
+from gateway.generation.options import GenerationParams
 from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from gateway.api.openai.parameters import parse
 from gateway.api.openai.renamed_parameters import RENAMED
 from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import MAX_CHOICES
+from gateway.generation.options import MAX_CHOICES
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.tokenization.chat_format import compile_template
 

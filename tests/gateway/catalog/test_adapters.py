@@ -20,7 +20,7 @@ from gateway.catalog.conversion import Converter
 from gateway.catalog.engine_fit import EngineFit
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
-from gateway.generation import Lora
+from gateway.generation.lora import Lora
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel

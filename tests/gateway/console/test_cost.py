@@ -13,7 +13,8 @@ from adapters.adapter import ModuleRows
 from adapters.record import Record, Version
 from adapters.registry import Snapshot
 from gateway.console.patch import apply_patch, difference
-from gateway.generation import Batch, Caller
+from gateway.generation.batch import Batch
+from gateway.generation.options import Caller
 from gateway.observability.request_context import RequestContext
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from gateway.errors import InvalidRequest, Overloaded, UnsupportedParameter
-from gateway.generation import Caller, GenerationParams, Guide, Options
+from gateway.generation.options import Caller, GenerationParams, Guide, Options
 from gateway.guiding.check import GuideCheck
 from guides.kinds import MAX_CHARS
 from tests.support.stopped import stop

@@ -7,7 +7,8 @@ import dataclasses
 
 import pytest
 
-from gateway.generation import Batch, Caller
+from gateway.generation.batch import Batch
+from gateway.generation.options import Caller
 from gateway.monitor import requests
 from gateway.monitor.demand import TenantDemand
 from gateway.monitor.requests import RETENTION_S, RequestTable

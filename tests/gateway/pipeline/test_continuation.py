@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import TextPrompt
+from gateway.generation.engine_request import TextPrompt
 from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.kinds import ModelVariant
 from tests.support.capabilities import CAPABILITIES

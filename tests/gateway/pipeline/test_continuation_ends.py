@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from gateway.api.openai.answers import DeltaCollector
-from gateway.generation import GenerationParams, Options
+from gateway.generation.options import GenerationParams, Options
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare

@@ -15,7 +15,9 @@ import pytest
 from gateway.config.file import Configuration
 from gateway.deltas import TextDelta
 from gateway.errors import RequestTimeout
-from gateway.generation import Batch, Generation, GenerationParams, Options
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import GenerationParams, Options
 from gateway.http.exchange import Exchange
 from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.deltas import TokenDelta
-from gateway.generation import Guide
+from gateway.generation.options import Guide
 from gateway.pipeline.continuation import Continuation
 from tests.support.generations import generation
 from tests.support.in_process import metric_of

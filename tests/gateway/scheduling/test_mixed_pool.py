@@ -19,7 +19,10 @@ import yaml
 from prometheus_client import generate_latest
 
 from gateway.catalog.placement import Placement
-from gateway.generation import DEFAULT_CALLER, Batch, Generation, GenerationParams, Lora, Options
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.lora import Lora
+from gateway.generation.options import DEFAULT_CALLER, GenerationParams, Options
 from gateway.pipeline.fit import fit
 from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait

@@ -9,7 +9,9 @@ import pytest
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
 from gateway.errors import RateLimited
-from gateway.generation import DEFAULT_CALLER, Batch, Generation
+from gateway.generation.batch import Batch
+from gateway.generation.engine_request import Generation
+from gateway.generation.options import DEFAULT_CALLER
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.accounting import Account, Accounting
 from gateway.tenancy.limits import limits

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.parsers.harmony import FINAL, TURN
 from gateway.parsers.message import MessageForm, MessageReader
 from gateway.parsers.reasoning import THINK

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.generation import GenerationParams, Guide, Options
+from gateway.generation.options import GenerationParams, Guide, Options
 from gateway.parsers.harmony import TURN
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import THINK

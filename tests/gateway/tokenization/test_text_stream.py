@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.tokenization.stop_strings import StopStrings
 from gateway.tokenization.text_stream import TextStream
 from tests.support.generations import generation

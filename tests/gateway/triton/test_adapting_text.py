@@ -17,7 +17,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
-from gateway.generation import GenerationParams, Options, TextPrompt
+from gateway.generation.engine_request import TextPrompt
+from gateway.generation.options import GenerationParams, Options
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import Tags
 from gateway.parsers.tools.forced import ForcedCall

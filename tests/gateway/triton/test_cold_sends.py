@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.adapter import Converted
-from gateway.generation import Lora
+from gateway.generation.lora import Lora
 from gateway.triton.engine import Engine
 from gateway.triton.transport import ConnectionOptions, TransportName
 from tests.support.adapter_store import becomes

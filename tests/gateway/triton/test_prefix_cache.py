@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation import Generation, GenerationParams, Lora, TextPrompt
+from gateway.generation.engine_request import Generation, TextPrompt
+from gateway.generation.lora import Lora
+from gateway.generation.options import GenerationParams
 from gateway.triton.prefix_cache import PrefixCache, PromptPrefixes, hash_prefixes
 
 BLOCK = 32

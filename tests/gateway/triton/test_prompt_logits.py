@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineBroken, EngineUnavailable
-from gateway.generation import Generation
+from gateway.generation.engine_request import Generation
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.logits import token_logprobs
 from gateway.triton.prompt_logits import PromptLogitsReader

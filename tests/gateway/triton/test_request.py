@@ -16,7 +16,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted
 from gateway.errors import EngineError
-from gateway.generation import Guide, Lora
+from gateway.generation.lora import Lora
+from gateway.generation.options import Guide
 from gateway.triton.model_capabilities import ModelCapabilities, read_capabilities
 from gateway.triton.names import CORE, Input, read_inputs
 from gateway.triton.request import RequestBuilder, varint

@@ -10,7 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable
-from gateway.generation import Generation, GenerationParams, Guide, TextPrompt
+from gateway.generation.engine_request import Generation, TextPrompt
+from gateway.generation.options import GenerationParams, Guide
 from gateway.triton.llmapi.model import read_llmapi_capabilities
 from gateway.triton.llmapi.tensors import generation_request
 from tests.support.fake_llmapi import FakeLlmapi
