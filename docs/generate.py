@@ -24,7 +24,16 @@ from gateway.api.openai.generation_request import GenerationRequest
 from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.openai.renamed_parameters import RENAMED
 from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.config.settings import Settings
+from gateway.config.adapter_settings import AdapterSettings
+from gateway.config.request_settings import RequestSettings
+from gateway.config.settings import (
+    ConversationSettings,
+    LogSettings,
+    ServerSettings,
+    Settings,
+    TenantSettings,
+)
+from gateway.config.triton_settings import TritonSettings
 from gateway.service_setup import load_prompts, run_service
 from gateway.triton import names
 from ops.commands.up import DEMO_MODEL
@@ -51,16 +60,11 @@ _MAIN_SETTINGS = (
     *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
     *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
 )
-# The first setting under each heading of docs/settings.md; the order is that of the class.
-_SETTING_GROUPS = {
-    "host": "Server and model",
-    "triton_grpc": "Triton",
-    "request_timeout": "Requests",
-    "config": "Tenants and admins",
-    "store_dir": "Adapters",
-    "conversations_ttl": "Responses and conversations",
-    "log_level": "Logs and traces",
-}
+# The headings of docs/settings.md are the docstrings of these.
+_SETTING_GROUPS = (
+    *(ServerSettings, TritonSettings, RequestSettings, TenantSettings, AdapterSettings),
+    *(ConversationSettings, LogSettings),
+)
 _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
 
@@ -133,13 +137,12 @@ def _errors() -> str:
 
 
 def _settings() -> str:
-    groups: dict[str, list[str]] = {}
-    for name in Settings.model_fields:
-        if name in _SETTING_GROUPS:
-            group = groups[_SETTING_GROUPS[name]] = []
-        group.append(name)
-    assert len(groups) == len(_SETTING_GROUPS), "a heading begins at a setting that is gone"
-    return "\n".join(f"## {title}\n\n{_settings_table(group)}" for title, group in groups.items())
+    listed = [name for group in _SETTING_GROUPS for name in group.model_fields]
+    assert listed == [*Settings.model_fields], "a group of settings is missing, or out of order"
+    return "\n".join(
+        f"## {(group.__doc__ or '').rstrip('.')}\n\n{_settings_table(group.model_fields)}"
+        for group in _SETTING_GROUPS
+    )
 
 
 def _settings_table(wanted: Iterable[str]) -> str:

@@ -14,7 +14,8 @@ from pydantic_settings import SettingsError
 
 from adapters.model_files import tokenizer_problems
 from gateway.config.file import ConfigurationError
-from gateway.config.settings import Settings, is_service_link
+from gateway.config.setting_types import is_service_link
+from gateway.config.settings import Settings
 
 # Variables of other parts of this project: the ranks of `gateway triton launch`, the commands that
 # talk to a gateway, and docker-compose.yml.

@@ -1,0 +1,40 @@
+"""Types of settings, with their checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+MIN_ADMIN_KEY_CHARS = 32
+"""Minimum length; `gateway key new --admin` makes 46 characters of 256 random bits."""
+
+
+def _check_admin_key(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY_CHARS:
+        raise ValueError(
+            f"has {len(key.get_secret_value())} characters; it must have at least "
+            f"{MIN_ADMIN_KEY_CHARS}, as those that `gateway key new --admin` prints"
+        )
+    return key
+
+
+def is_service_link(value: str) -> bool:
+    """Return True if Kubernetes writes such a value into the variable NAME_PORT for a Service
+    `name`.
+    """
+    return value.startswith(("tcp://", "udp://", "sctp://"))
+
+
+def _refuse_service_link(value: Any) -> Any:
+    if isinstance(value, str) and is_service_link(value):
+        raise ValueError(
+            f"{value} is what Kubernetes puts there for a Service of that name (a service link); "
+            "set enableServiceLinks: false in the pod's spec, or this variable to a number"
+        )
+    return value
+
+
+AdminKey = Annotated[SecretStr, AfterValidator(_check_admin_key)]
+Port = Annotated[int, BeforeValidator(_refuse_service_link), Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
