@@ -19,14 +19,12 @@ from gateway.api.anthropic.requests import (
     parse,
     restore_client_name,
 )
-from gateway.api.auth import authenticate_tenant
-from gateway.api.intake import Intake
 from gateway.api.openai.parameters import get_rules
 from gateway.api.openai.system_messages import render_prompt
+from gateway.api.receiving import receive
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
-from gateway.api.serving import prepare_request, respond
-from gateway.errors import InvalidRequest
+from gateway.api.serving import PreparedRequest, prepare_request, respond
 from gateway.generation.batch import Batch
 from gateway.generation.options import Options
 from gateway.pipeline.fit import check_text, longest_prompt
@@ -61,12 +59,14 @@ def _describe_stream() -> Schema:
     responses={200: _describe_stream(), **_describe_errors()},
 )
 async def messages(request: Request) -> Response:
-    service = service_of(request.scope)
-    read = partial(parse, MessagesRequest, **get_rules(service.settings))
-    ready = await prepare_request(
-        request, read, render_prompt, _make_answer, rename=restore_client_name
-    )
-    return await respond(request, ready, ANTHROPIC)
+    return await respond(request, await _prepare(request), ANTHROPIC)
+
+
+async def _prepare(request: Request) -> PreparedRequest:
+    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    read = partial(parse, MessagesRequest, **get_rules(service_of(request.scope).settings))
+    async with receive(request, read, restore_client_name) as received:
+        return await prepare_request(received, received.wanted, render_prompt, _make_answer)
 
 
 @router.post(
@@ -78,24 +78,19 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     service = service_of(request.scope)
-    tenant = authenticate_tenant(request)
-    name = tenant.name if tenant else ""
-    async with Intake(request, tenant) as intake:
-        with await service.accounting.count(tenant, slots=1):
-            parsed = await intake.read(partial(parse, Prompt, **get_rules(service.settings)))
-            wanted = parsed.request
-            service.metrics.count_unknown_parameters(parsed.unknown, name)
-            try:
-                route = service.access.route(service.router, tenant, wanted.model)
-                chat = service.prompts.chat_of(route.chat_template)
-                (prompt,), _ = await intake.work(partial(render_prompt, wanted, chat))
-            except InvalidRequest as error:
-                raise restore_client_name(error) from None
-            assert not isinstance(prompt, list)  # a template writes text
-            longest = max(service.replicas.capabilities, key=longest_prompt)
-            check_text(service.prompts, longest, str(prompt), param="messages")
-            ids = await service.prompts.encode(prompt, add_special_tokens=False, tenant=name)
-    headers = ignored.build_headers(parsed.hints)
+    read = partial(parse, Prompt, **get_rules(service.settings))
+    async with receive(request, read, restore_client_name) as received:
+        route = service.access.route(service.router, received.tenant, received.wanted.model)
+        chat = service.prompts.chat_of(route.chat_template)
+        render = partial(render_prompt, received.wanted, chat)
+        (prompt,), _ = await received.intake.work(render)
+        assert not isinstance(prompt, list)  # a template writes text
+        longest = max(service.replicas.capabilities, key=longest_prompt)
+        check_text(service.prompts, longest, str(prompt), param="messages")
+        ids = await service.prompts.encode(
+            prompt, add_special_tokens=False, tenant=received.tenant_name
+        )
+        headers = ignored.build_headers(received.hints)
     body = orjson.dumps({"input_tokens": len(ids)})
     return Response(body, media_type="application/json", headers=headers)
 

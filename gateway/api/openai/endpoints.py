@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from gateway.api.answer_schemas import (
     Error,
 )
 from gateway.api.openai.answers import OpenAIAnswer
+from gateway.api.openai.chat_prompts import PromptsAndForm, get_prompts, render_chat
 from gateway.api.openai.chunks import Kind
 from gateway.api.openai.generation_request import GenerationRequest
 from gateway.api.openai.logprobs import (
@@ -26,15 +28,19 @@ from gateway.api.openai.logprobs import (
 )
 from gateway.api.openai.parameters import get_rules, parse
 from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.receiving import receive
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, ApiRouter, Schema, needs, reference, refusals
-from gateway.api.serving import get_prompts, prepare_request, render_chat, respond
+from gateway.api.serving import PreparedRequest, prepare_request, respond
 from gateway.api.sse import OPENAI
 from gateway.generation.batch import Batch
 from gateway.generation.options import Options
 from gateway.service import Service
+from gateway.tokenization.chat_format import ChatFormat
 
 router = ApiRouter()
+
+R = TypeVar("R", bound=GenerationRequest)
 
 
 def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
@@ -65,10 +71,8 @@ def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[s
     **_describe_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
-    read = partial(parse, ChatCompletionRequest, **get_rules(service_of(request.scope).settings))
-    return await respond(
-        request, await prepare_request(request, read, render_chat, _make_answer), OPENAI
-    )
+    ready = await _prepare(request, ChatCompletionRequest, render_chat)
+    return await respond(request, ready, OPENAI)
 
 
 @router.post(
@@ -78,10 +82,8 @@ async def chat_completions(request: Request) -> Response:
     **_describe_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
-    read = partial(parse, CompletionRequest, **get_rules(service_of(request.scope).settings))
-    return await respond(
-        request, await prepare_request(request, read, get_prompts, _make_answer), OPENAI
-    )
+    ready = await _prepare(request, CompletionRequest, get_prompts)
+    return await respond(request, ready, OPENAI)
 
 
 HOT: dict[str, Handler] = {
@@ -89,6 +91,15 @@ HOT: dict[str, Handler] = {
     "/v1/completions": completions,
 }
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
+
+
+async def _prepare(
+    request: Request, kind: type[R], prompts: Callable[[R, ChatFormat], PromptsAndForm]
+) -> PreparedRequest:
+    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    read = partial(parse, kind, **get_rules(service_of(request.scope).settings))
+    async with receive(request, read) as received:
+        return await prepare_request(received, received.wanted, prompts, _make_answer)
 
 
 def _make_answer(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.api.openai.chat_prompts import PromptsAndForm, render_chat
 from gateway.api.openai.messages import Message
 from gateway.api.openai.schemas import ChatCompletionRequest
 from gateway.api.openai.turns import BETWEEN
-from gateway.api.serving import PromptsAndForm, render_chat
 from gateway.errors import InvalidRequest
 from gateway.tokenization.chat_format import ChatFormat
 

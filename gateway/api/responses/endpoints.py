@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,33 +10,23 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api import ignored
-from gateway.api.auth import authenticate_tenant
-from gateway.api.intake import Intake
 from gateway.api.openai.parameters import get_rules
+from gateway.api.receiving import Received, receive
 from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, describe_stream
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.background import BackgroundResponses
 from gateway.api.responses.chats import ResponsesChat, parse, rename_parameter
-from gateway.api.responses.keeping import ResponseStorer, StorePlan, prepare_turn
+from gateway.api.responses.keeping import PreparedTurn, ResponseStorer, StorePlan, prepare_turn
 from gateway.api.responses.looks import make_lookup
 from gateway.api.responses.prompts import count_prompt_tokens, truncate
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.responses.retrieval import stream_events
 from gateway.api.routing import BODY, ApiRouter, needs, refusals
-from gateway.api.serving import (
-    PreparedRequest,
-    PromptsAndForm,
-    build_headers,
-    prepare_request,
-    respond,
-)
-from gateway.config.tenants import Tenant
-from gateway.errors import InvalidRequest
+from gateway.api.serving import PreparedRequest, build_headers, prepare_request, respond
 from gateway.generation.batch import Batch
 from gateway.generation.options import Options
 from gateway.service import Service
-from gateway.tokenization.chat_format import ChatFormat
 
 router = ApiRouter()
 
@@ -52,48 +41,42 @@ _ERROR_RESPONSES = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     responses={200: describe_stream(), **_ERROR_RESPONSES},
 )
 async def create(request: Request) -> Response:
-    service = service_of(request.scope)
-    read = partial(parse, ResponseRequest, **get_rules(service.settings))
-
-    plan: StorePlan | None = None
-    more_hints: Sequence[str] = ()
-
-    async def settle(intake: Intake, tenant: Tenant | None, chat: ResponsesChat) -> ResponsesChat:
-        nonlocal plan, more_hints
-        lookup = make_lookup(request, tenant, intake)
-        chat, before, plan, more_hints = await prepare_turn(service, lookup, chat)
-        request.app.state.pending_items.add(plan)
-        if plan.is_background:
-            request.app.state.background.check_capacity(lookup.tenant)
-        return await truncate(service, intake, tenant, chat, plan.turns.write_prompt, before)
-
-    def write_prompts(chat: ResponsesChat, form: ChatFormat) -> PromptsAndForm:
-        assert plan is not None
-        return plan.turns.write_prompt(chat, form)
-
-    def make_answer(
-        service: Service, chat: ResponsesChat, _: Options, batch: Batch
-    ) -> ResponseAnswer:
-        assert plan is not None
-        plan.turns.finish(store=plan.stores_response)
-        return ResponseAnswer(
-            service.prompts,
-            chat,
-            batch,
-            stored=plan.stores_response,
-            hold_last_event=plan.stores_anything,
-        )
-
-    ready = await prepare_request(
-        request, read, write_prompts, make_answer, settle, rename_parameter
-    )
+    ready, plan = await _prepare(request)
     assert isinstance(ready.answer, ResponseAnswer)
-    assert plan is not None
-    ready.hints += (*more_hints,)
     if plan.is_background:
         return await _start_background(request, ready, plan)
     storer = ResponseStorer(plan, ready.answer) if plan.stores_anything else None
     return await respond(request, ready, ready.answer.wire(), storer)
+
+
+async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
+    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
+    async with receive(request, read, rename_parameter) as received:
+        turn = await _prepare_turn(received)
+        plan = turn.plan
+        request.app.state.pending_items.add(plan)
+        if plan.is_background:
+            request.app.state.background.check_capacity(received.tenant_name)
+        chat = await _truncate(received, turn)
+        ready = await prepare_request(
+            received, chat, plan.turns.write_prompt, partial(_make_answer, plan)
+        )
+    ready.hints += (*turn.hints,)
+    return ready, plan
+
+
+def _make_answer(
+    plan: StorePlan, service: Service, chat: ResponsesChat, _: Options, batch: Batch
+) -> ResponseAnswer:
+    plan.turns.finish(store=plan.stores_response)
+    return ResponseAnswer(
+        service.prompts,
+        chat,
+        batch,
+        stored=plan.stores_response,
+        hold_last_event=plan.stores_anything,
+    )
 
 
 @router.post(
@@ -105,23 +88,25 @@ async def create(request: Request) -> Response:
 )
 async def input_tokens(request: Request) -> Response:
     service = service_of(request.scope)
-    tenant = authenticate_tenant(request)
     read = partial(parse, InputTokensRequest, **get_rules(service.settings))
-    async with Intake(request, tenant) as intake:
-        with await service.accounting.count(tenant, slots=1):
-            chat, hints, unknown = await intake.read(read)
-            service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
-            try:
-                lookup = make_lookup(request, tenant, intake)
-                chat, before, plan, more_hints = await prepare_turn(service, lookup, chat)
-                write = plan.turns.write_prompt
-                chat = await truncate(service, intake, tenant, chat, write, before)
-                count = await count_prompt_tokens(service, intake, tenant, chat, write)
-            except InvalidRequest as error:
-                raise rename_parameter(error) from None
+    async with receive(request, read, rename_parameter) as received:
+        turn = await _prepare_turn(received)
+        chat = await _truncate(received, turn)
+        write = turn.plan.turns.write_prompt
+        count = await count_prompt_tokens(service, received.intake, received.tenant, chat, write)
+        headers = ignored.build_headers([*received.hints, *turn.hints])
     fields = {"object": "response.input_tokens", "input_tokens": count}
-    headers = ignored.build_headers([*hints, *more_hints])
     return Response(orjson.dumps(fields), media_type="application/json", headers=headers)
+
+
+async def _prepare_turn(received: Received[ResponsesChat]) -> PreparedTurn:
+    lookup = make_lookup(received.request, received.tenant, received.intake)
+    return await prepare_turn(service_of(received.request.scope), lookup, received.wanted)
+
+
+async def _truncate(received: Received[ResponsesChat], turn: PreparedTurn) -> ResponsesChat:
+    service, write = service_of(received.request.scope), turn.plan.turns.write_prompt
+    return await truncate(service, received.intake, received.tenant, turn.chat, write, turn.before)
 
 
 async def _start_background(request: Request, ready: PreparedRequest, plan: StorePlan) -> Response:

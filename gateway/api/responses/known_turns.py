@@ -5,7 +5,7 @@ Only the new part of a prompt is tokenized, whichever gateway or worker continue
 
 from __future__ import annotations
 
-from gateway.api import serving
+from gateway.api.openai import chat_prompts
 from gateway.api.openai.system_messages import render_prompt
 from gateway.api.responses.chats import ResponsesChat
 from gateway.tokenization.chat_format import ChatFormat
@@ -30,7 +30,7 @@ class CachedTurns:
         self._known = known
         self._prompt: str | GuardedText = ""
 
-    def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> serving.PromptsAndForm:
+    def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> chat_prompts.PromptsAndForm:
         """Write the prompt as `system_messages.render_prompt` does, and register cached token ids.
         Thread-safe."""
         (prompt,), message = render_prompt(chat, form)

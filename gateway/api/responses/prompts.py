@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.api.intake import Intake
+from gateway.api.openai.chat_prompts import PromptsAndForm
 from gateway.api.responses.chats import ResponsesChat, build_chat
 from gateway.api.responses.items import (
     AdditionalToolsItem,
@@ -18,7 +19,6 @@ from gateway.api.responses.items import (
     SearchOutputItem,
 )
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.serving import PromptsAndForm
 from gateway.config.tenants import Tenant
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.pipeline.fit import check_text, longest_prompt

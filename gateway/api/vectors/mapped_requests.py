@@ -18,8 +18,8 @@ from gateway.api.intake import Intake
 from gateway.api.openai.messages import Strict
 from gateway.api.openai.parameters import Parsed, get_rules, restore_client_name, sort_fields
 from gateway.api.rate_headers import build_rate_headers
+from gateway.api.request_bounds import parse_timeout
 from gateway.api.request_log import context_of, service_of
-from gateway.api.serving import parse_timeout
 from gateway.api.strict_json import load_object
 from gateway.api.validation import build_invalid_request
 from gateway.catalog.mapped import C, MappedRouter, ServedModel

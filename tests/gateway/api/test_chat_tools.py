@@ -16,10 +16,10 @@ from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
 from gateway.api.openai.answers import OpenAIAnswer
+from gateway.api.openai.chat_prompts import render_chat
 from gateway.api.openai.chunks import UsageFrames
 from gateway.api.openai.parameters import parse
 from gateway.api.openai.schemas import ChatCompletionRequest
-from gateway.api.serving import render_chat
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent

@@ -11,8 +11,8 @@ import openai
 import pytest
 from starlette.requests import Request
 
+from gateway.api.request_bounds import parse_timeout
 from gateway.api.request_log import EXCHANGE
-from gateway.api.serving import parse_timeout
 from gateway.errors import InvalidRequest
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S

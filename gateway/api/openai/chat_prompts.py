@@ -1,0 +1,89 @@
+"""Prompts of chats and completions, and the form for parsing their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.errors import UnsupportedParameter
+from gateway.parsers import harmony
+from gateway.parsers.message import MessageForm
+from gateway.parsers.reasoning import is_open
+from gateway.parsers.tools.ids import TemplateIds
+from gateway.pipeline.fit import Prompt
+from gateway.tokenization.chat_format import ChatFormat
+
+PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
+"""The prompts of a request, and the form for parsing the answer; None for plain text."""
+
+
+def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
+    """Return a completion's prompts, whose answers are plain text."""
+    return wanted.prompts, None
+
+
+def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
+    """Render a chat by its template, with the form for parsing the answer.
+
+    Raise InvalidRequest if the template refuses the messages, or tools cannot be parsed.
+    """
+    ids = TemplateIds(chat.tool_form)
+    messages = [message.to_template(ids) for message in wanted.messages]
+    extra = dict(wanted.chat_template_kwargs or {})
+    if wanted.reasoning_effort is not None:
+        extra["reasoning_effort"] = wanted.reasoning_effort
+        if wanted.reasoning_effort == "none":
+            extra.setdefault("enable_thinking", False)
+    # A guide applies from the first token on, so the answer cannot begin with reasoning.
+    guided = wanted.build_guide()[0] is not None
+    tools = wanted.offered_tools
+    # Keep the tools with `tool_choice: none`: the prompt then shares the cached prefix of `auto`.
+    if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
+        tools = None
+    prompt = chat.render(
+        messages,
+        tools,
+        extra,
+        open_turn=wanted.add_generation_prompt is not False,
+        continue_last=bool(wanted.continue_final_message),
+        guided=guided,
+    )
+    return [prompt], _make_message_form(chat, wanted, str(prompt), guided=guided)
+
+
+def _make_message_form(
+    chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
+) -> MessageForm | None:
+    """Return the form for parsing the answer; None for plain text."""
+    tools = None
+    guided_calls = wanted.forced_call or wanted.either
+    if wanted.allows_calls:
+        tools = chat.tool_form
+        if tools is None and wanted.forced_call is None:
+            raise UnsupportedParameter(
+                "This model's chat template teaches no known form of tool calls; "
+                "GATEWAY_TOOL_FORM can name one.",
+                param="tools",
+            )
+        if guided and guided_calls is None:
+            tools = None  # text in a required format is an answer, even if it resembles a call
+    reasoning = None if guided else chat.reasoning_tags
+    channel = None
+    if chat.tool_form == "openai" and not guided:
+        channel = harmony.read_open_header(prompt)
+    if tools is None and reasoning is None and channel is None and guided_calls is None:
+        return None
+    # The form is held in memory during the generation, so store only the schemas that are needed.
+    # Tools that are not offered are not bounded by the prompt limit. Guided calls are JSON and need
+    # no schemas for the types of their arguments.
+    typed = wanted.callable_tools if tools is not None and guided_calls is None else None
+    return MessageForm(
+        tools=tools,
+        functions={tool.function.name: tool.function.parameters for tool in typed or ()},
+        custom=wanted.plain_text_tools if tools is not None else (),
+        guided=guided_calls,
+        parallel=wanted.parallel_tool_calls is not False,
+        reasoning=reasoning,
+        reasoning_open=reasoning is not None and is_open(prompt, reasoning),
+        channel=channel,
+    )

@@ -1,0 +1,75 @@
+"""Receipt of a request in any protocol: it is authenticated, counted, read and parsed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastapi import Request
+
+from gateway.api.auth import authenticate_tenant
+from gateway.api.intake import Intake
+from gateway.api.openai.parameters import Parsed
+from gateway.api.request_log import service_of
+from gateway.config.tenants import Tenant
+from gateway.errors import InvalidRequest
+from gateway.tenancy.limits.reservation import Reservation
+
+W = TypeVar("W")
+
+Rename = Callable[[InvalidRequest], InvalidRequest]
+"""Names a chat's parameter in an error as the protocol calls it."""
+
+
+@dataclass(slots=True)
+class Received(Generic[W]):
+    """A request that was read and parsed.
+
+    Attributes:
+        request: the HTTP request.
+        tenant: its tenant; None without tenants.
+        intake: the memory budgets that hold its body, and threads for work on it.
+        reservation: counts it with one sequence.
+        wanted: the parsed body.
+        hints: names of parameters without effect.
+    """
+
+    request: Request
+    tenant: Tenant | None
+    intake: Intake
+    reservation: Reservation
+    wanted: W
+    hints: tuple[str, ...]
+
+    @property
+    def tenant_name(self) -> str:
+        """The tenant's name, "" without tenants."""
+        return self.tenant.name if self.tenant else ""
+
+
+@asynccontextmanager
+async def receive(
+    request: Request, parse: Callable[[bytes], Parsed[W]], rename: Rename | None = None
+) -> AsyncIterator[Received[W]]:
+    """Read and parse a request, and hold its memory budgets and its place in the limits.
+
+    Raises errors that are listed in `failures.TABLE`. Parameters in errors of the body of the
+    context are renamed by `rename`; those of `parse` have the client's names already.
+    """
+    service = service_of(request.scope)
+    tenant = authenticate_tenant(request)
+    async with Intake(request, tenant) as intake:
+        # Refuse a request above the tenant's limits before its body is read.
+        with await service.accounting.count(tenant, slots=1) as reservation:
+            await service.replicas.wait_until_back()
+            wanted, hints, unknown = await intake.read(parse)
+            if unknown:
+                service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
+            try:
+                yield Received(request, tenant, intake, reservation, wanted, hints)
+            except InvalidRequest as error:
+                if rename is None:
+                    raise
+                raise rename(error) from None

@@ -1,0 +1,72 @@
+"""Bounds of a request that a tenant or a header sets: sequences, output tokens, time."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from fastapi import Request
+
+from gateway.api.openai.generation_request import GenerationRequest
+from gateway.api.request_log import header_of
+from gateway.api.validation import show_value
+from gateway.config.tenants import Tenant
+from gateway.errors import InvalidRequest
+
+# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two
+# parts of the pattern, so a header of 64 KiB is scanned in linear time.
+_NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+def count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
+    """Return the number of generated sequences, each of which counts for `concurrent_requests`.
+
+    Raise InvalidRequest if it exceeds the tenant's limit.
+    """
+    sequences, prompts = wanted.num_sequences, wanted.num_prompts
+    total = prompts * sequences
+    allowed = tenant.concurrent_requests if tenant else None
+    if allowed is not None and total > allowed:
+        what = (
+            f"{prompts} prompts of {sequences} choices" if prompts > 1 else f"{sequences} choices"
+        )
+        raise InvalidRequest(
+            f"{what} asked for; this key may have {allowed} at once.",
+            param="prompt" if prompts > 1 else "n",
+        )
+    return total
+
+
+def parse_timeout(request: Request, max_s: float) -> float | None:
+    """Return the seconds in the header x-request-timeout if they are below `max_s`; else None.
+
+    Raise InvalidRequest for a malformed header.
+    """
+    given = header_of(request.scope, b"x-request-timeout")
+    if given is None:
+        return None
+    seconds = float(given) if _NUMBER.fullmatch(given) else 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(
+            f"x-request-timeout: found {given[:40]!r}; allowed: a number of seconds above 0.",
+            param="x-request-timeout",
+        )
+    return seconds if seconds < max_s else None
+
+
+def resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
+    """Return the output token limit of a choice, from the request and the tenant's limit.
+
+    Raise InvalidRequest if the request asks for more than the tenant may have.
+    """
+    asked = wanted.output_limit
+    allowed = tenant.max_output_tokens if tenant else None
+    if asked is None or allowed is None:
+        return allowed if asked is None else asked
+    if asked > allowed:
+        given = wanted.model_fields_set
+        param = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+        raise InvalidRequest(
+            f"{param}: found {show_value(asked)}; this key allows {allowed}.", param=param
+        )
+    return asked
