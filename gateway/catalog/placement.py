@@ -17,8 +17,10 @@ HELD, COMING = "held", "on its way"
 
 
 def address_of(endpoint: str) -> str:
-    """Return the ``host:port`` of an endpoint, without its scheme."""
-    return endpoint.rpartition("://")[2]
+    """Return the ``host:port`` of an endpoint: without its scheme, and the name that its TLS
+    certificate must have (``grpcs://host:port#name``).
+    """
+    return endpoint.rpartition("://")[2].partition("#")[0]
 
 
 class Placement:

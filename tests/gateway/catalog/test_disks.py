@@ -62,7 +62,8 @@ async def test_it_goes_by_what_agents_tell(world: World) -> None:
     world.tell(DIGEST)
     await world.looks()
     assert world.at() == f"/disk/{DIGEST}"
-    assert world.at(endpoint=f"grpcs://{REPLICA}") == f"/disk/{DIGEST}"
+    for endpoint in (f"grpcs://{REPLICA}", f"grpcs://{REPLICA}#the.name.in.its.certificate"):
+        assert world.at(endpoint=endpoint) == f"/disk/{DIGEST}"
     assert world.at(endpoint="other:8001") is None
     assert world.at(OTHER) is None
     world.tell(OTHER, revision=2)
