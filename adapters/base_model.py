@@ -96,7 +96,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
     def require_count(name: str) -> int:
         value: int | None = getattr(engine, name)
         if not value:
-            raise refuse(f"pretrained_config.{name}", value, "a positive whole number")
+            raise refuse(f"pretrained_config.{name}", value, "a positive integer")
         return value
 
     if engine.lora_plugin is None:
@@ -108,7 +108,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")
     if engine.max_lora_rank == 0:
-        raise refuse("build_config.lora_config.max_lora_rank", 0, "a positive whole number")
+        raise refuse("build_config.lora_config.max_lora_rank", 0, "a positive integer")
     dtype = next((known for known in DTYPES if known == engine.lora_dtype), None)
     if dtype is None:
         raise refuse("pretrained_config.dtype", engine.lora_dtype, " or ".join(DTYPES))

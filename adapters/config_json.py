@@ -63,7 +63,7 @@ class Section:
         return Section(self.path, value or {}, f"{self.prefix}{name}.")
 
     def count(self, *names: str, least: int = 0) -> int | None:
-        allowed = "a positive whole number" if least else "a whole number of at least 0"
+        allowed = "a positive integer" if least else "an integer of at least 0"
         for name in names:
             value: int | None = self._get_typed(name, int, allowed)
             if value is None:
@@ -77,7 +77,7 @@ class Section:
         """Return a positive number; raise ConfigError if the field is absent."""
         value = self.count(*names, least=1)
         if value is None:
-            raise self.build_error(names[0], "a positive whole number")
+            raise self.build_error(names[0], "a positive integer")
         return value
 
     def text(self, *names: str) -> str | None:

@@ -128,7 +128,7 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
     if fortran_order:
         raise UnsupportedFeature(name, "fortran_order", fortran_order, False)
     if len(shape) > MAX_DIMENSIONS or not all(0 <= size < MAX_SIZE for size in shape):
-        raise CorruptFile(name, "shape", shape, "a tuple of whole numbers")
+        raise CorruptFile(name, "shape", shape, "a tuple of integers")
     start = file.tell()
     expected = start + math.prod(shape) * dtype.itemsize
     if len(raw) != expected:

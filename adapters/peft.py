@@ -57,7 +57,7 @@ _TRAINING = frozenset({
 # fmt: on
 _REFUSED = {
     "use_dora": "DoRA needs magnitudes that lora_config [1, rows, 3] cannot carry",
-    "modules_to_save": "whole modules cannot be sent with a request",
+    "modules_to_save": "complete modules cannot be sent with a request",
     "trainable_token_indices": "there is no LoRA module id for embeddings",
     "lora_bias": "a LoRA row holds A and B only",
     "layer_replication": "the engine has the base model's own layers",
@@ -244,7 +244,7 @@ def _rank(field: str, value: Any) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or not 1 <= value <= _MAX_RANK:
-        raise _build_error(InvalidRank, field, value, f"a whole number from 1 to {_MAX_RANK}")
+        raise _build_error(InvalidRank, field, value, f"an integer from 1 to {_MAX_RANK}")
     return value
 
 

@@ -187,7 +187,7 @@ def _parse_text(field: str, value: object) -> str:
 
 def _parse_int(field: str, value: object, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{field}: not a whole number from {least} to {most}")
+        raise ValueError(f"{field}: not an integer from {least} to {most}")
     return value
 
 

@@ -96,7 +96,7 @@ def _parse_tensor(file: str, name: str, entry: Any, data: int) -> TensorInfo:
         raise CorruptFile(file, name, entry, "an object with dtype, shape and data_offsets")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not _is_int_list(shape):
-        raise CorruptFile(file, f"{name} shape", shape, "a list of whole numbers")
+        raise CorruptFile(file, f"{name} shape", shape, "a list of integers")
     if not _is_int_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CorruptFile(file, f"{name} data_offsets", offsets, "[begin, end], begin <= end")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:

@@ -105,7 +105,7 @@ class ConversationsOff(UnsupportedParameter):
 
     def __init__(self) -> None:
         super().__init__(
-            "This gateway keeps no responses and conversations (GATEWAY_CONVERSATIONS_TTL is 0): "
+            "This gateway stores no responses and conversations (GATEWAY_CONVERSATIONS_TTL is 0): "
             "send `store: false` and the whole input.",
             param="store",
         )

@@ -56,8 +56,8 @@ def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities
         return None
     return (
         f"each Triton gets {_DEFAULT_IN_FLIGHT} requests at once, which is a guess: a model of the "
-        "llmapi repository does not tell how many it runs. Set GATEWAY_REPLICA_IN_FLIGHT to 5/4 of "
-        "max_batch_size of its model.yaml"
+        "llmapi repository does not report how many it runs. Set GATEWAY_REPLICA_IN_FLIGHT to 5/4 "
+        "of max_batch_size of its model.yaml"
     )
 
 

@@ -176,7 +176,7 @@ class Service:
     def on_run_end(self, work: asyncio.Task[None]) -> None:
         """Log a failure of `run` and set `failed`; the done callback of its task."""
         if not work.cancelled() and (error := work.exception()) is not None:
-            log.critical("the gateway cannot go on", exc_info=error)
+            log.critical("the gateway cannot continue", exc_info=error)
             self.failed.set()
 
     async def _reconcile_replicas(self) -> None:

@@ -319,7 +319,7 @@ def load_tracer_class(settings: Settings) -> type[Tracer] | None:
     except ImportError as error:
         raise ConfigurationError(
             f"GATEWAY_OTLP_ENDPOINT: {error.name} is not installed; "
-            "`pip install 'triton-openai-gateway[otel]'` brings it."
+            "`pip install 'triton-openai-gateway[otel]'` installs it."
         ) from None
     return Tracer
 

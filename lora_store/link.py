@@ -61,7 +61,7 @@ class Link:
             try:
                 return await self.call(work)
             except StoreError as error:
-                _LOG.warning("going on without Redis: %s", error)
+                _LOG.warning("continuing without Redis: %s", error)
         return await self.run(lambda: work(None))
 
     async def probe(self, work: Callable[[RedisTier], _T]) -> _T | None:
@@ -115,7 +115,7 @@ class Link:
             self._logged_up = up
             _LOG.log(
                 logging.INFO if up else logging.WARNING,
-                "Redis answers" if up else f"Redis is away, going on from disk: {reason}",
+                "Redis answers" if up else f"Redis is away, continuing from disk: {reason}",
             )
 
 

@@ -194,7 +194,7 @@ class Agent:
             try:
                 self._notices.put_agent_state(self._id, self._state, secrets.token_hex(4))
             except StoreError as error:
-                _LOG.debug("gateways are told later: %s", error)
+                _LOG.debug("gateways learn of it later: %s", error)
 
     def _beat(self, ended: threading.Event) -> None:
         """Report regularly, in a thread: writing a version may exceed the gateways' timeout."""

@@ -267,7 +267,7 @@ class PeftDiskManager:
             if each.digest in self._stored or each.digest in self.refused:
                 continue
             if each.digest in self._too_many:
-                found[each.digest] = f"there is no room for it in {self._max_bytes} bytes"
+                found[each.digest] = f"it does not fit into {self._max_bytes} bytes"
             elif each.digest in self._retry:
                 found[each.digest] = self._retry[each.digest][1]
         return found

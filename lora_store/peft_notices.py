@@ -236,7 +236,7 @@ def _check_str(value: object) -> str:
 
 def _check_int(value: object) -> int:
     if type(value) is not int:
-        raise ValueError("not a whole number")
+        raise ValueError("not an integer")
     return value
 
 

@@ -339,7 +339,7 @@ class RedisTier:
                     )
                     if message is None:
                         if asked:
-                            raise StoreUnavailable("the Redis that tells of changes is silent")
+                            raise StoreUnavailable("the Redis that reports changes is silent")
                         await pubsub.ping()
                     elif message["type"] == "message":
                         yield message["data"].decode(errors="replace")

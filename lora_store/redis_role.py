@@ -113,8 +113,8 @@ def make_checked_class(kind: Any) -> Any:
 @cache
 def _warn_of_unknown_roles() -> None:
     log.warning(
-        "GATEWAY_REDIS_URL: the server tells its role neither by HELLO nor by ROLE, so a demotion "
-        "is noticed only when it refuses a write; let this user run one of them"
+        "GATEWAY_REDIS_URL: the server reports its role neither by HELLO nor by ROLE, so a "
+        "demotion is noticed only when it refuses a write; let this user run one of them"
     )
 
 

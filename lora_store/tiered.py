@@ -274,7 +274,7 @@ class TieredStore:
                     collected = time.monotonic()
             except StoreError as error:
                 complete = False
-                _LOG.warning("upkeep goes on later: %s", error)
+                _LOG.warning("upkeep continues later: %s", error)
 
     async def _copy_versions(self) -> bool:
         """Copy missing versions. Return True if nothing is left to copy."""

@@ -12,7 +12,7 @@ PIECE_BYTES = 64 * 1024
 """Bytes that are decompressed at once, which takes a fraction of a millisecond."""
 
 _GZIP = 16 + zlib.MAX_WBITS  # the gzip format (RFC 1952)
-_WRONG = "content-encoding: the body is not one whole gzip stream."
+_WRONG = "content-encoding: the body is not one complete gzip stream."
 
 
 async def decompress(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -48,7 +48,7 @@ def parse_int(request: Request, name: str, *, minimum: int, maximum: int) -> int
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
     if not minimum <= number <= maximum:
         raise InvalidRequest(
-            f"{name}: found {text!r}; allowed: a whole number from {minimum} to {maximum}.",
+            f"{name}: found {text!r}; allowed: an integer from {minimum} to {maximum}.",
             param=name,
         )
     return number

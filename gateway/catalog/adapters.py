@@ -144,7 +144,7 @@ class AdapterCatalog:
             if self.disks.is_followed:
                 return None
             return EngineError(
-                "The inference server reads adapters from its own disk, and nothing brings them "
+                "The inference server reads adapters from its own disk, and nothing copies them "
                 "there: the gateway needs GATEWAY_PEFT_DIR, or GATEWAY_REDIS_URL and agents."
             )
         if wanted is None:

@@ -98,7 +98,7 @@ class Placement:
         if why is not None:
             return f"not held: {why}"
         if self._folders and address_of(endpoint) not in self._folders:
-            return "not held: no agent tells of this replica"
+            return "not held: no agent reports this replica"
         return COMING
 
     def count_lacking(self, endpoint: str) -> Counter[str]:

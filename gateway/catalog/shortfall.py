@@ -22,7 +22,7 @@ def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str
     found = []
     for endpoint in sorted(endpoint for endpoint, reads in disks.items() if reads):
         if placement.addresses and address_of(endpoint) not in placement.addresses:
-            found.append(f"no agent tells what {endpoint} has on its disk")
+            found.append(f"no agent reports what {endpoint} has on its disk")
         for why, count in sorted(placement.count_lacking(endpoint).items()):
             found.append(f"{endpoint} lacks {count} adapter version(s): {why}")
     strangers = placement.addresses - {address_of(endpoint) for endpoint in disks}

@@ -39,7 +39,7 @@ _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 _SECRET_FIELDS = {"keys", "admin_keys", "source"}
 _MESSAGE_BY_ERROR_TYPE = {
     "missing": "missing",
-    "int_type": "must be a whole number",
+    "int_type": "must be an integer",
     "string_type": "must be a string",
     "list_type": "must be a list",
     "model_type": "must be a mapping",

@@ -66,7 +66,7 @@ class DiskThread:
             raise DiskUnavailable from error
         if self._is_failing:
             self._is_failing = False
-            log.info("conversations are kept in %s again", self._folder)
+            log.info("conversations are stored in %s again", self._folder)
         return result
 
     def _open_disk(self) -> ConversationDisk:
@@ -82,7 +82,7 @@ class DiskThread:
     def problem(self) -> str:
         """The reason why nothing is stored on disk now; "" if the disk works."""
         return (
-            f"conversations are not kept in {self._folder} now: {self._reason}" * self._is_failing
+            f"conversations are not stored in {self._folder} now: {self._reason}" * self._is_failing
         )
 
     def _record_failure(self, error: BaseException) -> None:
@@ -90,4 +90,4 @@ class DiskThread:
         self._stats.disk_failures += 1
         if not self._is_failing:
             self._is_failing = True
-            log.error("conversations are not kept in %s now: %s", self._folder, error)
+            log.error("conversations are not stored in %s now: %s", self._folder, error)

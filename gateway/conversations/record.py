@@ -23,8 +23,7 @@ OVERHEAD_BYTES = 512
 """Bytes counted for each record in addition to its data, for its names and indices."""
 
 TOO_LARGE = (
-    "There is no room for more in it: a conversation may have as many bytes as a tenant, {}, and "
-    f"{MAX_MEMBERS} items."
+    f"It is full: a conversation may have as many bytes as a tenant, {{}}, and {MAX_MEMBERS} items."
 )
 
 _ID = re.compile(r"[A-Za-z0-9_/-]{1,160}")
@@ -94,6 +93,6 @@ def check_record(record: Record) -> Record:
         raise ValueError(f"version {record.version}, order {record.order}")
     if len(record.data) > MAX_READ_BYTES:
         raise ConversationTooLarge(
-            f"What is to be kept has {len(record.data)} bytes; at most {MAX_READ_BYTES} can be."
+            f"What is to be stored has {len(record.data)} bytes; at most {MAX_READ_BYTES} can be."
         )
     return record

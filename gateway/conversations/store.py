@@ -150,7 +150,7 @@ class Conversations:
             raise ConversationsOff
         records = [check_record(record) for record in records]
         if (size := sum(len(record.data) for record in records)) > MAX_READ_BYTES:
-            raise ConversationTooLarge(f"{size} bytes are too much to be kept at once.")
+            raise ConversationTooLarge(f"{size} bytes are too much to be stored at once.")
         if records:
             epoch, accepted = await self._put_shared(tenant, records)
             if (
@@ -309,7 +309,7 @@ class Conversations:
                 raise _unavailable_error()
             if loop.time() >= until:
                 raise ConversationsUnavailable(
-                    "What was kept is being brought back and is not all there yet: try again."
+                    "What was stored is being restored and is not complete yet: try again."
                 )
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
@@ -404,12 +404,12 @@ def _to_live_record(copy: Copy | None, state: RedisState) -> Record | None:
 
 def _eviction_error() -> ConversationsUnavailable:
     return ConversationsUnavailable(
-        "Room is being made for what this tenant wants to be kept: try again."
+        "Space is being freed for what this tenant wants to store: try again."
     )
 
 
 def _unavailable_error() -> ConversationsUnavailable:
-    return ConversationsUnavailable("Conversations cannot be read or kept now: try again.")
+    return ConversationsUnavailable("Conversations cannot be read or stored now: try again.")
 
 
 def _remove_files(folder: Path) -> None:

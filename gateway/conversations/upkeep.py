@@ -125,9 +125,11 @@ class Upkeep:
                 async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                     await self._send_goodbye(self._redis)
             except (DiskUnavailable, TimeoutError):
-                log.warning("other gateways wait for what is kept here alone: Redis has not all")
+                log.warning(
+                    "other gateways wait for what only this gateway stores: Redis lacks some"
+                )
             else:
-                log.info("no other gateway waits for what was kept here: Redis has it")
+                log.info("no other gateway waits for what was stored here: Redis has it")
 
     async def _send_goodbye(self, redis: RedisThreads) -> None:
         """Upload everything and say goodbye until Redis accepts it; otherwise other gateways wait
@@ -322,7 +324,7 @@ def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _
                 copies = shared.get(tenant, put.higher).values()
                 newer.append((tenant, [copy.record for copy in copies]))
         except ConversationTooLarge as error:
-            log.warning("what tenant %r keeps here has no room in Redis: %s", tenant, error)
+            log.warning("what tenant %r stores here does not fit into Redis: %s", tenant, error)
     return newer
 
 

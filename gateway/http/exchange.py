@@ -145,7 +145,7 @@ class Exchange:
                 self._carrier.on_failed(error)
         else:
             if not self.complete and not self.disconnected:
-                log.error("the application has ended without a whole answer")
+                log.error("the application has ended without a complete answer")
                 self._carrier.on_failed(None)
 
     def feed(self, body: bytes) -> None:
@@ -274,7 +274,7 @@ class Exchange:
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Build the status line and headers, which are sent with the first body bytes."""
         if self.status:
-            raise RuntimeError("the answer has begun")
+            raise RuntimeError("the answer has started")
         if status not in STATUS_LINES:
             raise RuntimeError(f"{status} is no status of an answer")
         if not self.disconnected:

@@ -138,7 +138,7 @@ class Metrics:
         )
         self.continued = Counter(
             "gateway_generations_continued_total",
-            "Times that a generation went on at another replica: its own had failed, or was "
+            "Times that a generation was resumed at another replica: its own had failed, or was "
             "drained.",
             ["cause"],
             registry=self.registry,

@@ -107,7 +107,7 @@ class Monitor:
             try:
                 self._step()
             except Exception as error:  # Requests must not fail because of it
-                text = f"the last hour is not kept: {error!r}"
+                text = f"the last hour is not recorded: {error!r}"
                 troubles.hold("history", logging.ERROR, text, exc_info=True)
             else:
                 troubles.clear("history")
@@ -137,5 +137,5 @@ def _log(ids: RequestIds, stops: Stops, level: int) -> None:
     if (stop_ms := facts.get("stop_ms")) is None:
         log.log(level, "stopped (%s): no end was seen", stops.reason, extra={"facts": facts})
     else:
-        words = "stopped (%s): the engine let go after %s ms"
+        words = "stopped (%s): the engine ended it after %s ms"
         log.log(level, words, stops.reason, stop_ms, extra={"facts": facts})

@@ -51,7 +51,7 @@ class LiveOverrides:
             try:
                 await self._poll()
             except Exception as error:  # Any error: polling must continue
-                text = f"overrides of replicas are not kept current: {error!r}"
+                text = f"overrides of replicas are not up to date: {error!r}"
                 troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
             else:
                 troubles.clear("overrides_look")
@@ -83,7 +83,7 @@ class LiveOverrides:
             self._failure = f"overrides of replicas stay as they are: Redis fails: {why}"
         else:
             if self._failure:
-                log.info("overrides of replicas are kept current again")
+                log.info("overrides of replicas are up to date again")
             self._failure = ""
 
     async def _run(self, work: Callable[[], None]) -> None:

@@ -93,7 +93,7 @@ class MessageReader:
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True once a guided answer has begun a call over the limit."""
+        """True once a guided answer has started a call over the limit."""
 
     @property
     def ends_with_call(self) -> bool:

@@ -126,7 +126,7 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
     if special.intersection(form.reasoning or ()):
         raise UnsupportedParameter(
             "messages: this model marks its reasoning by special tokens, which the served text "
-            "model leaves out: reasoning and answer could not be told apart.",
+            "model leaves out: reasoning and answer could not be distinguished.",
             param="messages",
         )
     if special.intersection(form.markers()):

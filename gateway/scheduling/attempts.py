@@ -124,7 +124,7 @@ def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) 
     """Raise the error that the client gets in place of `error`, if it is another one."""
     if begun:
         if isinstance(error, InvalidRequest):
-            raise AnswerLost("The answer could not go on; try again.") from error
+            raise AnswerLost("The answer could not be resumed; try again.") from error
     elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
         # Do not retry: this request could make another replica fail. It is not certain that this
         # request caused the failure, but one with a guide that was just starting most likely did.

@@ -28,7 +28,7 @@ BYTES_PER_UNIT = 4096
 MAX_REQUEST_WORK = 17
 """The most work that one request counts as. A larger body is read in a thread."""
 MAX_WAIT_S = 0.6
-"""The expected wait beyond which a request is refused. Its first token then comes within 1 s."""
+"""The expected wait above which a request is refused. Its first token then comes within 1 s."""
 MAX_STEADY_WAIT_S = 0.85
 """The same while none is refused and the queue hardly grows: many clients, which each wait for
 their answer."""
@@ -39,7 +39,7 @@ BURST_S = 0.75
 MAX_BURST_WAIT_S = 2.0
 """The same in a burst, which ends by itself."""
 MAX_WAITING = 1024
-"""Requests that may wait; beyond them, those of a tenant that has less than its part of these."""
+"""Requests that may wait; above that, those of a tenant that has less than its part of these."""
 
 # A turn counts for no more: a pause of the process says nothing of its pace.
 _MAX_TURN_S = 0.25
@@ -108,9 +108,9 @@ class StartQueue:
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
-        """Work that was asked for while requests waited, that has begun, and in how long."""
+        """Work that was asked for while requests waited, that has started, and in how long."""
         self._refused_count = self._begun_count = 0.0
-        """Requests that were refused and that have begun in the same time."""
+        """Requests that were refused and that have started in the same time."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf

@@ -239,7 +239,9 @@ class Sources:
                         )
                     written.write(piece)
         if file.size is not None and file.size != size:
-            raise CorruptFile(name, "size", f"{size} bytes", f"the {file.size} that were told")
+            raise CorruptFile(
+                name, "size", f"{size} bytes", f"the {file.size} that the source announced"
+            )
 
     def _max_bytes_of(self, name: str) -> int:
         return _MAX_FILE_BYTES.get(name, self._max_bytes)

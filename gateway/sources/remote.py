@@ -173,7 +173,7 @@ async def open_location(
     except ImportError as error:
         raise SourceUnsupported(
             *("request", "source", f"s3:// without {error.name}", "other sources"),
-            "`pip install 'triton-openai-gateway[sources]'` brings it",
+            "`pip install 'triton-openai-gateway[sources]'` installs it",
         ) from None
     filesystem = S3FileSystem(
         asynchronous=True,

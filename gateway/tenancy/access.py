@@ -316,7 +316,7 @@ class KeysLatch:
                 if self._mark is not None:
                     self._mark.touch()
             except OSError as error:
-                self.problem = f"other workers cannot be told that keys are on: {error}"
+                self.problem = f"other workers cannot learn that keys are on: {error}"
                 log.error("%s", self.problem)
 
 
@@ -399,7 +399,7 @@ _OPEN = (
 def warn_if_open(settings: Settings, configuration: Configuration) -> None:
     if configuration.tenants is None:
         local = _is_loopback(settings.host)
-        who = "other processes of this machine" if local else "whoever reaches this address"
+        who = "other processes of this machine" if local else "everybody who reaches this address"
         log.warning("%s", _OPEN.format(who))
 
 
@@ -407,4 +407,4 @@ def describe_exposure(settings: Settings, configuration: Configuration) -> str:
     """Return a sentence if other machines can use the gateway without a key, else ""."""
     if configuration.tenants is not None or _is_loopback(settings.host):
         return ""
-    return _OPEN.format("whoever reaches this address")
+    return _OPEN.format("everybody who reaches this address")

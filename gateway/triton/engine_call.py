@@ -226,7 +226,7 @@ class EngineCall:
                 # dead.
                 self._engine.doubt()
                 raise
-            raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
+            raise EngineSilent(f"It sent nothing to anybody for {SILENCE_S:g} s.") from None
         checked = self._check(response)
         if self._first_response_at == math.inf:
             self._first_response_at = asyncio.get_running_loop().time()

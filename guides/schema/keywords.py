@@ -102,7 +102,7 @@ def unsupported(schema: Mapping[str, Any], backend: Backend) -> Iterator[tuple[s
         ):
             yield keyword, f"{keyword} is not supported"
         elif keyword == "$ref" and value != "#" and not value.startswith("#/"):
-            allowed = "#/ and the place in the schema"
+            allowed = "#/ and the path in the schema"
             yield keyword, f"$ref: {value} cannot be followed; allowed: {allowed}"
 
 
@@ -159,7 +159,7 @@ _SCHEMA = (_is_schema, "a schema")
 _MAP = (_is_map, "schemas by name")
 _LIST = (lambda value: bool(value) and _is_list(value), "a list of schemas")
 _NUMBER = (_is_number, "a number")
-_COUNT = (_is_count, "a whole number from 0 on")
+_COUNT = (_is_count, "an integer from 0 on")
 _STRING = (lambda value: isinstance(value, str), "a string")
 _NAMES = (_is_names, "a list of names")
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {

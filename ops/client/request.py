@@ -58,9 +58,7 @@ def check(model: DirectModel, question: Question) -> None:
     if bls and question.sequences > 1:
         raise OptionError(f"--num-return-sequences: {model.name} does not pass it on.")
     if bls and question.stop_after_ms and not question.by_cancel:
-        raise OptionError(
-            f"--stop-after-ms: requests inside {model.name} have ids that nobody knows."
-        )
+        raise OptionError(f"--stop-after-ms: requests inside {model.name} have unknown ids.")
     if model.takes_text and question.expected_ids is not None:
         raise OptionError(f"--output-tokens-csv: {model.name} gives no ids.")
     if question.outputs is not None:

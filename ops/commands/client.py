@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument(
         "--overwrite-output-text",
         action="store_true",
-        help="each streamed text is the whole so far (a BLS with accumulate_tokens)",
+        help="each streamed text is the complete text so far (a BLS with accumulate_tokens)",
     )
     for name in ("log-probs", "context-logits", "generation-logits"):
         answer.add_argument(f"--return-{name}", action="store_true")

@@ -58,7 +58,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         ("tp", 1, "GPUs that share each layer"),
         ("pp", 1, "GPUs that have different layers"),
         ("max-lora-rank", 64, "largest rank of an adapter"),
-        ("lora-adapters", 8, "adapters that the caches shall hold at once"),
+        ("lora-adapters", 8, "adapters that the caches are to hold at once"),
         ("max-batch-size", 64, "requests that run at once"),
         ("max-num-tokens", 8192, "tokens of all requests in one step"),
         ("max-beam-width", 1, "widest beam search"),
@@ -237,5 +237,5 @@ def _row(name: str, size: int, text: str = "") -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed: a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed: an integer of at least 1")
     return int(text)

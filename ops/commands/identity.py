@@ -75,5 +75,5 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"found {text}; allowed: a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"found {text}; allowed: an integer of at least 1")
     return int(text)

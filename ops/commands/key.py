@@ -151,7 +151,7 @@ def _check(parsed: argparse.Namespace) -> int:
     found = key_hash(key)
     owners = [tenant.name for tenant in tenants if found in tenant.keys]
     owners += ["an admin"] * (found in configuration.admin_keys)
-    print(f"the key is {owners[0]}'s" if owners else "the key is nobody's")
+    print(f"the key is {owners[0]}'s" if owners else "the key belongs to nobody")
     return 0 if owners else 1
 
 

@@ -17,10 +17,10 @@ _GRACE_S = 900.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Keeps the adapters of the gateways' Redis (GATEWAY_REDIS_URL) as PEFT folders on this "
-        "disk, for a Triton that reads them from there, and tells the gateways what it holds. "
+        "disk, for a Triton that reads them from there, and reports to the gateways what it holds. "
         "SIGINT or SIGTERM end it; the folders stay."
     )
-    parser.add_argument("folder", type=Path, help="where the adapters are kept, this agent's alone")
+    parser.add_argument("folder", type=Path, help="folder of the adapters, this agent's alone")
     parser.add_argument(
         "--replica",
         action="append",
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-yaml",
         type=Path,
         metavar="FILE",
-        help="what Triton's model was loaded with: adapters beyond max_lora_rank and "
-        "lora_target_modules of its lora_config are not held, and gateways are told why",
+        help="what Triton's model was loaded with: adapters above max_lora_rank and "
+        "lora_target_modules of its lora_config are not held, and gateways learn why",
     )
 
 

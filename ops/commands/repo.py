@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repository",
         choices=("inflight_batcher_llm", "gpt", "llmapi"),
         default="inflight_batcher_llm",
-        help="gpt: whole answers, one batch after another; it takes --release, --engine-dir, "
+        help="gpt: complete answers, one batch after another; it takes --release, --engine-dir, "
         "--tokenizer-dir and --parameter alone. llmapi: no engine; it takes --model, "
         "--tokenizer-dir, --decoupled and --parameter alone (default: inflight_batcher_llm)",
     )
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="a LoRA adapter in PEFT form that a model of the llmapi repository shall serve; may "
+        help="a LoRA adapter in PEFT form that a model of the llmapi repository is to serve; may "
         "be repeated",
     )
     check.add_argument(

@@ -109,7 +109,7 @@ class _Arguments:
             yield self._finding(
                 "note",
                 "max_seq_len",
-                "not set: the engine takes the checkpoint's limit, which no tensor tells, and "
+                "not set: the engine takes the checkpoint's limit, which no tensor reports, and "
                 "the gateway does not start without it",
                 "write max_seq_len: N, and set GATEWAY_MAX_SEQ_LEN=N for the gateway",
             )
@@ -138,7 +138,7 @@ class _Arguments:
             yield self._finding(
                 "note",
                 "kv_cache_config.tokens_per_block",
-                f"found {blocks}: no tensor tells it, and the gateway counts cached tokens with "
+                f"found {blocks}: no tensor reports it, and the gateway counts cached tokens with "
                 f"{TOKENS_PER_BLOCK}",
                 f"set GATEWAY_TOKENS_PER_BLOCK={blocks} for the gateway",
             )

@@ -54,7 +54,9 @@ def llmapi_findings(
 
 
 def _unread(model: RepositoryModel, problem: str, llm_config: str | None) -> Finding:
-    fix = f"correct the file; gateway repo render --repository llmapi writes a whole {MODEL_YAML}"
+    fix = (
+        f"correct the file; gateway repo render --repository llmapi writes a complete {MODEL_YAML}"
+    )
     if llm_config:
         fix = f"correct {LLM_CONFIG_PATH}, here and where Triton runs, or unset it"
     return Finding(

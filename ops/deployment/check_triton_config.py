@@ -113,8 +113,8 @@ class _Rules:
             yield self.finding(
                 "warning",
                 ".".join(keys),
-                f"{self.yaml.at(*keys)}: found {found}: for so long the engine goes on with an "
-                "answer whose client has gone",
+                f"{self.yaml.at(*keys)}: found {found}: for so long the engine continues an "
+                "answer whose client has left",
                 "write 100, or leave it out",
             )
 
@@ -124,9 +124,9 @@ class _Rules:
             yield self.finding(
                 "warning",
                 ".".join(keys),
-                f"{self.yaml.at(*keys)}: true: whoever reaches Triton has it fetch any http(s) "
-                "address that it can reach, those inside your network included",
-                "let nobody but the gateway reach Triton's ports, or write false",
+                f"{self.yaml.at(*keys)}: true: everybody who reaches Triton can have it fetch any "
+                "http(s) address that it can reach, those inside your network included",
+                "let only the gateway reach Triton's ports, or write false",
             )
         elif "image_url" in self.config.inputs and not self.yaml.is_ours:
             yield self.finding(

@@ -82,7 +82,7 @@ def _check(launch: Launch, job: Job) -> None:
     values = [job.name, job.partition, job.account, job.time, str(job.folder.absolute())]
     problems = {
         "--multi-model: with --slurm only an engine in leader mode can be started; an "
-        "orchestrator has no GPU, and its place among the nodes is for you to choose": (
+        "orchestrator has no GPU, and you choose its node": (
             launch.mode not in (Mode.LEADER, Mode.LLMAPI)
         ),
         f"--nodes: found {job.nodes}, allowed 1 or more": job.nodes < 1,

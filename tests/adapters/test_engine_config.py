@@ -209,11 +209,11 @@ def test_the_type_of_adapters(tmp_path: Path, plugin: object, dtype: str | None)
         ({"pretrained_config": 3}, "pretrained_config: found 3; allowed: an object"),
         (
             {"pretrained_config": {}, "build_config": {"max_batch_size": "8"}},
-            'build_config.max_batch_size: found "8"; allowed: a whole number of at least 0',
+            'build_config.max_batch_size: found "8"; allowed: an integer of at least 0',
         ),
         (
             {"pretrained_config": {}, "build_config": {"max_beam_width": True}},
-            "build_config.max_beam_width: found true; allowed: a whole number of at least 0",
+            "build_config.max_beam_width: found true; allowed: an integer of at least 0",
         ),
         (
             {"builder_config": {"lora_target_modules": [1]}},

@@ -97,7 +97,7 @@ def test_a_key_finds_only_its_models(gateway: GatewayProcess) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ({"limit": 0}, "limit: found '0'; allowed: a whole number from 1 to 1000."),
+        ({"limit": 0}, "limit: found '0'; allowed: an integer from 1 to 1000."),
         ({"limit": 1001}, "limit: found '1001'"),
         ({"limit": "x"}, "limit: found 'x'"),
         ({"limit": "9" * 5000}, "limit: found '9999"),

@@ -40,7 +40,7 @@ async def test_a_redis_that_cannot_be_used(
             pass
     said = [record.getMessage() for record in caplog.records if why in record.getMessage()]
     assert said == [
-        f"Redis is away, going on from disk: Redis cannot be used: {why}",
+        f"Redis is away, continuing from disk: Redis cannot be used: {why}",
         f"KEYS MADE OVER THE API ARE NOT TAKEN YET: {why}",
         f"Redis is away ({why}); limits are counted as when_redis_is_away says",
         f"conversations are not shared now: Redis fails: {why}",

@@ -154,7 +154,7 @@ def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: 
             break
     assert world.holds(0, 1, 2)
     assert world.keeper.lacks.keys() == {DIGESTS[3], DIGESTS[4]}
-    assert set(world.keeper.lacks.values()) == {f"there is no room for it in {3.5 * SIZE:g} bytes"}
+    assert set(world.keeper.lacks.values()) == {f"it does not fit into {3.5 * SIZE:g} bytes"}
     # A new one comes first: the least wanted goes, at once, as soon as nothing runs with it.
     world.used = {DIGESTS[2]}
     world.settle(5, 0, 1, 2, 3, 4)

@@ -49,7 +49,7 @@ def test_the_new_key_is_the_tenants_once_its_hash_is_in_the_file(tmp_path: Path)
 
 def test_a_key_that_is_nobodys(config: Path) -> None:
     answer = _key("check", "--config", config, typed="sk-guess\n")
-    assert (answer.returncode, answer.stdout.splitlines()[1]) == (1, "the key is nobody's")
+    assert (answer.returncode, answer.stdout.splitlines()[1]) == (1, "the key belongs to nobody")
     assert "sk-guess" not in answer.stdout + answer.stderr
 
 

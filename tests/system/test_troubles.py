@@ -17,7 +17,7 @@ from tests.support.redis_server import running_redis
 _WITHIN_S = 60.0
 KEYS = "the keys in"
 OVERRIDES = "overrides of replicas in"
-CONVERSATIONS = "conversations are not kept in"
+CONVERSATIONS = "conversations are not stored in"
 USAGE = "the usage log /dev/full loses records"
 CONNECTIONS = "AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS"
 

@@ -201,7 +201,7 @@ class BackgroundResponses:
         try:
             await self._store(run, answer.final_response_and_event[0], "failed", FINISHED)
         except GatewayError as worse:  # Once its lease expires, the response is reported as lost
-            log.error("%s has failed, which could not be kept: %s", run.id, worse.message)
+            log.error("%s has failed, which could not be stored: %s", run.id, worse.message)
 
     async def _store(
         self, run: BackgroundRun, response: bytes, status: Status, version: int | None = None
@@ -230,9 +230,9 @@ class BackgroundResponses:
             try:
                 await work(tenant, runs)
             except GatewayError as error:
-                log.warning("responses in the background are not told of: %s", error.message)
+                log.warning("heartbeats of background responses are not written: %s", error.message)
             except Exception:  # Any error: the responses of other tenants must still be maintained
-                log.exception("responses in the background are not looked after")
+                log.exception("heartbeats of background responses failed")
 
     async def _renew_beats(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
         now = time.monotonic()
@@ -249,7 +249,7 @@ class BackgroundResponses:
                 for run in runs:
                     await self._put_beats(tenant, [run])
             else:
-                log.warning("%s is not told of: %s", runs[0].id, error.message)
+                log.warning("heartbeat of %s is not written: %s", runs[0].id, error.message)
 
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
         """Cancel runs whose heartbeat record was replaced or deleted: that is how other workers end
@@ -268,7 +268,7 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             await run.events.flush_if_due()
         # This response has used up its bytes; others may have some left
         except ConversationTooLarge as error:
-            log.warning("events of %s are not kept: %s", run.id, error.message)
+            log.warning("events of %s are not stored: %s", run.id, error.message)
 
 
 def _cancellation_error(run: BackgroundRun) -> Exception:

@@ -134,7 +134,7 @@ class PendingItems:
             return
         large = self._large[plan.tenant]
         if sum([len(each.new_items) for each in large]) >= _MAX_PENDING_BYTES:
-            raise Overloaded("Too many large requests of this key wait to be kept.")
+            raise Overloaded("Too many large requests of this key wait to be stored.")
         large.add(plan)
 
 

@@ -29,7 +29,7 @@ class ItemList(Strict):
 
 INCLUDE = describe_parameter(
     "include",
-    "Accepted: whatever of this an item has is told.",
+    "Accepted: an item is returned with all that it has.",
     type="array",
     items={"enum": get_args(Include)},
 )
@@ -37,7 +37,7 @@ INCLUDE = describe_parameter(
 
 PAGE = [
     describe_parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MAX_LIMIT),
-    describe_parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
+    describe_parameter("order", "By age; newest first by default.", enum=_ORDERS),
     describe_parameter("after", "The id of the item that comes before the page.", type="string"),
     INCLUDE,
 ]

@@ -55,7 +55,7 @@ class ResponseDeleted(Strict):
 
 @router.get(
     "/v1/responses/{response_id}",
-    summary="A response that was kept, or is made in the background.",
+    summary="A stored response, or one that is made in the background.",
     response_model=ResponseObject,
     responses={200: describe_stream(), **_ERROR_RESPONSES},
     openapi_extra=needs("api_key", optional=True, query=[INCLUDE, *_STREAM]),

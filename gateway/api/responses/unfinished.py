@@ -155,7 +155,7 @@ class UnfinishedResponses:
         async with slots:
             if not await self._conversations.members(tenant, response_id, after=0, limit=1):
                 raise InvalidRequest(
-                    "stream: the events of a response are kept where it was made with "
+                    "stream: the events of a response are stored if it was made with "
                     "`background` and `stream`.",
                     param="stream",
                 )

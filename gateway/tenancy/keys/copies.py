@@ -80,8 +80,8 @@ class KeyCopies:
             self._joined_at = None
             self._join(None)
             raise KeysUnavailable(
-                "The key has ended on this gateway. The others are told once Redis answers again "
-                "and may take it until then: try again."
+                "The key has ended on this gateway. The others learn of it once Redis answers "
+                "again and may accept it until then: try again."
             ) from None
 
     def uses(self) -> Uses:

@@ -103,9 +103,9 @@ class IssuedKeys:
             return
         self._failure = failure
         if failure is None:
-            log.info("keys made over the API are kept current again")
+            log.info("keys made over the API are up to date again")
         elif self._copies.trusted:
-            log.warning("keys made over the API are not kept current: %s", failure)
+            log.warning("keys made over the API are not up to date: %s", failure)
         else:
             log.warning("KEYS MADE OVER THE API ARE NOT TAKEN YET: %s", failure)
 

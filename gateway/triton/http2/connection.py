@@ -381,7 +381,7 @@ class Http2Connection(BaseConnection):
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or (flags & frames.ACK and payload):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS out of place")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "unexpected SETTINGS")
         if flags & frames.ACK:
             return
         for key, value in frames.read_settings(payload):

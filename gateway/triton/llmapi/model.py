@@ -67,8 +67,8 @@ def read_llmapi_capabilities(
         )
     if max_seq_len is None:
         raise EngineUnavailable(
-            "The engine's length limit is unknown: no tensor of the llmapi repository tells it, so "
-            "set GATEWAY_MAX_SEQ_LEN to max_seq_len of its model.yaml."
+            "The engine's length limit is unknown: no tensor of the llmapi repository reports it, "
+            "so set GATEWAY_MAX_SEQ_LEN to max_seq_len of its model.yaml."
         )
     digest = hashlib.sha256(config.SerializeToString(deterministic=True)).hexdigest()
     return ModelCapabilities(

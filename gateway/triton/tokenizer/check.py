@@ -145,7 +145,7 @@ class TokenizerCheck:
             try:
                 await self._compare_answers(name, config, found)
             except (QuestionFailed, GatewayError, TimeoutError) as error:
-                what = f"Triton's {name!r} did not tell the ids of a text"
+                what = f"Triton's {name!r} did not return the ids of a text"
                 silent = isinstance(error, TimeoutError) and self._policy == "refuse"
                 tries = _MAX_SILENT_TRIES if silent else _MAX_FAILURES
                 self._note_failure(what, error, found, ready=ready, tries=tries)

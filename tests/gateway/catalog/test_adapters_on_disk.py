@@ -269,8 +269,8 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
             running_agent(disk, settings, endpoint, max_bytes=size),
             running_agent(tmp_path / "stray", settings, "nobody:8001", limits=limits),
         ):
-            no_room = f"not held: there is no room for it in {size} bytes"
-            unheard = "not held: no agent tells of this replica"
+            no_room = f"not held: it does not fit into {size} bytes"
+            unheard = "not held: no agent reports this replica"
             await until("zh", {endpoint: no_room, second: unheard})
             await until("ja", {endpoint: "held", second: unheard})
             refused = await _ask(client, model)
@@ -279,7 +279,7 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
             health = (await client.get("/health/ready", headers=headers)).json()
             expected = [
                 f"{endpoint} lacks 1 adapter version(s): {no_room.removeprefix('not held: ')}",
-                f"no agent tells what {second} has on its disk",
+                f"no agent reports what {second} has on its disk",
                 "an agent keeps adapters for nobody:8001, which is none of the replicas",
             ]
             assert sorted(health["disks"]) == sorted(expected)

@@ -287,7 +287,7 @@ async def test_a_mistake_in_the_background_ends_the_server(
             while not server.should_exit:
                 await asyncio.sleep(0.01)
     assert server.exit_code == 1
-    assert "the gateway cannot go on" in caplog.text
+    assert "the gateway cannot continue" in caplog.text
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -214,7 +214,7 @@ def test_without_keys_only_this_machine_is_served(stack: Stack, up: Up, tmp_path
         gateway.__enter__()
     assert gateway.process.returncode == 2
     with GatewayProcess(tmp_path, stack, host="0.0.0.0", allow_anonymous="true") as gateway:
-        assert "NO KEYS ARE CONFIGURED: whoever reaches this address" in gateway.text
+        assert "NO KEYS ARE CONFIGURED: everybody who reaches this address" in gateway.text
     log = (up.state_dir / "logs" / "gateway.log").read_text(encoding="utf-8")
     assert "NO KEYS ARE CONFIGURED: other processes of this machine" in log
 

@@ -238,7 +238,7 @@ def _in_tags(schema: Any) -> Any:
         (_in_tags({"type": "foo"}), "$.properties.tags: type: found 'foo'; allowed: object, "),
         ({"required": None}, "$: required: found null; allowed: a list of names"),
         ({"required": [[1]]}, "$: required: what it has is none; allowed: a list of names"),
-        ({"minLength": True}, "$: minLength: found true; allowed: a whole number from 0 on"),
+        ({"minLength": True}, "$: minLength: found true; allowed: an integer from 0 on"),
         ({"items": {"$ref": "http://x/y"}}, "$.items: $ref: http://x/y cannot be followed"),
         ({"items": {"$ref": "#/$defs/x"}}, "$.items: $ref: #/$defs/x does not exist"),
         (
@@ -312,5 +312,5 @@ def test_an_integer_is_a_number() -> None:
 
 def test_what_holds_for_all_items_holds_for_the_first() -> None:
     schemas = [{"type": "array", "prefixItems": [TEXT]}, {"type": "array", "items": WHOLE}]
-    # No item is a text and a whole number.
+    # No item is a text and an integer.
     assert rewrite({"allOf": schemas}, "xgrammar") == {"type": "array", "items": False}

@@ -202,7 +202,7 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     [
         ({"architectures": ["OPTForCausalLM"]}, 'architectures: found ["OPTForCausalLM"]; allowed'),
         ({"architectures": None}, "architectures: found null; allowed: one of LlamaForCausalLM"),
-        ({"hidden_size": "4096"}, 'hidden_size: found "4096"; allowed: a positive whole number'),
+        ({"hidden_size": "4096"}, 'hidden_size: found "4096"; allowed: a positive integer'),
         ({"num_hidden_layers": 0}, "num_hidden_layers: found 0"),
         ({"num_hidden_layers": None}, "num_hidden_layers: found null"),
         ({"num_attention_heads": True}, "num_attention_heads: found true"),

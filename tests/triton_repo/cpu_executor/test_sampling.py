@@ -106,7 +106,7 @@ def naive_candidates(weights: np.ndarray, top_k: int, top_p: float) -> set[int]:
     st.sampled_from([0.05, 0.3, 0.51, 0.77, 0.95, 1.0]),
 )
 def test_truncate_keeps_the_right_candidates(values: list[int], top_k: int, top_p: float) -> None:
-    # Small whole numbers make many ties, and no rounding.
+    # Small integers make many ties, and no rounding.
     weights = np.array([values, values[::-1]], np.float32)
     kept = weights.copy()
     truncate(kept, np.array([top_k, 0]), np.array([top_p, 1.0]))

@@ -138,7 +138,7 @@ class LLM:
             )
         if prompt >= self._max_seq_len:
             raise ValueError(
-                f"The prompt's length ({prompt}) leaves no room for an answer in max_seq_len "
+                f"The prompt's length ({prompt}) leaves no tokens for an answer in max_seq_len "
                 f"({self._max_seq_len})"
             )
 
