@@ -51,6 +51,10 @@ RUN --mount=type=cache,target=/root/.cache \
         --require-hashes --requirement requirements/local.txt \
     || /opt/tools/bin/pip --python /opt/venv/bin/python install --no-compile \
         --require-hashes --requirement requirements/local.txt
+RUN /opt/tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist/demo \
+        ./triton_repo/cpu_executor \
+    && /opt/tools/bin/pip --python /opt/venv/bin/python install --no-compile --no-deps \
+        dist/demo/*.whl
 COPY demo/model /image/opt/demo/model
 COPY demo/adapters /image/opt/demo/adapters
 RUN sh deploy/image/assemble.sh /opt/venv /image "${SOURCE_DATE_EPOCH}"

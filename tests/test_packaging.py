@@ -22,6 +22,7 @@ PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 TOOLS: list[str] = PYPROJECT["dependency-groups"]["tools"]
 SBOM: list[str] = PYPROJECT["dependency-groups"]["sbom"]
+EXECUTOR = "triton_repo/cpu_executor"
 # What each lock file has to have.
 LOCKS: dict[str, list[str]] = {
     "gateway": PROJECT["dependencies"],
@@ -103,15 +104,21 @@ def test_what_builds_the_project_is_locked() -> None:
     assert {*PYPROJECT["build-system"]["requires"], *hook["dependencies"]} <= set(TOOLS)
 
 
-def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:
+def _build_wheel(folder: Path, to: Path) -> set[str]:
+    """Return the names of the files in the wheel of a distribution, without its metadata."""
     subprocess.run(
-        [Path(sys.executable).parent / "hatchling", "build", "-t", "wheel", "-d", tmp_path],
-        cwd=ROOT,
+        [Path(sys.executable).parent / "hatchling", "build", "-t", "wheel", "-d", to],
+        cwd=folder,
         check=True,
         capture_output=True,
     )
-    [wheel] = tmp_path.glob("*.whl")
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    [wheel] = to.glob("*.whl")
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+def test_the_wheels_hold_the_product_and_its_data(tmp_path: Path) -> None:
+    names = _build_wheel(ROOT, tmp_path / "gateway")
+    executor = _build_wheel(ROOT / EXECUTOR, tmp_path / "executor")
     packages = ("adapters", "certificates", "gateway", "guides", "lora_store", "ops", "triton_repo")
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages],
@@ -121,7 +128,16 @@ def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:
         text=True,
     )
     # Scripts for Redis, templates and whatever else lies beside the code, and nothing besides.
-    assert names == set(tracked.stdout.splitlines())
+    assert names | executor == {
+        name for name in tracked.stdout.splitlines() if name != f"{EXECUTOR}/pyproject.toml"
+    }
+    assert {name for name in executor if not name.startswith(f"{EXECUTOR}/")} == set()
+    assert {name for name in names if name.startswith(f"{EXECUTOR}/")} == set()
     assert {"gateway/tenancy/limits/script.lua", "gateway/conversations/look.lua"} <= names
-    # An extra cannot bring files, so the stand-in is in every wheel: under a name that says so.
-    assert "triton_repo/cpu_executor/__init__.py" in names
+    assert {f"{package}/py.typed" for package in packages} <= names
+
+
+def test_the_executor_is_of_the_gateways_release() -> None:
+    own = tomllib.loads((ROOT / EXECUTOR / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert own["version"] == PROJECT["version"]
+    assert own["dependencies"] == [f"{PROJECT['name']}[local]=={PROJECT['version']}"]

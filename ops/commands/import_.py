@@ -53,6 +53,15 @@ def run(parsed: argparse.Namespace) -> int:
     from ops.deployment.importing import import_for_cpu, import_for_gpu, import_llmapi
     from ops.deployment.release import ToolsRemoved
 
+    if parsed.cpu:
+        from ops.local_stack.binaries import require_cpu_executor
+        from ops.local_stack.errors import StackError
+
+        try:
+            require_cpu_executor()
+        except StackError as error:
+            print(f"gateway import: --cpu: {error}", file=sys.stderr)
+            return 1
     folder: Path = parsed.output or Path(parsed.name.rpartition("/")[2])
     try:
         if parsed.llmapi:

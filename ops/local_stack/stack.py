@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ops.local_stack import servers
+from ops.local_stack.binaries import require_cpu_executor
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.guard import Guard
 from ops.local_stack.llmapi import in_flight, max_seq_len, prepare_llmapi
@@ -135,6 +136,7 @@ class Stack:
         """
         ports = self._ports
         options = self._options
+        require_cpu_executor()
         if options.repository is None:
             make = prepare_llmapi if options.llmapi else prepare
             make(options.model, options.state_dir, options.parameters)
