@@ -14,8 +14,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all test-nightly lint lock bench instructions soak chaos disks test-containers
-.PHONY: test-programs audit
+.PHONY: setup demo check test test-all test-nightly lint lock bench instructions soak chaos disks test-containers
+.PHONY: test-programs audit release-check
 
 setup: $(INSTALLED)
 ifneq ($(filter setup,$(MAKECMDGOALS)),)
@@ -38,6 +38,14 @@ test-all: setup
 # One after the other, so that benchmarks have the machine to themselves.
 test-nightly: setup
 	$(BIN)/pytest -m nightly $(ARGS)
+
+# Before a tag. An engine of Docker and each Python from 3.11 to 3.14 should be there.
+release-check: lint test-all test-containers
+	$(BIN)/python -m tests.release
+
+# For while you work: half of the tests, those that start no other process.
+check: lint
+	$(BIN)/pytest -q -n 2 --dist loadfile --in-process --hypothesis-profile=check $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -93,7 +93,9 @@ class TieredStore:
         self._redis_started_over = False
         # True if `_records` are all records of disk and Redis.
         self._knows_all = False
-        self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED_VERSIONS)
+        # Digests in order; one that is being sent is still among them.
+        self._wanted: dict[str, None] = {}
+        self._wanted_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TieredStore:
@@ -244,8 +246,9 @@ class TieredStore:
         if word == "wanted":
             if not is_digest(digest):
                 refusals.add("a notice", message)
-            elif not self._wanted.full():
-                self._wanted.put_nowait(digest)
+            elif len(self._wanted) < _MAX_WANTED_VERSIONS:
+                self._wanted.setdefault(digest)
+                self._wanted_changed.set()
         else:
             self.stats.notices += 1
             self._nudge.set()
@@ -253,11 +256,16 @@ class TieredStore:
     async def _run_sending(self) -> None:
         # Separate from the upkeep, in which two gateways may wait for each other's versions.
         while True:
-            digest = await self._wanted.get()
-            try:
-                await self._versions.send_if_stored(digest)
-            except StoreError as error:
-                _LOG.warning("cannot put what another gateway wants: %s", error)
+            await self._wanted_changed.wait()
+            self._wanted_changed.clear()
+            while self._wanted:
+                digest = next(iter(self._wanted))
+                try:
+                    await self._versions.send_if_stored(digest)
+                except StoreError as error:
+                    _LOG.warning("cannot put what another gateway wants: %s", error)
+                finally:
+                    del self._wanted[digest]
 
     async def _upkeep(self) -> None:
         """Copy versions to where they are missing, and delete unused ones."""

@@ -111,8 +111,11 @@ class Versions:
                 return
 
     async def send_if_stored(self, digest: str) -> None:
-        """Put a version that another gateway asked for, if it is on this disk."""
-        if await self._link.run(partial(self._disk.has, digest)):
+        """Put a version that another gateway asked for, if it is on this disk and not in Redis.
+
+        Gateways repeat the question, and may do so once more while the version arrives.
+        """
+        if not await self._link.call(lambda redis: redis.has([digest])):
             await self._send(digest)
 
     def is_unsent(self, digest: str) -> bool:
@@ -239,13 +242,17 @@ class Versions:
             WritesRefused: Redis refuses writes; raised before the version is read.
         """
         try:
+            # A gateway that does not have it must not keep the others from putting it.
+            if not await self._link.run(partial(self._disk.has, digest)):
+                return
             if await self._link.call(lambda redis: redis.claim(digest)):
                 converted = await self._from_disk(digest)
+                if converted is not None:
+                    await self._link.call(lambda redis: redis.put(converted))
+                    self._stats.refilled += 1
+                await self._link.call(lambda redis: redis.release(digest))
                 if converted is None:
                     return
-                await self._link.call(lambda redis: redis.put(converted))
-                await self._link.call(lambda redis: redis.release(digest))
-                self._stats.refilled += 1
         except (StoreUnavailable, WritesRefused):
             raise
         except StoreError as error:

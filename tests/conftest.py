@@ -82,6 +82,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="token",
         help="what the stack's gateway drives; text models skip what they cannot do",
     )
+    parser.addoption(
+        "--in-process",
+        action="store_true",
+        help="only files whose tests start no other process and are not slow, as `make check` does",
+    )
+
+
+# Names by which a file of tests starts other processes, or is slow.
+_STARTS = re.compile(
+    r"\b(?:stack|Up|subprocess|browser|playwright|triton_server|redis_server|redis_fleet"
+    r"|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
+    r"|mark\.slow|mark\.nightly)\b"
+)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--in-process") or not collection_path.name.startswith("test_"):
+        return None
+    return _STARTS.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 # Their tests share nothing but the stack of all tests, and take minutes: each is a unit of its own.

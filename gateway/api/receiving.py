@@ -11,20 +11,21 @@ from fastapi import Request
 
 from gateway.api.auth import authenticate_tenant
 from gateway.api.intake import Intake
+from gateway.api.openai.messages import Strict
 from gateway.api.openai.parameters import Parsed
 from gateway.api.request_log import service_of
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 from gateway.tenancy.limits.reservation import Reservation
 
-W = TypeVar("W")
+W = TypeVar("W", bound=Strict)
 
 Rename = Callable[[InvalidRequest], InvalidRequest]
 """Names a chat's parameter in an error as the protocol calls it."""
 
 
 @dataclass(slots=True)
-class Received(Generic[W]):
+class ReceivedRequest(Generic[W]):
     """A request that was read and parsed.
 
     Attributes:
@@ -52,8 +53,8 @@ class Received(Generic[W]):
 @asynccontextmanager
 async def receive(
     request: Request, parse: Callable[[bytes], Parsed[W]], rename: Rename | None = None
-) -> AsyncIterator[Received[W]]:
-    """Read and parse a request, and hold its memory budgets and its place in the limits.
+) -> AsyncIterator[ReceivedRequest[W]]:
+    """Read and parse a request, and hold its memory budgets and its reservation.
 
     Raises errors that are listed in `failures.TABLE`. Parameters in errors of the body of the
     context are renamed by `rename`; those of `parse` have the client's names already.
@@ -68,7 +69,7 @@ async def receive(
             if unknown:
                 service.metrics.count_unknown_parameters(unknown, tenant.name if tenant else "")
             try:
-                yield Received(request, tenant, intake, reservation, wanted, hints)
+                yield ReceivedRequest(request, tenant, intake, reservation, wanted, hints)
             except InvalidRequest as error:
                 if rename is None:
                     raise

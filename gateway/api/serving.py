@@ -23,7 +23,7 @@ from gateway.api.openai.chunks import UsageFrames
 from gateway.api.openai.generation_request import GenerationRequest
 from gateway.api.openai.schemas import ChatCompletionRequest
 from gateway.api.rate_headers import build_rate_headers
-from gateway.api.receiving import Received
+from gateway.api.receiving import ReceivedRequest
 from gateway.api.request_bounds import count_sequences, parse_timeout, resolve_output_limit
 from gateway.api.request_log import context_of, service_of
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
@@ -83,7 +83,7 @@ class PreparedRequest:
 
 
 async def prepare_request(
-    received: Received[Any],
+    received: ReceivedRequest[Any],
     wanted: R,
     prompts: Callable[[R, ChatFormat], PromptsAndForm],
     make_answer: MakeAnswer[R],

@@ -48,16 +48,23 @@ AdapterName = Annotated[str, AfterValidator(_check_name)]
 
 
 class DeclaredAdapter(BaseModel):
-    """A declared adapter. `source` has any form of `gateway.sources`.
-
-    GATEWAY_ADAPTER_SOURCES does not restrict it. With `watch`, a change on this machine's disk is
-    applied without a reload.
-    """
+    """A LoRA adapter that the gateway loads. GATEWAY_ADAPTER_SOURCES does not restrict it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    name: AdapterName
-    source: Annotated[str, AfterValidator(_check_source), Field(repr=False)]
-    watch: bool = False
+    name: AdapterName = Field(
+        description="Name for clients, NAME or TENANT/NAME. Each part has 1 to 64 of `A-Z a-z 0-9 "
+        ". _ -`, without `..`."
+    )
+    source: Annotated[str, AfterValidator(_check_source)] = Field(
+        repr=False,
+        description="Absolute folder, `https://HOST/FOLDER`, `s3://BUCKET/FOLDER` or "
+        "`hf://OWNER/NAME@REVISION`.",
+    )
+    watch: bool = Field(
+        default=False,
+        description="Whether changes of the source are applied without a reload; only for sources "
+        "on the gateway's disk (a folder, `hf://`).",
+    )
 
     @property
     def may_be_watched(self) -> bool:

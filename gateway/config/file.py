@@ -51,23 +51,36 @@ _MESSAGE_BY_ERROR_TYPE = {
 
 
 class LimitsSection(BaseModel):
-    """Section about the counting of all tenants' limits."""
+    """Counting of all tenants' limits."""
 
     model_config = _STRICT
-    when_redis_is_away: RedisUnavailablePolicies = Field(default_factory=RedisUnavailablePolicies)
+    when_redis_is_away: RedisUnavailablePolicies = Field(
+        default_factory=RedisUnavailablePolicies,
+        description="Policy for each limit while Redis cannot count it for all gateways together.",
+    )
 
 
 class ReplicaEntry(BaseModel):
-    """A Triton, or a name of several Tritons that share the weight. A string is an endpoint alone.
-
-    Requests go to replicas in proportion to their weights; one of weight 0 gets only requests that
-    no other can run. A drained replica finishes its requests.
-    """
+    """A Triton, or a name of several Tritons. A string is the endpoint alone."""
 
     model_config = _STRICT
-    endpoint: Annotated[str, AfterValidator(check_endpoint)]
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_WEIGHT
-    drain: bool = False
+    endpoint: Annotated[str, AfterValidator(check_endpoint)] = Field(
+        description="Triton's gRPC endpoint, `host:port`; `grpcs://host:port` for TLS. "
+        "`dns:///host:port` (`grpcs+dns:///host:port`) stands for all addresses of a name, each "
+        "with this entry's weight.",
+    )
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=DEFAULT_WEIGHT,
+        description="Share of the requests, in proportion to the weights of the other replicas. "
+        "With 0, a replica gets only retries and what no replica with a weight can take or has "
+        "slots for.",
+    )
+    drain: bool = Field(
+        default=False,
+        description="Whether the replica gets no new requests, except earlier ones that no other "
+        "replica can take; its slots do not count. After GATEWAY_REPLICA_DRAIN_GRACE its answers "
+        "resume on replicas with the same capabilities.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -76,28 +89,63 @@ class ReplicaEntry(BaseModel):
 
 
 class Configuration(BaseModel):
-    """The contents of the file. With an empty list of `tenants`, all requests are refused.
+    """The contents of the file.
 
     Without `tenants` anybody may use the gateway, and the file must say so with `anonymous`: a file
     that is only partly written, or whose tenants are commented out, must not turn keys off.
     """
 
     model_config = _STRICT
-    admin_keys: list[KeyHash] = Field(default_factory=list)
-    anonymous: bool = False
-    tenants: list[Tenant] | None = None
-    limits: LimitsSection = Field(default_factory=LimitsSection)
-    replicas: list[ReplicaEntry] | None = None
-    """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
-    base_model_aliases: Aliases = Field(default_factory=list)
-    """Further names of the base model in adapters, added to GATEWAY_BASE_MODEL_ALIASES."""
-    adapters: list[DeclaredAdapter] = Field(default_factory=list)
-    adapters_folder: Folder | None = None
-    """Folder whose subfolders are adapters of their names; changes are applied without a reload."""
-    prune_adapters: bool = False
-    """True to remove names that came from here and are no longer declared."""
-    embedding_models: EmbeddingModels = Field(default_factory=dict)
-    rerank_models: RerankModels = Field(default_factory=dict)
+    admin_keys: list[KeyHash] = Field(
+        default_factory=list,
+        description="Hashes of the admins' keys, as `gateway key new --admin` prints them. "
+        "GATEWAY_ADMIN_KEY is an admin's key, too.",
+    )
+    anonymous: bool = Field(
+        default=False,
+        description="Whether anybody may use every model without a key. Required in a file "
+        "without `tenants`, refused in a file with them. It needs GATEWAY_ALLOW_ANONYMOUS=true.",
+    )
+    tenants: list[Tenant] | None = Field(
+        default=None,
+        description="Tenants with their keys, models and limits. With an empty list, all requests "
+        "are refused.",
+    )
+    limits: LimitsSection = Field(
+        default_factory=LimitsSection, description="Counting of all tenants' limits."
+    )
+    replicas: list[ReplicaEntry] | None = Field(
+        default=None,
+        description="Tritons that requests go to, in place of those of GATEWAY_TRITON_GRPC. An "
+        "entry is an endpoint, or an object.",
+    )
+    base_model_aliases: Aliases = Field(
+        default_factory=list,
+        description="Other names of the base model, NAME or OWNER/NAME, that adapters may have in "
+        "`base_model_name_or_path`; added to GATEWAY_BASE_MODEL_ALIASES.",
+    )
+    adapters: list[DeclaredAdapter] = Field(
+        default_factory=list, description="LoRA adapters that the gateway loads."
+    )
+    adapters_folder: Folder | None = Field(
+        default=None,
+        description="Absolute path of a folder whose subfolders are adapters of their names. "
+        "Changes in it are applied without a reload. An entry of `adapters` overrides a subfolder "
+        "of the same name.",
+    )
+    prune_adapters: bool = Field(
+        default=False,
+        description="Whether adapters that came from this file or `adapters_folder` are removed "
+        "once they are no longer declared.",
+    )
+    embedding_models: EmbeddingModels = Field(
+        default_factory=dict,
+        description="Embedding models of the same Triton, by their names for clients.",
+    )
+    rerank_models: RerankModels = Field(
+        default_factory=dict,
+        description="Ranking models of the same Triton, by their names for clients.",
+    )
 
 
 class ConfigurationError(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 LimitName = Literal[
     "requests_per_minute",
@@ -60,8 +60,20 @@ class RedisUnavailablePolicies(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    requests_per_minute: RedisUnavailablePolicy = "local"
-    tokens_per_minute: RedisUnavailablePolicy = "local"
-    concurrent_requests: RedisUnavailablePolicy = "local"
-    tokens_per_day: BudgetPolicy = "allow"
-    tokens_per_month: BudgetPolicy = "allow"
+    requests_per_minute: RedisUnavailablePolicy = Field(
+        default="local", description="Policy for requests within 60 seconds."
+    )
+    tokens_per_minute: RedisUnavailablePolicy = Field(
+        default="local", description="Policy for tokens within 60 seconds."
+    )
+    concurrent_requests: RedisUnavailablePolicy = Field(
+        default="local", description="Policy for requests that run at once."
+    )
+    tokens_per_day: BudgetPolicy = Field(
+        default="allow",
+        description="Policy for the budget of a day. A budget known to be used up is refused.",
+    )
+    tokens_per_month: BudgetPolicy = Field(
+        default="allow",
+        description="Policy for the budget of a month. A budget known to be used up is refused.",
+    )

@@ -20,15 +20,31 @@ class MappedModelEntry(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    triton_model: _Tensor | None = None
-    """The model's name in Triton, if it differs from the entry's."""
-    input_ids: _Tensor | None = None
-    attention_mask: _Tensor | None = None
-    token_type_ids: _Tensor | None = None
-    output: _Tensor
-    tokenizer: Folder | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Maximum number of tokens of one input."""
+    triton_model: _Tensor | None = Field(
+        default=None,
+        description="The model's name in Triton, if it differs from the name for clients.",
+    )
+    input_ids: _Tensor | None = Field(
+        default=None,
+        description="Input tensor of token ids, INT32 or INT64, padded to the longest of a batch; "
+        "instead of tensors of text. It needs `tokenizer`.",
+    )
+    attention_mask: _Tensor | None = Field(
+        default=None, description="Input tensor of the attention mask, with `input_ids`."
+    )
+    token_type_ids: _Tensor | None = Field(
+        default=None, description="Input tensor of the token types, with `input_ids`."
+    )
+    output: _Tensor = Field(description="Output tensor, FP32, FP16, BF16 or FP64.")
+    tokenizer: Folder | None = Field(
+        default=None,
+        description="Absolute path of a folder with tokenizer.json. Without it, tokens are "
+        "neither counted nor limited.",
+    )
+    max_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+        default=None,
+        description="Tokens of one input; longer ones are refused. It needs `tokenizer`.",
+    )
 
     @property
     @abstractmethod
@@ -47,15 +63,14 @@ class MappedModelEntry(BaseModel):
 
 
 class EmbeddingModel(MappedModelEntry):
-    """`dimensions` lets clients request shorter vectors; `normalize` scales all vectors to length
-    1.
+    """An embedding model: its tensors, either `input` or `input_ids`, and its vectors."""
 
-    Shortened vectors always have length 1.
-    """
-
-    input: _Tensor | None = None
-    dimensions: bool = False
-    normalize: bool = False
+    input: _Tensor | None = Field(default=None, description="Input tensor of text, BYTES.")
+    dimensions: bool = Field(
+        default=False,
+        description="Whether clients may request shorter vectors, which always have length 1.",
+    )
+    normalize: bool = Field(default=False, description="Whether vectors are scaled to length 1.")
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -68,11 +83,17 @@ class EmbeddingModel(MappedModelEntry):
 
 
 class RerankModel(MappedModelEntry):
-    """A ranking model. `sigmoid` maps a model's logits to scores between 0 and 1."""
+    """A ranking model: its tensors, either `query` and `document` or `input_ids`."""
 
-    query: _Tensor | None = None
-    document: _Tensor | None = None
-    sigmoid: bool = False
+    query: _Tensor | None = Field(
+        default=None, description="Input tensor of the query's text, BYTES."
+    )
+    document: _Tensor | None = Field(
+        default=None, description="Input tensor of the document's text, BYTES."
+    )
+    sigmoid: bool = Field(
+        default=False, description="Whether the model's logits are converted to scores from 0 to 1."
+    )
 
     @property
     def texts(self) -> tuple[str, ...]:

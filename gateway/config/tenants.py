@@ -24,34 +24,68 @@ Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Tenant(BaseModel):
-    """An entry of `tenants` in the configuration file. A limit of None does not apply.
+    """An entry of `tenants` in the configuration file. An absent limit does not apply.
 
-    `models` are exact names and patterns (``*``, ``?``, ``[...]``, as in `fnmatch`). A pattern
-    without a slash never matches an adapter in a namespace. Adapters called ``<name>/...`` are the
-    tenant's own, which it may always use.
+    Adapters called `NAME/...` are the tenant's own: it may always use them, and others may not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
-    keys: list[KeyHash]
-    """Hashes of keys. Without any, only keys made over the API admit the tenant."""
-    models: list[Annotated[str, Field(min_length=1, max_length=256)]]
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    concurrent_requests: Limit | None = None
-    tokens_per_day: Limit | None = None
-    tokens_per_month: Limit | None = None
-    max_output_tokens: Limit | None = None
-    """Limit per choice. Requests for more are refused; without a stated limit this one applies."""
-    priority: int = Field(0, ge=-100, le=100)
-    """Queued requests with a greater priority go first."""
-    first_token_within: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Seconds. A queued request that cannot have its first token by then is refused."""
-    guides: Policy = "checked"
-    """Check of its schemas, expressions and grammars. Unchecked, a guide that the engine cannot
-    compile ends all running requests.
-    """
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$",
+        description="Unique name, as in logs, metrics and the names of the tenant's adapters.",
+    )
+    keys: list[KeyHash] = Field(
+        description="Hashes of the tenant's keys, as `gateway key new` prints them. With an empty "
+        "list, only keys made over the API admit the tenant."
+    )
+    models: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        description="Models that the tenant may use: exact names and patterns (`*`, `?`, `[...]`). "
+        "A pattern without a slash matches no `TENANT/NAME`."
+    )
+    requests_per_minute: Limit | None = Field(
+        default=None, description="Requests within any 60 seconds."
+    )
+    tokens_per_minute: Limit | None = Field(
+        default=None, description="Prompt and output tokens within any 60 seconds."
+    )
+    concurrent_requests: Limit | None = Field(
+        default=None, description="Choices, prompts and beams that run at once."
+    )
+    tokens_per_day: Limit | None = Field(
+        default=None,
+        description="Prompt and output tokens of a calendar day in UTC. It needs "
+        "GATEWAY_REDIS_URL.",
+    )
+    tokens_per_month: Limit | None = Field(
+        default=None,
+        description="Prompt and output tokens of a calendar month in UTC. It needs "
+        "GATEWAY_REDIS_URL.",
+    )
+    max_output_tokens: Limit | None = Field(
+        default=None,
+        description="Output tokens of a choice. A request for more is refused; a request that "
+        "states no limit gets this one.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-100,
+        le=100,
+        description="Priority in the queue: requests of the greatest go first.",
+    )
+    first_token_within: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds until the first token. A queued request that is not expected to have "
+        "its first token by then is refused at once.",
+    )
+    guides: Policy = Field(
+        default="checked",
+        description="Handling of schemas, expressions and grammars. `checked`: compiled before an "
+        "engine gets them. `unchecked`: sent unchanged; one that the engine cannot compile ends "
+        "all running requests. `none`: refused.",
+    )
 
     @cached_property
     def request_limits(self) -> Mapping[LimitName, int]:

@@ -1,6 +1,6 @@
 """Preparation of validated options and prompts: generations that may run.
 
-See decisions 023 and 034 in docs/decisions.
+See decision 023 in docs/decisions.
 """
 
 from __future__ import annotations

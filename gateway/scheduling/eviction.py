@@ -28,17 +28,17 @@ class Eviction:
         if self._pool.queued.total < self._limit:
             return
         ends = [
-            (other, lane, entries[-1])
+            (other, lane, entries[-1].since)
             for other in self._pool.queues.values()
             for lane, entries in other.by_lane.items()
             if entries and not entries[-1].is_resumed
         ]
         if not ends:
             raise self._build_error(queue)
-        longest, lane, last = max(ends, key=lambda end: (end[0].waiting, end[2].since))
+        longest, lane, _ = max(ends, key=lambda end: (end[0].waiting, end[2]))
         if longest.waiting <= queue.waiting + 1:
             raise self._build_error(queue)
-        self._pool.discard(longest, lane, last)
+        last = self._pool.pop_last(longest, lane)
         if not last.admitted.done():
             last.admitted.set_exception(self._build_error(longest))
 

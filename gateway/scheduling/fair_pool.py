@@ -100,6 +100,11 @@ class FairPool:
         self.queued.add(lane, -1)
         return True
 
+    def pop_last(self, queue: TenantQueue, lane: Lane) -> QueueEntry:
+        """Remove the last entry of a tenant's lane and return it."""
+        self.queued.add(lane, -1)
+        return queue.by_lane[lane].pop()
+
     def remove_if_idle(self, tenant: str) -> None:
         """Forget the queue of a tenant that holds no slot and waits for none."""
         queue = self.queues.get(tenant)

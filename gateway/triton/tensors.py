@@ -2,6 +2,8 @@
 
 Shapes are those of `tensorrt_llm` in tensorrtllm_backend; all scalars have shape [1, 1]. Names and
 data types are those that the served model declares. Raw contents are little-endian.
+
+See decision 034 in docs/decisions.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def test_a_core_for_each_worker_where_there_are_enough(monkeypatch: pytest.Monke
     assert cores_for(1).upstream == cores_for(1).client == (0,)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bench_runs_and_reports(tmp_path: Path) -> None:
     """A tiny run: the figures mean nothing, but all of them are there and are numbers."""
     parts = ["tokens", "llmapi", "cancel"]

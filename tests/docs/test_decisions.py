@@ -37,9 +37,7 @@ def test_a_decision_names_its_code_and_is_named_by_it(path: Path) -> None:
     assert headings == ["Context", "Decision", "Consequences"]
     links = re.findall(r"\]\(([^)#]+)\)", text)
     assert [link for link in links if not (path.parent / link).exists()] == []
-    code = [path.parent / link for link in links if link.endswith(".py")]
-    assert code
-    assert [module.name for module in code if path.name[:3] not in mentions(module)] == []
+    assert any(link.endswith(".py") for link in links)
     quoted = re.findall(r"`((?:adapters|bench|docs|gateway|ops|tests|triton_repo)/[\w./-]+)`", text)
     assert [name for name in quoted if not (generate.ROOT / name).exists()] == []
 
@@ -47,5 +45,9 @@ def test_a_decision_names_its_code_and_is_named_by_it(path: Path) -> None:
 def test_numbers_are_used_once_and_exist() -> None:
     numbers = [path.name[:3] for path in DECISIONS]
     assert len(set(numbers)) == len(numbers)
+    explained: dict[Path, set[str]] = {}
+    for path in DECISIONS:
+        for link in re.findall(r"\]\(([^)#]+\.py)\)", path.read_text(encoding="utf-8")):
+            explained.setdefault((path.parent / link).resolve(), set()).add(path.name[:3])
     for module in (path for folder in _FOLDERS for path in (generate.ROOT / folder).rglob("*.py")):
-        assert mentions(module) <= set(numbers), module
+        assert mentions(module) == explained.get(module.resolve(), set()), module

@@ -20,6 +20,7 @@ from lora_store.disk import Disk
 from lora_store.memory import MemoryTier
 from lora_store.redis import RedisTier
 from lora_store.redis_values import dump
+from lora_store.refusals import RefusedValues
 from tests.support.adapter_store import (
     NEVER_S,
     becomes,
@@ -111,6 +112,50 @@ async def test_another_gateway_is_told_of_each_change(
         await one.registry.remove("zh")
         await becomes(lambda: other.serves("zh") is None)
         await becomes(lambda: other.store.stats.notices == 4)
+
+
+async def test_a_version_is_asked_for_again_when_nobody_heard_the_first_time(
+    tmp_path: Path,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a loss of Redis all gateways connect again, the one that has the version maybe last."""
+    wants: list[str] = []
+    async with (
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server) as other,
+    ):
+        await listening(redis_server, 2)
+        await one.store.put(content(1))
+        handle = one.store._handle_message
+
+        def lose_first(message: str, refusals: RefusedValues) -> None:
+            wants.append(message)
+            if len(wants) > 1:
+                handle(message, refusals)
+
+        monkeypatch.setattr(one.store, "_handle_message", lose_first)
+        at_redis.delete(*at_redis.scan_iter("lora:version*"))
+        assert await other.holds(1)
+    assert len(wants) >= 2
+    assert len({*wants}) == 1
+
+
+async def test_a_gateway_without_a_version_keeps_nobody_from_putting_it(
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis
+) -> None:
+    digest = content(1).digest
+    async with (
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server) as other,
+    ):
+        await one.store.put(content(1))
+        at_redis.delete(*at_redis.scan_iter("lora:version*"))
+        await other.store._versions.send_missing([digest])
+        assert not at_redis.exists(f"lora:version:{digest}")
+        await one.store._versions.send_missing([digest])
+        assert at_redis.exists(f"lora:version:{digest}")
 
 
 async def test_a_lost_notice_is_made_up_for(

@@ -125,7 +125,7 @@ async def test_a_client_that_leaves(
             for _ in range(3 if stops else 1)
         ]
     assert ("cannot be stopped" in found.get("warning", "")) is not stops
-    # For the table in docs/existing-deployment.md, with `pytest -s`.
+    # For the table in docs/text-models.md, with `pytest -s`.
     for steps, left, seconds in abandoned:
         after = f"{steps - left:.0f} tokens and {seconds:.1f} s after leaving"
         print(f"\n{model}, stream {stream}: {after}, at {left:.0f} of {tokens}")

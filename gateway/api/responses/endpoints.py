@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.api import ignored
 from gateway.api.openai.parameters import get_rules
-from gateway.api.receiving import Received, receive
+from gateway.api.receiving import ReceivedRequest, receive
 from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, describe_stream
 from gateway.api.responses.answers import ResponseAnswer
@@ -99,12 +99,12 @@ async def input_tokens(request: Request) -> Response:
     return Response(orjson.dumps(fields), media_type="application/json", headers=headers)
 
 
-async def _prepare_turn(received: Received[ResponsesChat]) -> PreparedTurn:
+async def _prepare_turn(received: ReceivedRequest[ResponsesChat]) -> PreparedTurn:
     lookup = make_lookup(received.request, received.tenant, received.intake)
     return await prepare_turn(service_of(received.request.scope), lookup, received.wanted)
 
 
-async def _truncate(received: Received[ResponsesChat], turn: PreparedTurn) -> ResponsesChat:
+async def _truncate(received: ReceivedRequest[ResponsesChat], turn: PreparedTurn) -> ResponsesChat:
     service, write = service_of(received.request.scope), turn.plan.turns.write_prompt
     return await truncate(service, received.intake, received.tenant, turn.chat, write, turn.before)
 

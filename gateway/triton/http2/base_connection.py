@@ -138,7 +138,7 @@ class BaseConnection(asyncio.Protocol):
         """Put off the next read if this one of `size` bytes was small and followed another soon.
 
         Called while many streams run. Otherwise each token would be a poll, a read and a sleep of
-        the process, a third of its cost (bench/README.md). A task that waits for a message, such
+        the process, a third of its cost. A task that waits for a message, such
         as the first of its stream, must not wait longer for this; nor must uploads, which need the
         server's windows.
         """

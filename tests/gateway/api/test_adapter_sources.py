@@ -440,7 +440,7 @@ async def test_two_releases_are_never_mixed_from_s3(
 async def test_two_releases_are_never_mixed_from_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Renamed, as docs/lora.md says, between the configuration's reading and that of the rest."""
+    """Renamed, as docs/lora-sources.md says, after the configuration was read."""
     folder = write_peft(tmp_path / "zh", qv_tensors(seed=1), lora_alpha=8)
     second = write_peft(tmp_path / "second", qv_tensors(seed=2), lora_alpha=9)
     shutil.copytree(second, tmp_path / "next")
