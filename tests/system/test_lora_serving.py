@@ -171,7 +171,9 @@ async def test_a_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
     assert first == ADAPTERS
     assert again > ADAPTERS
     in_vain = metric(url, "gateway_lora_cold_sends_total", cause="refused")
-    assert in_vain < REQUESTS / 10, "the gateway learns how many adapters fit at once"
+    # The first request of each client is sent before the engine has refused one. Without learning
+    # there are some 400.
+    assert in_vain < 2 * CLIENTS, "the gateway learns how many adapters fit at once"
 
 
 @pytest.mark.slow

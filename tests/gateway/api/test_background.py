@@ -93,8 +93,8 @@ async def test_one_that_has_no_room_holds_up_no_others(
         await _until(lambda: engine.reached == 2)
 
         async def looks(count: int) -> None:
-            last = caplog.text.count("There is no room") + count
-            await _until(lambda: caplog.text.count("There is no room") >= last)
+            last = caplog.text.count("It is full") + count
+            await _until(lambda: caplog.text.count("It is full") >= last)
 
         await looks(6)
         events = await service.conversations.members("", later, after=0)

@@ -58,7 +58,7 @@ async def test_who_asks_much_at_once_is_told_to_wait(
         for background in (False, True):
             refused = await ask(reference, background=background)
             assert refused.status_code == 503, refused.text
-            assert "wait to be kept" in refused.json()["error"]["message"]
+            assert "wait to be stored" in refused.json()["error"]["message"]
         small = asyncio.create_task(ask())
         await _until(lambda: engine.reached == ROOM + 1)
         engine.released.set()

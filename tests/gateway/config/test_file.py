@@ -97,7 +97,7 @@ def test_a_file_may_say_that_nobody_needs_a_key(tmp_path: Path) -> None:
         ("  - name: acme", "  - naem: acme", "4: tenants[0].naem: unknown; allowed: name, keys, "),
         ("    models: [demo", "    model: [demo", "4: tenants[0].models: missing"),
         ("600", "many", "8: tenants[0].requests_per_minute: found 'many'; must be an integer"),
-        ("600", "'600'", "8: tenants[0].requests_per_minute: found '600'; must be a whole"),
+        ("600", "'600'", "8: tenants[0].requests_per_minute: found '600'; must be an integer"),
         ("600", "0", "8: tenants[0].requests_per_minute: found '0'; must be greater than or equal"),
         ("600", "true", "8: tenants[0].requests_per_minute: found 'True'; must be an integer"),
         ("name: acme", "name: a/b", "4: tenants[0].name: found 'a/b'; must match pattern"),

@@ -278,7 +278,7 @@ async def test_a_file_that_cannot_be_used_is_left_alone_and_the_gateway_lives(
         with pytest.raises(ConversationsUnavailable):
             await store.get("", ["resp_1"])
         assert store.stats.disk_failures == 1
-    assert "conversations are not kept" in caplog.text
+    assert "conversations are not stored" in caplog.text
     if damage == "garbage":
         assert (folder / FILE).read_bytes() == before
 
@@ -291,7 +291,7 @@ async def test_a_disk_that_is_not_there_at_the_start_is_used_once_it_is(
     async with _store(folder, clock) as store:
         with pytest.raises(ConversationsUnavailable):
             await store.put("", [Record("resp_1", b"x")])
-        assert caplog.text.count("conversations are not kept") == 1
+        assert caplog.text.count("conversations are not stored") == 1
         folder.unlink()
         await store.put("", [Record("resp_1", b"x")])
         assert await store.get("", ["resp_1"]) == [Record("resp_1", b"x")]

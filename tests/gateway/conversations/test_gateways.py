@@ -260,7 +260,7 @@ async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
         await one.put("t", [Record("resp_2", b"x")])
         at_redis.hset(GATEWAYS, "another", f"0 {2**52}")
         monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 0.3)
-        with pytest.raises(ConversationsUnavailable, match="brought back"):
+        with pytest.raises(ConversationsUnavailable, match="being restored"):
             await one.get("t", ["resp_1"])
         assert await one.get("t", ["resp_2"]) == [Record("resp_2", b"x")]
         monkeypatch.setattr(store_module, "_RESTORE_TIMEOUT_S", 60)

@@ -196,7 +196,7 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
     async with following(tmp_path / "1", url, ephemeral=True) as one:
         at_redis.config_set("maxmemory", 1)
         await one.put("t", [Record("resp_1", b"on disk", FINAL)])
-    assert "Redis has not all" in caplog.text
+    assert "Redis lacks some" in caplog.text
     assert at_redis.hlen(GATEWAYS) == 1
     at_redis.config_set("maxmemory", 0)
     # What was written last is brought before.

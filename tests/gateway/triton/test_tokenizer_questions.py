@@ -170,7 +170,7 @@ async def test_one_that_always_fails_holds_nothing_up_and_is_reported(
         await until(lambda: engine.ready)
         asked = triton.asked
         assert asked >= 3
-        assert "'preprocessing' did not tell the ids" in engine.selection.warning
+        assert "'preprocessing' did not return the ids" in engine.selection.warning
         await until(lambda: triton.asked > asked)  # and it is asked on, to no harm
         assert engine.ready
         triton.fails = 0
@@ -196,7 +196,7 @@ async def test_one_that_is_silent_keeps_it_out_for_a_minute_and_is_reported(
                 await check.check("tensorrt_llm", engine.capabilities, ready=False)
         odd = await check.check("tensorrt_llm", engine.capabilities, ready=False)
         assert odd is not None
-        assert "'preprocessing' did not tell the ids" in odd
+        assert "'preprocessing' did not return the ids" in odd
         triton.silent = False
         assert await check.check("tensorrt_llm", engine.capabilities, ready=True) is None
         await client.close()

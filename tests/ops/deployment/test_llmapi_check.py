@@ -163,7 +163,7 @@ MISTAKES: dict[str, Mistake] = {
     "a long time to a cancellation": Mistake(
         lambda place: place.arguments("period_ms: 100", "period_ms: 60000"),
         warning(CORE, "triton_config.cancellation_check_period_ms"),
-        "whose client has gone",
+        "whose client has left",
         "write 100",
     ),
     "no time to a cancellation": Mistake(
@@ -348,7 +348,7 @@ def test_what_takes_images_fetches_from_inside(place: Place) -> None:
     [only] = check(place.repository)
     assert (only.severity, only.model, only.field) == MULTIMODAL
     assert "those inside your network included" in only.problem
-    assert "nobody but the gateway" in only.fix
+    assert "only the gateway" in only.fix
 
 
 def test_instances_with_gpus_of_their_own_need_no_mpi(place: Place) -> None:
