@@ -43,7 +43,7 @@ test-nightly: setup
 release-check: lint test-all test-containers
 	$(BIN)/python -m tests.release
 
-# For while you work: half of the tests, those that start no other process.
+# For while you work: the tests that start no server, half of all.
 check: lint
 	$(BIN)/pytest -q -n 2 --dist loadfile --in-process --hypothesis-profile=check $(ARGS)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from docs.generate_reference import format_commands, format_configuration, format_table
 from gateway.api.failures import TABLE
 from gateway.api.openai.generation_request import GenerationRequest
 from gateway.api.openai.parameter_table import HARMLESS, HINTS, NOT_SERVED
@@ -76,6 +77,8 @@ def name(path: Path) -> str:
 def sections() -> dict[str, Callable[[], str]]:
     return {
         "alerts": _alerts,
+        "command line": format_commands,
+        "configuration file": format_configuration,
         "decisions": _decisions,
         "errors": _errors,
         "main settings": lambda: _settings_table(_MAIN_SETTINGS),
@@ -100,12 +103,6 @@ def list_sections(text: str) -> set[str]:
 @cache
 def _section(name: str) -> str:
     return sections()[name]()
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = list(head)
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
 
 
 def _decisions() -> str:
@@ -133,7 +130,7 @@ def _errors() -> str:
             )
         code = "" if row.code is None else f"`{row.code}`"
         rows.append((str(row.status), code, " ".join(meaning.partition("\n\n")[0].split())))
-    return _table(("status", "code", "meaning"), rows)
+    return format_table(("status", "code", "meaning"), rows)
 
 
 def _settings() -> str:
@@ -153,7 +150,7 @@ def _settings_table(wanted: Iterable[str]) -> str:
         shown = "" if default in (None, {}, "") else f"`{default}`"
         shown = "required" if field.is_required() else shown
         rows.append((f"`GATEWAY_{name.upper()}`", shown, f"{field.description}"))
-    return _table(("variable", "default", "meaning"), rows)
+    return format_table(("variable", "default", "meaning"), rows)
 
 
 def _parameters() -> str:
@@ -167,7 +164,9 @@ def _parameters() -> str:
     rows |= dict.fromkeys(both, "served")
     rows |= {name: _format_served("/v1/chat/completions", name) for name in chat - both}
     rows |= {name: _format_served("/v1/completions", name) for name in completions - both}
-    return _table(("parameter", "treatment"), ((f"`{name}`", rows[name]) for name in sorted(rows)))
+    return format_table(
+        ("parameter", "treatment"), ((f"`{name}`", rows[name]) for name in sorted(rows))
+    )
 
 
 def _format_served(endpoint: str, name: str) -> str:
@@ -182,7 +181,7 @@ def _format_refused(neutral: tuple[object, ...]) -> str:
 
 
 def _repository_fields() -> str:
-    return _table(
+    return format_table(
         ("field or option", "value"), ((f"`{name}`", text) for name, text in FIELDS.items())
     )
 
@@ -190,7 +189,7 @@ def _repository_fields() -> str:
 def _tensor_names() -> str:
     """Return the inputs that TensorRT-LLM renamed."""
     rows = ([f"`{name}`" for name in known] for known in names.RENAMED)
-    return _table(("older", "newer"), rows)
+    return format_table(("older", "newer"), rows)
 
 
 def prometheus_rule() -> str:
@@ -207,7 +206,7 @@ def _alerts() -> str:
         for rule in group["rules"]:
             action = rule["annotations"]["action"].replace("|", "\\|")
             rows.append((f"`{rule['alert']}`", rule["labels"]["severity"], action))
-    return _table(("alert", "severity", "what to do"), rows)
+    return format_table(("alert", "severity", "what to do"), rows)
 
 
 def _metrics() -> str:
@@ -219,7 +218,7 @@ def _metrics() -> str:
     for name, kind, labels, text in asyncio.run(_collect_metrics()):
         shown = ", ".join(f"`{label}`" for label in labels)
         rows.setdefault((kind, shown, text), []).append(f"`{name}`")
-    return _table(
+    return format_table(
         ("metric", "type", "labels", "meaning"),
         ((", ".join(found), *key[:2], key[2]) for key, found in rows.items()),
     )

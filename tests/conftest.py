@@ -85,15 +85,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--in-process",
         action="store_true",
-        help="only files whose tests start no other process and are not slow, as `make check` does",
+        help="only files whose tests start no server and are not slow, as `make check` does",
     )
 
 
-# Names by which a file of tests starts other processes, or is slow.
+# Names by which a file of tests starts a server, a scripted one in its own process included, or is
+# slow.
 _STARTS = re.compile(
-    r"\b(?:stack|Up|subprocess|browser|playwright|triton_server|redis_server|redis_fleet"
-    r"|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
-    r"|mark\.slow|mark\.nightly)\b"
+    r"\b(?:stack|client|Up|subprocess|browser|playwright|triton_server|fake_triton|redis_server"
+    r"|redis_fleet|running_redis|running_sentinels|two_replicas|executor_client|xgrammar_wheels"
+    r"|in_process|loop_gateway|mark\.slow|mark\.nightly)\b"
 )
 
 

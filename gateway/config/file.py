@@ -112,7 +112,8 @@ class Configuration(BaseModel):
         "are refused.",
     )
     limits: LimitsSection = Field(
-        default_factory=LimitsSection, description="Counting of all tenants' limits."
+        default_factory=LimitsSection,
+        description="Policies for the limits of all tenants.",
     )
     replicas: list[ReplicaEntry] | None = Field(
         default=None,

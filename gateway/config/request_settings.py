@@ -91,7 +91,7 @@ class RequestSettings(BaseModel):
         None,
         description="PEM file of this server's certificate, and those between it and the root: "
         "both ports then accept HTTPS only. It is reloaded when it changes, and on "
-        "SIGHUP, as are the other certificate files (docs/operations.md).",
+        "SIGHUP, as are the other certificate files (docs/certificates.md).",
     )
     tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
     tls_client_ca: Path | None = Field(
