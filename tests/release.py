@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 import zipfile
@@ -64,8 +63,8 @@ def _build(folder: Path) -> list[str]:
         _run(BIN / "hatchling", "build", "-t", "wheel", "-d", folder / "wheels", cwd=source)
     _run(BIN / "hatchling", "build", "-t", "sdist", "-d", folder / "sdist", cwd=ROOT)
     [sdist] = (folder / "sdist").glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    (folder / "unpacked").mkdir()
+    _run("tar", "-xzf", sdist, "-C", folder / "unpacked")
     [unpacked] = (folder / "unpacked").iterdir()
     _run(BIN / "hatchling", "build", "-t", "wheel", "-d", folder / "again", cwd=unpacked)
     [again] = (folder / "again").glob("*.whl")
