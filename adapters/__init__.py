@@ -1,4 +1,5 @@
-"""LoRA adapters: PEFT files in, TensorRT-LLM tensors out, and the registry of their names.
+"""LoRA adapters: conversion of PEFT files to TensorRT-LLM tensors, and the registry of adapter
+names.
 
 `adapters.peft` reads PEFT folders, `adapters.convert` converts them, `adapters.npy` imports and
 exports the files of TensorRT-LLM's own converter, `adapters.registry` maps a name to its versions,

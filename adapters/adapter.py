@@ -1,4 +1,6 @@
-"""The two immutable forms of an adapter: as PEFT saved it, and as TensorRT-LLM takes it."""
+"""The two immutable forms of an adapter: as saved by PEFT (`Adapter`), and as TensorRT-LLM's input
+tensors (`Converted`).
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,10 @@ MODULE_IDS: Mapping[str, int] = {
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
 LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
-"""Modules whose rows fit engines of one `tp_size` only.
+"""Modules whose converted rows fit only engines with the `tp_size` that they were converted for.
 
-Fused modules are interleaved for the engine's ranks; expert modules cannot be split
-(`adapters.plan`).
+Rows of fused modules are interleaved for the engine's tensor parallel ranks. Expert modules cannot
+be split among ranks (see `adapters.plan`).
 """
 
 _CONFIG_ROW = struct.Struct("<3i")
@@ -74,7 +76,9 @@ class LoraSettings:
     base_model_name_or_path: str | None
 
     def scale(self, alpha: float, rank: int) -> float:
-        """Return alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732)."""
+        """Return the factor of the LoRA product: alpha / rank, or alpha / sqrt(rank) with
+        rank-stabilised LoRA (arXiv 2312.03732).
+        """
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
@@ -94,7 +98,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The rows of one module that share a rank; `layers` is sorted."""
+    """The layers, sorted, in which one module has a row of this rank."""
 
     module: str
     rank: int
@@ -106,10 +110,11 @@ class Converted:
     """An adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
 
     `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is [1, rows,
-    width] in `dtype`, little-endian. Both are the exact bytes sent to Triton. `digest` is
-    `content_digest` of both, in hex. `tp_size` is that of the engine for which the tensors were
-    laid out; None where the layout does not depend on it or it is unknown. A store indexed by
-    digest must store `tp_size` separately.
+    width] in `dtype`, little-endian. Both are the exact bytes sent to Triton. `digest` is the
+    `content_digest` of both, in hex. `tp_size` is the tensor parallel size of the engine for which
+    the tensors were laid out. It is None if the layout does not depend on the size, or the size is
+    unknown. The digest does not cover `tp_size`, so a store indexed by digest must store it
+    separately.
     """
 
     dtype: Dtype
@@ -165,10 +170,10 @@ def content_digest(
 
 
 def task_id(digest: str) -> int:
-    """Return a `lora_task_id` for callers without a registry: the digest's first 63 bits, 1 to
-    2**63 - 1.
+    """Return a `lora_task_id` derived from a digest, for callers without a registry.
 
-    Versions in a registry have random ids, which an attacker cannot choose: see
+    The id is the digest's first 63 bits, from 1 to 2**63 - 1. Versions in a registry have random
+    ids instead, because an attacker could search for tensors whose digests share an id: see
     `adapters.record.draw_task_id`.
     """
     return (int(digest[:16], 16) >> 1) or 1

@@ -1,7 +1,9 @@
-"""Limits of an engine for adapters: shapes, data type, LoRA modules and the largest rank.
+"""Properties of an engine that limit its adapters: shapes, data type, LoRA modules and largest
+rank.
 
-Read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later: `pretrained_config` and
-`build_config`), or from a Hugging Face ``config.json``, which has the shapes only.
+The properties are read from ``config.json`` of a TensorRT-LLM engine folder (v0.8 and later:
+`pretrained_config` and `build_config`), or from a Hugging Face ``config.json``, which contains no
+LoRA modules and no rank.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from adapters.errors import MissingFile, UnsupportedEngine
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A served base model, as far as adapters are concerned.
+    """A served base model: the properties that an adapter must fit.
 
     `names` are all names of the model; an adapter's `base_model_name_or_path` must be one of them.
     Field names are those of TensorRT-LLM's configuration. Sizes are of the complete model, before
@@ -55,12 +57,14 @@ def read_base_model(
     lora_target_modules: tuple[str, ...] | None = None,
     max_lora_rank: int | None = None,
 ) -> BaseModel:
-    """Read ``folder/config.json``; `names` gain the folder's own name and `_name_or_path`.
+    """Read the base model from ``folder/config.json``.
 
-    The keyword arguments override the file: `dtype` where Triton declares another type for
-    `lora_weights`, the other two for a Hugging Face configuration, which has no build limits.
-    Defaults for those: its own data type (float16 unless bfloat16), every module, rank 64. Raises
-    `MissingFile` and `UnsupportedEngine`.
+    The folder's name, and the file's `_name_or_path` if any, are appended to `names`.
+
+    The keyword arguments override the file. Pass `dtype` if Triton's model configuration has
+    another type for `lora_weights`. Pass the other two for a Hugging Face configuration, which
+    states neither. Its defaults are the file's data type (float16 unless bfloat16), all modules,
+    and rank 64. Raise `MissingFile` or `UnsupportedEngine`.
     """
     known = (*names, folder.resolve().name)
     try:
@@ -88,7 +92,9 @@ def read_base_model(
 
 
 def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -> BaseModel:
-    """Return the base model of an engine. Raises `UnsupportedEngine`, which names `file`."""
+    """Return the base model of an engine. Raise `UnsupportedEngine` if it cannot run adapters.
+    `file` is the configuration's path for the error.
+    """
 
     def refuse(field: str, found: object, allowed: str) -> UnsupportedEngine:
         return UnsupportedEngine(file, field, found, allowed)
@@ -103,7 +109,8 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    # Unknown modules of a later release are no error here: only adapters that use them are refused.
+    # Accept unknown modules of later releases, as long as one module is known: an adapter that uses
+    # an unknown module is refused when it is converted.
     if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
         raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")
@@ -116,7 +123,8 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
     if architecture is None:
         raise refuse("pretrained_config.architecture", None, "a string")
     if architecture == "QWenForCausalLM":
-        # One class of TensorRT-LLM serves all Qwen generations; their projections differ.
+        # Append the generation: TensorRT-LLM has one class for all Qwen generations, whose
+        # projections differ.
         architecture = f"{architecture}:{engine.qwen_type}"
     heads, hidden = require_count("num_attention_heads"), require_count("hidden_size")
     return BaseModel(

@@ -1,4 +1,4 @@
-"""Base models as JSON: gateways send agents the base model that versions were converted for."""
+"""JSON form of base models, in which gateways send agents the base model of their adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dump(base: BaseModel) -> bytes:
 
 
 def parse(raw: bytes) -> BaseModel:
-    """Parse a base model. Raises ValueError for other content and for unknown fields."""
+    """Parse a base model. Raise ValueError for invalid values, and missing or unknown fields."""
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"{len(raw)} bytes are no base model")
     found = json.loads(raw)

@@ -1,8 +1,9 @@
 """Comparison of base model names.
 
-Names are compared as ids of the Hugging Face Hub, case-insensitively. The owner counts only if both
-names have one, because a folder has none. The suffix of a copy that was quantized for training is
-ignored. Nothing else is ignored: sizes, releases and `-Instruct` distinguish models.
+Names are compared as ids of the Hugging Face Hub, case-insensitively. Owners are compared only if
+both names have an owner, because a folder's name has none. A suffix such as ``-bnb-4bit``, of a
+copy quantized for training, is ignored. Nothing else is ignored: sizes, releases and `-Instruct`
+distinguish models.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
 MAX_NAME_CHARACTERS = 4096
-"""Longest path on Linux. Bounds the work: each name is compared with each alias."""
+"""Longest path on Linux. The limit bounds the time of comparing each name with each alias."""
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
-# Longest first. Left out on purpose: GGUF and MLX, which PEFT does not train; `4bit` alone; and
-# QAT, whose weights were trained separately.
+# Suffixes of quantized copies; of two with the same ending, the longer one comes first. Three are
+# left out on purpose: GGUF and MLX (PEFT does not train such models), `4bit` alone, and QAT (its
+# weights were trained separately).
 _QUANTIZATIONS = (
     *("unsloth-bnb-4bit", "bnb-4bit", "bnb-8bit", "bnb-nf4"),
     *("gptq-int4", "gptq-int8", "gptq", "awq-int4", "awq", "int4", "int8"),
@@ -25,7 +27,9 @@ _QUANTIZATIONS = (
 
 
 def model_id(name_or_path: str) -> tuple[str | None, str]:
-    """Return (owner, name) in lower case. A path yields its last component and no owner."""
+    """Return (owner, name) in lower case. For a path, the owner is None and the name is the last
+    component.
+    """
     owner, name = _split(name_or_path)
     return (None if owner is None else owner.casefold()), name.casefold()
 
@@ -33,9 +37,11 @@ def model_id(name_or_path: str) -> tuple[str | None, str]:
 def _split(name_or_path: str) -> tuple[str | None, str]:
     """Return (owner, name) in the original spelling.
 
-    A snapshot in the Hub's cache ends in a commit hash; the repository's id is returned for it.
+    The path of a snapshot in the Hub's local cache ends in a commit hash. For such a path, the
+    repository's owner and name are returned.
     """
-    # No regular expression: an adapter's author chooses this text, which may fill the entire file.
+    # Split without a regular expression: an adapter's author chooses this text, and a long text
+    # could make the expression slow.
     parts = name_or_path.strip().replace("\\", "/").rstrip("/").rsplit("/", 3)
     if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         owner, found, name = parts[-3].removeprefix("models--").rpartition("--")
@@ -46,7 +52,9 @@ def _split(name_or_path: str) -> tuple[str | None, str]:
 
 
 def split_quantization(name: str) -> tuple[str, str]:
-    """Return the name without the suffix of a quantized copy, and that suffix or ""."""
+    """Return (name without a quantization suffix, that suffix). Without such a suffix, return
+    (name, "").
+    """
     folded = name.casefold()
     for suffix in _QUANTIZATIONS:
         if folded.endswith(f"-{suffix}") and len(folded) > len(suffix) + 1:
@@ -65,7 +73,11 @@ def is_same_model(one: str, other: str) -> bool:
 
 
 def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
-    """Return the note for an adapter of a quantized copy; None if `names` have that copy."""
+    """Return the note for an adapter that was trained on a quantized copy of the base model.
+
+    Return None if `trained_on` has no quantization suffix, or if `names` contains it with that
+    suffix.
+    """
     _, name = _split(trained_on)
     suffix = split_quantization(name)[1]
     if not suffix or name.casefold() in (model_id(each)[1] for each in names):
@@ -77,7 +89,10 @@ def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
 
 
 def suggested_alias(name_or_path: str) -> str | None:
-    """Return the alias that makes `name_or_path` a name of the base model; None if none can."""
+    """Return the alias with which an operator can make `name_or_path` a name of the base model.
+
+    Return None if `name_or_path` yields no valid alias.
+    """
     owner, name = _split(name_or_path)
     name = split_quantization(name)[0]
     alias = name if owner is None else f"{owner}/{name}"
@@ -85,7 +100,7 @@ def suggested_alias(name_or_path: str) -> str | None:
 
 
 def alias_problem(alias: str) -> str | None:
-    """Return what is wrong with an alias; None for a good one."""
+    """Return what is wrong with an alias, as the end of a sentence. Return None if it is valid."""
     if not alias:
         return "must not be empty"
     if len(alias) > MAX_ALIAS_CHARACTERS:
@@ -95,14 +110,19 @@ def alias_problem(alias: str) -> str | None:
         return "must be NAME or OWNER/NAME, as the Hugging Face Hub has them"
     if parts[0] in (".", "..", "~"):
         return "must be NAME or OWNER/NAME, not a path: a folder's name is enough"
-    # Refusals show this alias for pasting into a shell, and the adapter's author chose the text.
+    # Refuse shell metacharacters: operators paste this alias into a shell, and the adapter's author
+    # chose the text.
     if not _UNSAFE.isdisjoint(alias):
         return f"must be without {' '.join(sorted(_UNSAFE))}"
     return None
 
 
 def repeated_alias(aliases: Sequence[str]) -> int | None:
-    """Return the index of the first alias that an earlier one makes needless."""
+    """Return the index of the first alias that repeats an earlier one. Return None if there is
+    none.
+
+    Aliases that differ only in a quantization suffix are repetitions.
+    """
     known: set[str] = set()
     for index, alias in enumerate(aliases):
         stem = split_quantization(alias.casefold())[0]

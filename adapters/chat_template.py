@@ -1,7 +1,9 @@
-"""The chat template in an adapter's folder, as transformers' `save_pretrained` writes it.
+"""Reading of the chat template that transformers' `save_pretrained` writes into an adapter's
+folder.
 
-An adapter that was trained on chats of another format than its base model's needs its own template.
-The template is part of a version: the same weights with another template are another version.
+An adapter needs its own template if it was trained with another chat format than its base model.
+The template is part of an adapter version: the same weights with another template are another
+version.
 """
 
 from __future__ import annotations
@@ -20,21 +22,25 @@ from adapters.tokenizer_config import default_template, token_text
 
 _CONFIG = tokenizer_config.FILE
 FILE = "chat_template.jinja"
-# Templates of today's models have up to 20 KB. A record stores the templates of all its versions.
+# Limit of a template's length, because a record stores the templates of all versions. Templates of
+# today's models have up to 20 KB.
 MAX_CHARACTERS = 64 * 1024
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """Jinja `source`, and `eos_token`, which ends a turn in it; None where the folder has none."""
+    """A chat template: its Jinja `source`, and `eos_token`, with which the template ends a turn.
+
+    `eos_token` is None if the folder names none.
+    """
 
     source: str
     eos_token: str | None = None
 
     def digest(self, weights: str) -> str:
-        """Return the sha256 hex digest of a version with this template; `weights` is the tensors'
-        digest.
+        """Return the sha256 hex digest of a version with this template. `weights` is the digest of
+        the version's tensors.
         """
         text = json.dumps([weights, self.source, self.eos_token])
         return hashlib.sha256(f"chat template {text}".encode()).hexdigest()
@@ -42,8 +48,8 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class FoundTemplate:
-    """A template read from a folder; `added_tokens` are the (id, text) of tokens its tokenizer
-    added.
+    """A template read from a folder. `added_tokens` has (id, text) of each token that the folder's
+    tokenizer added to the model's vocabulary.
     """
 
     template: ChatTemplate
@@ -51,9 +57,10 @@ class FoundTemplate:
 
 
 def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
-    """Return the template of a folder; None if the folder has none.
+    """Return the template of a folder. Return None if the folder has none.
 
-    `within`: every file must really lie inside this folder. Raises subclasses of `AdapterError`.
+    Every file must lie inside the folder `within` after resolving symbolic links. Raise a subclass
+    of `AdapterError`.
     """
     config: dict[str, Any] = {}
     if (folder / _CONFIG).exists():

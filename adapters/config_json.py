@@ -1,4 +1,4 @@
-"""Reader of config.json of TensorRT-LLM and Hugging Face folders; errors name the field."""
+"""Reader of the config.json of TensorRT-LLM and Hugging Face folders. Its errors name the field."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """The file, or one of its fields, is invalid; `field` is "" for the complete file.
+    """Error of a file or of one of its fields. `field` is "" if the complete file is invalid.
 
-    `says` replaces the end of the message where a value and its range explain nothing.
+    `says` replaces the "found ...; allowed: ..." part of the message where it would not help.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ConfigError(ValueError):
 
 
 class ConfigMissing(ConfigError):
-    """The file cannot be read."""
+    """Error of a file that is missing or cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason, "a readable file", says=_why_missing(path, reason))
@@ -41,10 +41,10 @@ class ConfigMissing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A JSON object that names its fields in errors. A null field counts as absent.
+    """A JSON object of the file, with typed access to its fields. A null field counts as absent.
 
-    Where a method takes several names, the first field present is used. Methods raise ConfigError
-    for a value of another type.
+    If a method takes several names, it uses the first field that is present. Methods raise
+    ConfigError for a value of another type.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Section:
 
     @property
     def is_engine(self) -> bool:
-        """True if the complete file is an engine's, and not a Hugging Face model's."""
+        """True if the file describes a TensorRT-LLM engine, not a Hugging Face model."""
         return not self.values.keys().isdisjoint(
             ("pretrained_config", "build_config", "builder_config")
         )
@@ -91,7 +91,10 @@ class Section:
         return tuple(value)
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean field; accepts trtllm-build's `enable` and `disable` too."""
+        """Return a boolean field, None if it is absent.
+
+        The texts `enable` and `disable`, which trtllm-build writes, count as booleans too.
+        """
         value = self.values.get(name)
         if value in ("enable", "disable"):
             return bool(value == "enable")
@@ -124,7 +127,9 @@ def _why_missing(path: Path, reason: str) -> str:
 
 
 def read_config(folder: Path) -> Section:
-    """Read ``folder/config.json``. Raises ConfigError and ConfigMissing."""
+    """Read ``folder/config.json``. Raise ConfigMissing if it cannot be read, ConfigError if it is
+    no JSON object.
+    """
     path = folder / FILE
     try:
         raw = path.read_bytes()

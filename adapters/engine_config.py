@@ -1,7 +1,8 @@
 """Reader of a TensorRT-LLM engine folder's config.json.
 
-Two formats exist. v0.8 and later have `pretrained_config` (the model) and `build_config` (the
-limits). v0.5 to v0.7 have `builder_config` (both, under other names) and `plugin_config`.
+Two formats exist. TensorRT-LLM v0.8 and later write `pretrained_config` (the model) and
+`build_config` (the limits). v0.5 to v0.7 write `builder_config` (model and limits, with other field
+names) and `plugin_config`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ _OFF = (None, False, "", "disable", "false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Facts of an engine, named as in TensorRT-LLM's build configuration; None if not stated.
+    """Configuration of an engine, with TensorRT-LLM's field names. A field that the file does not
+    state is None.
 
-    Lengths are in tokens, sizes are of the complete model before any tensor parallel split.
-    `max_seq_len` is prompt plus output; before v0.11 the sum of the two limits. `lora_plugin` is a
-    dtype or `auto`, and None for an engine without LoRA. `quant_algo` and `kv_cache_quant_algo` are
-    names such as FP8 or INT8. `qwen_type` distinguishes the generations of Qwen, which share an
-    architecture. `raw_config` is the file's JSON object.
+    Lengths are in tokens. Sizes are of the complete model, before any tensor parallel split.
+    `max_seq_len` limits prompt plus output; before v0.11, it is the sum of the limits of each.
+    `lora_plugin` is a dtype or `auto`, and None for an engine without LoRA. `quant_algo` and
+    `kv_cache_quant_algo` are names such as FP8 or INT8. `qwen_type` distinguishes the generations
+    of Qwen, which share an architecture. `raw_config` is the file's JSON object.
     """
 
     version: str | None = None
@@ -66,29 +68,41 @@ class EngineConfig:
 
     @property
     def lora_dtype(self) -> str | None:
-        """The dtype that `lora_weights` must have; None without LoRA or if not stated."""
+        """Data type that `lora_weights` must have; None without LoRA or if the file does not state
+        it.
+        """
         return self.dtype if self.lora_plugin == "auto" else self.lora_plugin
 
     @property
     def lora_tp_size(self) -> int | None:
-        """The tp_size that `lora_weights` must be laid out for; None if `lora_dtype` is None."""
+        """Tensor parallel size that `lora_weights` must be laid out for; None if `lora_dtype` is
+        None.
+        """
         return None if self.lora_dtype is None else self.tp_size or 1
 
     @property
     def can_reuse_kv_cache(self) -> bool | None:
-        """True if KV cache reuse and chunked context work (block reads); None if unknown."""
+        """True if the engine can reuse the KV cache and process a prompt in chunks; None if
+        unknown.
+
+        Both need attention kernels that read paged KV cache blocks.
+        """
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:
             return False
         return self.use_paged_context_fmha
 
 
 def read_engine_config(folder: Path) -> EngineConfig:
-    """Read ``folder/config.json``, of any release. Raises ConfigError."""
+    """Read the engine's ``folder/config.json``, written by any supported release. Raise
+    ConfigError.
+    """
     return engine_config(read_config(folder))
 
 
 def engine_config(top: Section) -> EngineConfig:
-    """Return the facts in an engine's file. Raises ConfigError for another kind of file."""
+    """Return the engine configuration in a parsed file. Raise ConfigError if the file does not
+    describe an engine.
+    """
     if top.is_engine:
         return _read_builder(top) if "builder_config" in top.values else _read_unified(top)
     if is_trtllm_checkpoint(top):
@@ -105,7 +119,9 @@ def engine_config(top: Section) -> EngineConfig:
 
 
 def is_trtllm_checkpoint(top: Section) -> bool:
-    """Return True for the output of convert_checkpoint.py: weights by rank, not yet an engine."""
+    """Return True if the file is from the output of convert_checkpoint.py, from which an engine has
+    yet to be built.
+    """
     return (
         not top.is_engine
         and isinstance(top.values.get("architecture"), str)
@@ -182,7 +198,7 @@ def _read_builder(top: Section) -> EngineConfig:
 
 
 def _limits(build: Section) -> dict[str, Any]:
-    """Return the limits that both formats name alike."""
+    """Return the limits that have the same names in both formats."""
     prompt, output = build.count("max_input_len"), build.count("max_output_len")
     both = None if prompt is None or output is None else prompt + output
     return {

@@ -1,8 +1,8 @@
-"""Reasons why an adapter was refused, or a converted one is unavailable.
+"""Errors of adapters that were refused, and of the store of converted adapters.
 
-Every `AdapterError` has the same four facts: the file, the field in it, the value found and the
-values allowed. `code` is a stable identifier for programs; the message is for people. `says`
-replaces the message's end where a value and its range explain nothing.
+Every `AdapterError` has four attributes: the file, the field in it, the value found and the values
+allowed. `code` is a stable identifier for programs; the message is for people. The argument `says`
+replaces the "found ...; allowed: ..." part of the message where it would not help.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _SHOWN = 200
 
 
 def _short(value: object) -> str:
-    """Return text that an adapter's author may have chosen as one short printable line."""
+    """Return a value as one short printable line, because an adapter's author may have chosen the
+    text.
+    """
     text = value if isinstance(value, str) else repr(value)
     if len(text) > _SHOWN:
         text = f"{text[:_SHOWN]}..."
@@ -91,13 +93,13 @@ class UnsupportedModule(AdapterError):
 
 
 class IncompleteAdapter(AdapterError):
-    """Half of a pair is missing, or there are no LoRA tensors at all."""
+    """A `lora_A` tensor lacks its `lora_B` or the reverse, or there are no LoRA tensors at all."""
 
     code = "adapter_incomplete"
 
 
 class InvalidRank(AdapterError):
-    """The rank exceeds the engine's, or parts that belong together have different ranks."""
+    """The rank exceeds the engine's maximum, or A and B, or experts of a layer, differ in rank."""
 
     code = "adapter_rank_invalid"
 
@@ -166,7 +168,9 @@ class InvalidSource(AdapterError):
 
 
 class SourceNotAllowed(AdapterError):
-    """The gateway is not allowed to read from this source, or from where it redirects."""
+    """The gateway is not allowed to read from this source, or from the address to which the source
+    redirects.
+    """
 
     code = "adapter_source_not_allowed"
 
@@ -191,7 +195,7 @@ class StoreError(Exception):
 
 @contextmanager
 def store_errors(folder: str) -> Iterator[None]:
-    """Turn an `OSError` inside into a `StoreError` that names the folder."""
+    """Convert an `OSError` raised in the context to a `StoreError` that names the folder."""
     try:
         yield
     except OSError as error:

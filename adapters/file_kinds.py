@@ -19,14 +19,16 @@ _PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file: its `name` with an article, and `fix`, the remedy."""
+    """A file format that is often found in place of another. `name` has an article; `fix` is advice
+    to the operator.
+    """
 
     name: str
     fix: str
 
     @property
     def words(self) -> str:
-        """The finding and the remedy, to be put after the file's name."""
+        """Message "is <name>; <fix>", to be appended to the file's name."""
         return f"is {self.name}; {self.fix}"
 
 
@@ -49,14 +51,16 @@ WEB_PAGE = FileKind(
 
 
 def kind_of(head: bytes) -> FileKind | None:
-    """Return the kind that a file's first `HEAD_BYTES` show; None for any other content."""
+    """Return the kind of the file that begins with the bytes `head`. Return None if it is none of
+    the known kinds.
+    """
     if head.startswith(_LFS):
         return LFS_POINTER
     if head.startswith(b"GGUF"):
         return GGUF
     if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive with a pickle in it
         return PICKLE
-    # Safetensors may begin with these two bytes as well, but have the header's `{` at byte 8.
+    # A safetensors file may begin with these two bytes as well, but its header's `{` is at byte 8.
     if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and head[8:9] != b"{":
         return PICKLE
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -65,7 +69,7 @@ def kind_of(head: bytes) -> FileKind | None:
 
 
 def kind_of_file(path: Path) -> FileKind | None:
-    """Return the kind of a file; None for other content and for unreadable files."""
+    """Return the kind of a file. Return None if it is none of the known kinds, or is unreadable."""
     if not path.is_file():  # opening a pipe would wait for its other end
         return None
     try:
@@ -86,6 +90,8 @@ def find_gguf(folder: Path) -> str | None:
 
 
 def describe_gguf(folder: Path, lead: str) -> str:
-    """Return `lead`, the name of the folder's GGUF file and the remedy; "" without such a file."""
+    """Return the message "<lead><name of a GGUF file> is ...; <what to do>". Return "" if the
+    folder has no GGUF file.
+    """
     name = find_gguf(folder)
     return "" if name is None else f"{lead}{name} {GGUF.words}"

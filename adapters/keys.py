@@ -1,9 +1,10 @@
-"""Tensor names in an adapter's weights file: the LoRA module, and A or B.
+"""Parsing of tensor names in an adapter's weights file into the LoRA module and the side, A or B.
 
 PEFT saves ``base_model.model.PATH.lora_A.weight``. Other savers omit the prefix, append the
 adapter's name to `lora_A`, or retain wrappers used in training. TensorRT-LLM's converter accepts
-all of these, because it searches for ``.layers.N.`` only. This reader accepts them too, but refuses
-an unknown prefix before the layers: another tower's layers are not the model's.
+all of these, because it searches for ``.layers.N.`` only. This module accepts them too, but refuses
+an unknown prefix before the layers. The layers may then be those of a vision or audio encoder, not
+those of the text model.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from adapters.peft import WEIGHTS
 MAX_KEY_CHARACTERS = 1024
 _SIDES = ("lora_A", "lora_B")
 _PEFT_PREFIX = ["base_model", "model"]
-# torch.compile, DistributedDataParallel, FSDP and activation checkpointing.
+# Path parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing insert.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
-# Known prefixes of the layers, in addition to the family's own root: PEFT's, and that of the text
-# model in a multimodal one.
+# Path parts allowed before the layer list, in addition to those of the model family: PEFT's prefix,
+# and the name of the text model in a multimodal model.
 _ROOTS = frozenset(["base_model", "model", "language_model"])
 _OTHER_TOWERS = frozenset(
     [
@@ -46,12 +47,12 @@ _ALLOWED = "base_model.model.<module>.lora_A.weight and lora_B.weight"
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """A tensor's name, parsed.
+    """A parsed tensor name.
 
-    `path` is the module as `adapters.modules` spells it, `location` its position in the model,
-    `side` A or B, and `adapter` the name of the adapter or "". `spellings` are the paths that
-    `rank_pattern` may mean: for names in PEFT's own form the one that PEFT sees, else all possible
-    ones.
+    `path` is the module's path as in `adapters.modules`, `location` its position in the model.
+    `side` is A or B, and `adapter` the name of the adapter in the tensor name, or "". `spellings`
+    are the paths against which keys of `rank_pattern` are matched: for names in PEFT's own form the
+    path that PEFT uses, otherwise all possible ones.
     """
 
     path: str
@@ -63,7 +64,9 @@ class LoraKey:
 
 @dataclass(slots=True)
 class LoraModule:
-    """The tensors of one module by side, and the `LoraKey.spellings` of both."""
+    """A LoRA module. `keys` has its tensor names by side, `spellings` the `LoraKey.spellings` of
+    both tensors.
+    """
 
     location: ModuleLocation
     keys: dict[str, str] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class LoraModule:
 def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
     """Return the modules of these tensors, by `LoraKey.path`.
 
-    Each name is checked against the model immediately, so the first unknown one raises.
+    The function raises at the first name that is invalid for the model.
 
     Raises:
         LayerOutOfRange: a layer or an expert that the model does not have.
@@ -114,7 +117,7 @@ def _check_range(key: LoraKey, base: BaseModel) -> None:
 
 
 def read_key(key: str, layout: Family) -> LoraKey:
-    """Parse one tensor's name. Raises as `read_modules` does."""
+    """Parse one tensor's name. Raise the errors of `read_modules`."""
     if len(key) > MAX_KEY_CHARACTERS:
         found = f"{key[:80]}... of {len(key)} characters"
         raise TooLarge(WEIGHTS, "tensor", found, f"a name of up to {MAX_KEY_CHARACTERS}")
@@ -135,7 +138,7 @@ def read_key(key: str, layout: Family) -> LoraKey:
 
 
 def _layers_start(module: list[str], layout: Family, key: str) -> int:
-    """Return the index of the layer list in the path of a module."""
+    """Return the index of the layer list (such as `layers`) in the path of a module."""
     *root, layers = layout.layers.split(".")
     start = next(
         (
@@ -165,10 +168,11 @@ def _unknown(module: str, layout: Family) -> UnsupportedModule:
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
-    """Return the paths that `rank_pattern` may use for the module with the raw path `raw`.
+    """Return the paths that keys of `rank_pattern` may mean for the module with the path `raw`.
 
-    A name in PEFT's form contains exactly the path that PEFT matches patterns with. For any other
-    name it is unknown whether the stripped parts existed when the patterns were written.
+    A name in PEFT's form contains exactly the path that PEFT matches with the keys. For any other
+    name, prefixes and wrappers were removed (`bare`), and it is unknown whether these existed when
+    the keys were written.
     """
     start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
     given = raw[start + 2 :]

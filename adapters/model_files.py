@@ -24,7 +24,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that cannot be used: `found` names it and the problem, `fix` the remedy."""
+    """A file that cannot be used. `found` names the file and the problem; `fix` is advice to the
+    operator.
+    """
 
     found: str
     fix: str
@@ -34,7 +36,9 @@ class FileProblem:
 
 
 def tokenizer_problems(folder: Path) -> list[FileProblem]:
-    """Return a problem for each tokenizer file that is a file of another kind."""
+    """Return a problem for each tokenizer file whose content is something else (see
+    `adapters.file_kinds`).
+    """
     return _foreign_problems(folder, _TOKENIZER_FILES)
 
 
@@ -66,8 +70,8 @@ def weight_problems(folder: Path) -> list[FileProblem]:
 def is_incomplete(folder: Path) -> bool:
     """Return True if the folder has weights that cannot be loaded as they are.
 
-    A folder without any weights has yet to be downloaded. Pickled weights are read by
-    TensorRT-LLM's own tools.
+    Return False for a folder without any weights, which has yet to be downloaded, and for pickled
+    weights, which TensorRT-LLM's own tools read.
     """
     has_some = bool(find_weights(folder)) or find_gguf(folder) is not None
     has_pickles = any(folder.glob(_PICKLES))
@@ -75,7 +79,9 @@ def is_incomplete(folder: Path) -> bool:
 
 
 def _read_shard_names(index: Path) -> list[str]:
-    """Return the file names in an index. Raises ValueError."""
+    """Return the names of the weight files in an index, sorted. Raise ValueError if the index is
+    invalid.
+    """
     with index.open("rb") as file:
         raw = file.read(_MAX_INDEX_BYTES + 1)
     if len(raw) > _MAX_INDEX_BYTES:
@@ -91,9 +97,9 @@ def _read_shard_names(index: Path) -> list[str]:
 
 
 def _expected_size_if_truncated(path: Path) -> int | None:
-    """Return the size that a safetensors file's header implies; None unless the file is shorter.
+    """Return the size in bytes that the header of a truncated safetensors file implies.
 
-    Other faults of the header are left to the loader.
+    Return None if the file is not truncated, or if its header is invalid: the loader reports that.
     """
     try:
         size = path.stat().st_size

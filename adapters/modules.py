@@ -1,4 +1,4 @@
-"""Mapping of PEFT modules to TensorRT-LLM LoRA modules, and the sizes of each.
+"""Mapping of PEFT modules to TensorRT-LLM's LoRA modules, and the sizes of LoRA modules.
 
 Sources: `hf_modules_to_trtllm_modules` of examples/hf_lora_convert.py, `lora_manager.py` and the
 models' own `trtllm_modules_to_hf_modules` for the names; `LoraModule::createLoraModules`
@@ -16,16 +16,16 @@ from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
-# Without leading zeros, so that each layer has exactly one name.
+# A number without leading zeros: otherwise, one layer could have several names.
 _NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the Hugging Face model and its LoRA module.
+    """A linear layer of the Hugging Face model, and the LoRA module to which it is converted.
 
-    `parts` are the modules that a fused projection is split into if the engine was built without
-    the fused one, in the order of their rows in the output.
+    If the engine was built without the LoRA module of a fused projection, the projection is split
+    into the modules `parts`. Their order is that of their rows in the output.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Projection:
 
 
 class ModuleLocation(NamedTuple):
-    """A linear layer of one model. `inside` is its path within the transformer layer."""
+    """Position of a linear layer in a model. `inside` is the path within the transformer layer."""
 
     layer: int
     expert: int | None
@@ -44,7 +44,7 @@ class ModuleLocation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose transformer layers have the same module names.
+    """Model family: models whose transformer layers have the same module names.
 
     `layers` is the path of the layer list; keys of `projections` are paths inside one layer, with
     ``*`` for the number of an expert.
@@ -73,8 +73,9 @@ _ATTENTION = {
     "self_attn.v_proj": Projection("attn_v"),
     "self_attn.o_proj": Projection("attn_dense"),
 }
-# gate_proj is mlp_h_to_4h and up_proj is mlp_gate, the reverse of what the names suggest:
-# TensorRT-LLM's GatedMLP calls the activated half `fc` (h_to_4h) and the other one `gate`.
+# gate_proj is mlp_h_to_4h and up_proj is mlp_gate, the reverse of what the names suggest.
+# TensorRT-LLM's GatedMLP calls the half with the activation `fc` (h_to_4h), and the other half
+# `gate`.
 LLAMA = Family(
     "model.layers",
     {
@@ -103,8 +104,9 @@ PHI3 = Family(
         "mlp.down_proj": Projection("mlp_4h_to_h"),
     },
 )
-# GPT-2's layers are Conv1D, whose weight is [in, out]. PEFT's A [r, in] and B [out, r] do not
-# depend on that (`fan_in_fan_out` only turns the merged delta), so nothing is transposed.
+# GPT-2's linear layers are Conv1D, whose weight is [in, out]. PEFT's A is [r, in] and B is [out, r]
+# nevertheless (`fan_in_fan_out` transposes only the merged delta). So A and B are not transposed
+# here.
 GPT = Family(
     "transformer.h",
     {
@@ -115,7 +117,8 @@ GPT = Family(
     },
 )
 
-# Keyed by `architecture` of the engine's pretrained_config or of the Hugging Face configuration.
+# Families by architecture, as named in the engine's pretrained_config or in the Hugging Face
+# configuration.
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "LLaMAForCausalLM": LLAMA,
@@ -136,8 +139,9 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family(base: BaseModel) -> Family:
-    """Return the family of a base model. Raises `UnsupportedEngine`, which names the known ones."""
-    # Mixtral engines are built with TensorRT-LLM's Llama class.
+    """Return the family of a base model. Raise `UnsupportedEngine` for an unknown architecture."""
+    # A Llama model with experts is Mixtral: Mixtral engines are built with TensorRT-LLM's Llama
+    # class.
     if base.num_experts and base.architecture in ("LlamaForCausalLM", "LLaMAForCausalLM"):
         return MIXTRAL
     found = FAMILIES.get(base.architecture)
@@ -149,7 +153,8 @@ def family(base: BaseModel) -> Family:
 
 
 def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
-    """Return (in, out) of a LoRA module as the TensorRT-LLM runtime counts them, unsplit.
+    """Return the sizes (in, out) that the TensorRT-LLM runtime assumes for a LoRA module, before
+    any tensor parallel split.
 
     A row with rank r has r * (in + out) values.
     """
@@ -179,5 +184,5 @@ def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
 
 
 def splits_input(module: str) -> bool:
-    """Return True if tensor parallelism splits A along `in`; else it splits B along `out`."""
+    """Return True if tensor parallelism splits A along `in`, False if it splits B along `out`."""
     return module in ("attn_dense", "mlp_4h_to_h", "moe_4h_to_h")

@@ -1,8 +1,9 @@
 """Reader and writer of the files of TensorRT-LLM's hf_lora_convert.py.
 
 The files are ``model.lora_weights.npy`` and ``model.lora_config.npy`` (older:
-``model.lora_keys.npy``). They contain no shapes of the base model, so an import checks that the
-longest row has this base model's width, and that only zeros follow the shorter ones.
+``model.lora_keys.npy``). The files contain no shapes of the base model. An import therefore checks
+that the longest row has the width expected for this base model, and that shorter rows are padded
+with zeros.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from adapters.peft import MAX_ADAPTER_BYTES, resolve_file
 from adapters.plan import LoraRow, RowPiece, check_runtime, complete
 from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
-# numpy has no bfloat16; the converter's files use 2-byte void for it.
+# numpy has no bfloat16, so the converter's files store bfloat16 values as 2-byte void.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))
-# The converter's headers have 118 bytes. Below this limit a hostile header takes milliseconds.
+# Limit of the header in bytes; the converter's headers have 118. A hostile header of this size
+# takes milliseconds to parse.
 _MAX_HEADER = 10_000
-_NPY: Any = _format  # its functions have no types
+_NPY: Any = _format  # typed as Any: the module's functions have no annotations
 _HEADERS: Mapping[tuple[int, int], Any] = {
     (1, 0): _NPY.read_array_header_1_0,
     (2, 0): _NPY.read_array_header_2_0,
@@ -57,11 +59,12 @@ def read(
     within: Path | None = None,
     max_bytes: int = MAX_ADAPTER_BYTES,
 ) -> Converted:
-    """Return the adapter in `folder`, in the base model's data type (float32 files are rounded).
+    """Read the adapter in `folder` and return it in the base model's data type. Other types are
+    rounded.
 
-    Rows are in the order of `adapters.plan`. B must contain the scaling already, as the converter
-    writes it. Fused layers must be laid out for the base model's `tp_size`, which cannot be
-    verified from the files. Arguments and errors as in `adapters.peft.read`.
+    The returned rows are in the order of `adapters.plan`. B must contain the scaling already, as
+    the converter writes it. Fused layers must be laid out for the base model's `tp_size`, which
+    cannot be verified from the files. Arguments and errors are those of `adapters.peft.read`.
     """
     name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
     config = _config(_open(folder, name, within, max_bytes), name)
@@ -88,7 +91,7 @@ def read(
 
 
 def write(converted: Converted, folder: Path) -> None:
-    """Write both files as the converter does (bfloat16 as 2-byte void)."""
+    """Write an adapter as the converter's two files (bfloat16 as 2-byte void)."""
     shape = (1, converted.rows, converted.width)
     storage: Any = "<f2" if converted.dtype == "float16" else _BFLOAT16
     np.save(folder / WEIGHTS, np.frombuffer(converted.weights, storage).reshape(shape))
@@ -112,15 +115,15 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
 
     Pickles are refused.
     """
-    # numpy copies and decodes the length that the header states before it checks its own limit, so
-    # it is given at most this many bytes.
+    # Pass at most `_MAX_HEADER` bytes to numpy, which reads a header of any stated length before it
+    # checks its limit.
     if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
         raise CorruptFile(name, "header", kind.name, ".npy", says=kind.words)
     file = io.BytesIO(raw[:_MAX_HEADER])
     try:
         read_header = _HEADERS[_NPY.read_magic(file)]
         shape, fortran_order, dtype = read_header(file, max_header_size=_MAX_HEADER)
-    # Python's parser and numpy's dtypes raise anything for hostile text.
+    # Catch all exceptions: Python's parser and numpy's dtypes can raise any type for hostile text.
     except Exception as error:
         raise CorruptFile(name, "header", raw[:80], "that of an .npy file, 1.0 or 2.0") from error
     if dtype not in _DTYPES:
@@ -139,7 +142,7 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
 def _config(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """Check the configuration and return it as int32 [rows, 3].
 
-    Newer TensorRT-LLM appends a column that marks DoRA; only 0 is accepted in it.
+    Newer releases of TensorRT-LLM append a column with a DoRA flag. Only 0 is accepted there.
     """
     if array.dtype != np.int32:
         raise UnsupportedFeature(name, "dtype", str(array.dtype), "int32")

@@ -1,6 +1,7 @@
 """File names that TensorRT-LLM's hf_lora_convert.py uses.
 
-Separate from `adapters.npy`, which imports numpy: checking whether the files exist needs none.
+This module is separate from `adapters.npy`, so that checking whether the files exist does not
+import numpy.
 """
 
 from __future__ import annotations

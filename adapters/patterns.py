@@ -1,10 +1,10 @@
 """Keys of `rank_pattern` and `alpha_pattern`, which select modules of an adapter.
 
 PEFT treats a key as a regular expression for the end of a module's path (`get_pattern_key`). The
-adapter's author is not trusted, and a pattern can make Python's matcher run without end. So keys
-are matched by Rust's `regex`, which pydantic includes: its time is bounded by the lengths of text
-and expression. The two engines agree on everything that `_LANGUAGE` accepts; the rest (look-around,
-back-references, flags) is refused.
+adapter's author is not trusted, and some expressions make Python's matcher run practically forever.
+So keys are matched by Rust's `regex`, which pydantic includes. Its time is bounded by the lengths
+of text and expression. For all expressions that `_LANGUAGE` accepts, both matchers agree. Other
+expressions (look-around, back-references, flags) are refused.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ MAX_PATTERN = 256
 
 _ATOM = r"[A-Za-z0-9_.-]|\\[.dw-]|\[\^?(?:[A-Za-z0-9_.](?:-[A-Za-z0-9])?|\\[.dw-])+\]"
 _REPEAT = r"[*+?]\??|(?<!\))\{[0-9]{1,2}(?:,[0-9]{0,2})?\}\??"
-# Linear time: no two alternatives start alike, and no token starts with a repeat.
+# Matching this expression takes linear time: no two alternatives start with the same character, and
+# no token starts with a repeat.
 _LANGUAGE = re.compile(rf"(?:\((?:\?:|(?!\?))|[|^$]|\\b|(?:{_ATOM}|\))(?:{_REPEAT})?)*")
 ALLOWED = (
     f"up to {MAX_PATTERN} characters of names, . | ( ) (?: ) ^ $ \\. \\d \\w \\b, classes such as "
     "[a-z0-9], and * + ? {n,m}, the last with numbers below 100 and not behind a group"
 )
-# Module paths are ASCII; Rust's own \d and \w are large Unicode tables.
+# Replace \d and \w by ASCII classes: module paths are ASCII, and Rust compiles \d and \w to large
+# Unicode tables.
 _ASCII = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 
 
 class NotAllowed(ValueError):
-    """A key that may be a valid expression, but is not of the form `ALLOWED`."""
+    """Error of a key that is not of the form `ALLOWED`, even if it is a valid expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePattern:
-    """A compiled key.
+    """A compiled key of `rank_pattern` or `alpha_pattern`.
 
-    `matches` returns the result of PEFT's ``re.match(rf"(.*\\.)?({key})$", path)``.
+    `matches` returns True exactly if this expression of PEFT matches:
+
+    ``re.match(rf"(.*\\.)?({key})$", path)``.
     """
 
     key: str
@@ -44,12 +48,12 @@ class ModulePattern:
 
     @classmethod
     def compile(cls, key: str) -> ModulePattern:
-        """Compile a key. Raises `NotAllowed`, and ValueError for an invalid regular expression."""
+        """Compile a key. Raise `NotAllowed`, or ValueError for an invalid regular expression."""
         if len(key) > MAX_PATTERN or not _LANGUAGE.fullmatch(key):
             raise NotAllowed(f"not of the allowed form: {ALLOWED}")
         expression = rf"(.*\.)?({key})$"
         try:
-            re.compile(expression)  # also refuses what PEFT's own matcher would refuse
+            re.compile(expression)  # refuse expressions that PEFT itself could not compile
             rust = re.sub(r"\\.", lambda found: _ASCII.get(found[0], found[0]), expression)
             schema = core_schema.str_schema(pattern=f"^(?:{rust})", regex_engine="rust-regex")
             return cls(key, SchemaValidator(schema))

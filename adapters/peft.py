@@ -1,7 +1,7 @@
 """Reader of adapters in PEFT form: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-Checks everything that the files show by themselves; `adapters.convert` checks whether the adapter
-fits a base model. Field meanings: `LoraConfig` of PEFT 0.21.
+This module checks what can be checked without a base model. `adapters.convert` checks whether the
+adapter fits a base model. The fields have the meanings of `LoraConfig` in PEFT 0.21.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_RANK = 2**31 - 1
-"""The engine takes the rank as an int32. With a larger one alpha / r may not be a finite float."""
+"""Largest rank: engines take the rank as an int32. With a much larger rank, alpha / r may not be a
+finite float.
+"""
 
 # fmt: off
 _READ_BELOW = frozenset({
@@ -65,8 +67,9 @@ _REFUSED = {
     "use_merged_linear": "ms-swift saves merged layers in a form of its own",
     "use_qa_lora": "ms-swift's QA-LoRA pools the input in front of A",
 }
-# These subtract something from the base weights when the adapter is created, so the adapter fits
-# the changed base only. PEFT writes `true` here if it saved a plain LoRA instead.
+# Values of init_lora_weights that leave the base weights unchanged. The other methods subtract
+# something from the base weights when the adapter is created, so the adapter fits only the changed
+# weights. If PEFT converted such an adapter to a plain LoRA, it writes `true`.
 _PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
 _EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
 _MAX_PATTERNS = 4096
@@ -81,9 +84,10 @@ def read(
     """Read and validate the two files in `folder`; the weights' values are not read yet.
 
     Args:
-        within: every file must really lie inside this folder, symbolic links followed.
-        max_bytes: limit of the weights file.
-    Raises subclasses of `AdapterError`.
+        within: folder in which every file must lie after resolving symbolic links.
+        max_bytes: limit of the weights file's size in bytes.
+
+    Raise subclasses of `AdapterError`.
     """
     config = _read_config(folder, within)
     settings = _settings(config)
@@ -104,7 +108,9 @@ def read(
 
 
 def _no_weights_error(folder: Path) -> AdapterError:
-    """Return the error for a folder without weights; it names the files found in their place."""
+    """Return the error for a folder without safetensors weights. The message names the files found
+    in their place.
+    """
     if (folder / PICKLE).exists():
         kind = kind_of_file(folder / PICKLE) or PICKLED
         says = f"{kind.words}; {WEIGHTS} is what is read"
@@ -120,7 +126,7 @@ def _no_weights_error(folder: Path) -> AdapterError:
 def _missing_file_error(name: str) -> MissingFile:
     """Return the error for a missing file.
 
-    It omits the folder, which may be internal to the gateway.
+    The message omits the folder, which may be a temporary folder of the gateway.
     """
     says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
     return MissingFile(name, "file", "not there", name, says=says)

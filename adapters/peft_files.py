@@ -1,12 +1,13 @@
-"""Conversion back to PEFT form, for engines that read adapters from their own disk.
+"""Conversion of converted tensors back to PEFT files, for engines that read adapters from their own
+disk.
 
-The files are a pure function of the converted tensors and their `tp_size`. So one digest names both
-forms, the engine reads what was validated, and versions created before this form existed have it
-too. B already includes the scale, rounded once, so the configuration states a scale of 1.
+The files are computed from the converted tensors and their `tp_size` only. So the digest of the
+tensors also identifies the files, and the engine reads exactly the values that were validated. B
+already includes the scale, so the configuration states a scale of 1.
 
-TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`, derives
-each module's scale from its own rank, and ignores `rank_pattern` and `alpha_pattern`. So all
-modules get the largest rank, padded with zeros, and `lora_alpha` is that rank.
+TensorRT-LLM's LLM API (`lora_manager.py`) reads only `r`, `lora_alpha` and `use_rslora`, computes
+each module's scale from the rank of its tensors, and ignores `rank_pattern` and `alpha_pattern`. So
+all modules are padded with zeros to the largest rank, and `lora_alpha` is that rank.
 
 See decision 028 in docs/decisions.
 """
@@ -32,14 +33,15 @@ _WHY = "these cannot be written back in PEFT form"
 
 Bits = npt.NDArray[np.uint16]
 Pair = tuple[Bits, Bits]
-"""A [rank, in] and B [out, rank], as the bits of their 16-bit values."""
+"""(A, B) of one linear layer, as the bits of 16-bit values: A is [rank, in], B is [out, rank]."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeftFiles:
-    """``adapter_config.json``, and ``adapter_model.safetensors`` in pieces.
+    """Content of ``adapter_config.json``, and of ``adapter_model.safetensors`` as a header and
+    tensors.
 
-    `modules` are the TensorRT-LLM modules that the layers feed.
+    `modules` are the TensorRT-LLM LoRA modules that an engine uses for these layers.
     """
 
     config: bytes
@@ -53,17 +55,17 @@ class PeftFiles:
         return len(self.config) + len(self.header) + sum(bits.nbytes for bits in self.tensors)
 
     def weights(self) -> Iterator[bytes | memoryview]:
-        """Return the content of the weights file, without copying."""
+        """Yield the content of the weights file in chunks, without copying the tensors."""
         yield self.header
         for bits in self.tensors:
             yield bits.reshape(-1).view(np.uint8).data
 
 
 def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
-    """Return the files for an adapter converted for `base`, or for an engine of it with another
+    """Return the PEFT files of an adapter that was converted for `base`, with this or another
     `tp_size`.
 
-    Supports linear layers only, fused ones included.
+    Linear layers are supported, including fused ones; experts are not.
 
     Raises:
         UnsupportedModule: experts, and modules that are no linear layer of this architecture.
@@ -92,26 +94,27 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
 
 
 def changes_nothing(converted: Converted, base: BaseModel) -> bool:
-    """Return True if A or B is zero in all rows, so that the adapter has no effect.
+    """Return True if the adapter has no effect: in each row, A or B is zero.
 
-    Raises `ShapeMismatch` for tensors of another base model.
+    Raise `ShapeMismatch` for tensors of another base model.
     """
     pairs = _read_rows(converted, base).values()
     return not any(_has_values(a) and _has_values(b) for a, b in pairs)
 
 
 def _has_values(bits: Bits) -> bool:
-    return bool((bits & 0x7FFF).any())  # 0x8000 is negative zero
+    return bool((bits & 0x7FFF).any())  # without the sign bit: 0x8000 is negative zero
 
 
 def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
-    """Return the pairs by linear layer, and the modules they feed.
+    """Return (pairs by linear layer, LoRA modules that these layers use).
 
-    Keys are paths such as ``model.layers.0.self_attn.q_proj``.
+    The keys of the pairs are paths such as ``model.layers.0.self_attn.q_proj``.
     """
     rows = _read_rows(converted, base)
     layout = family(base)
-    # Modules that were not converted must not influence how fused layers were split.
+    # Use only the modules that the adapter has: they show whether fused layers were split when they
+    # were converted.
     engine = replace(
         base,
         lora_target_modules=tuple({module for module, _ in rows}),
@@ -133,7 +136,8 @@ def _build_pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair]
         unmatched = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
         raise UnsupportedModule(_FILE, "modules", unmatched, allowed, _WHY)
-    # Rows of zeros were added for the C++ runtime; TensorRT-LLM's reader adds its own.
+    # Leave out layers of zeros. They were added for the C++ runtime, and TensorRT-LLM's reader of
+    # PEFT files adds zeros itself.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
     written = trained or pairs
     fed = (placements(projections[path], engine) for path in written)
@@ -157,7 +161,9 @@ def _read_rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], P
 def _take_layer(
     rows: dict[tuple[str, int], Pair], layer: int, projection: Projection, engine: BaseModel
 ) -> Pair | None:
-    """Remove one linear layer's rows from `rows` and return them joined; None if it has none."""
+    """Remove the rows of one linear layer from `rows`, and return them joined to one pair. Return
+    None if `rows` lacks them.
+    """
     found = placements(projection, engine)
     row_keys = [(module, layer) for module, _ in found]
     if not row_keys or not all(place in rows for place in row_keys):
@@ -165,7 +171,7 @@ def _take_layer(
     pairs = [rows[place] for place in row_keys]
     a, b = pairs[0]
     if any(not np.array_equal(a, other) for other, _ in pairs[1:]):
-        return None  # these parts did not come from a single layer
+        return None  # different A: these rows are not from one fused layer
     for place in row_keys:
         del rows[place]
     if projection.kind == "plain":
@@ -188,7 +194,7 @@ def _pad(bits: Bits, shape: tuple[int, int]) -> Bits:
 
 
 def _build_header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
-    """Return a safetensors header, padded so that the values start at a multiple of 8 bytes."""
+    """Return a safetensors header, padded to a multiple of 8 bytes, at which the values start."""
     entries: dict[str, Any] = {}
     start = 0
     for name, bits in tensors.items():

@@ -1,7 +1,8 @@
-"""The layout of an adapter: the rows of `lora_config`, planned before any value is read.
+"""Planning of the rows of `lora_config` and `lora_weights`, before any value is read.
 
-Row layout (TensorRT-LLM v0.17): A [rank, in] row-major, then B [out, rank] row-major, then zeros up
-to the longest row. One row per module and layer, ordered by layer, then module id.
+There is one row for each module and layer, ordered by layer, then module id. A row has A [rank, in]
+row-major, then B [out, rank] row-major, then zeros up to the length of the longest row
+(TensorRT-LLM v0.17).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from adapters.peft import CONFIG, WEIGHTS
 # A gRPC message is limited to 2 GiB; 1 MiB is reserved for the rest of the request.
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _QKV = ("attn_q", "attn_k", "attn_v")
-# Bounds the work: every key of rank_pattern and alpha_pattern may be tried on every module. Unit:
-# characters of the keys times modules. 441 modules of a 63-layer model with a full path each need 8
-# million.
+# Limit of the time for matching each key of rank_pattern and alpha_pattern with each module, in
+# characters of all keys times modules. An adapter that has a full path for each of the 441 modules
+# of a 63-layer model needs 8 million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
@@ -43,7 +44,10 @@ Patterns = tuple[tuple[ModulePattern, Number], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPiece:
-    """Rows `slices` of one 2-D tensor, times `scale`, flattened to `offset` in a row."""
+    """Part of a row: the rows `slices` of the 2-D tensor `tensor`, times `scale`, flattened.
+
+    `offset` is the position of its first value in the row.
+    """
 
     offset: int
     tensor: str
@@ -53,7 +57,9 @@ class RowPiece:
 
 @dataclass(frozen=True, slots=True)
 class LoraRow:
-    """A row of the tensors. Values without a piece are zero; `length` excludes the padding."""
+    """A planned row. Values that are in none of `pieces` are zero. `length` is the number of values
+    without the padding.
+    """
 
     module: str
     layer: int
@@ -64,7 +70,7 @@ class LoraRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """A and B of one linear layer; `keys` are the names of their tensors."""
+    """A and B of one linear layer. `keys` has the tensor names, by "A" and "B"."""
 
     path: str
     keys: Mapping[str, str]
@@ -77,9 +83,9 @@ class _Pair:
 
 
 def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
-    """Return all rows for this base model.
+    """Return all rows of an adapter for this base model, in order.
 
-    Raises a subclass of `AdapterError` if the adapter does not fit.
+    Raise a subclass of `AdapterError` if the adapter does not fit the model.
     """
     named = adapter.settings.base_model_name_or_path
     if named is not None and not base.is_called(named):
@@ -94,9 +100,10 @@ def plan(adapter: Adapter, base: BaseModel) -> list[LoraRow]:
 
 
 def complete(rows: Iterable[LoraRow], base: BaseModel) -> list[LoraRow]:
-    """Add the zero rows that q, k and v need, sort all rows, check the total size.
+    """Add missing rows of zeros for q, k and v, sort all rows, and check the total size.
 
-    The runtime takes attn_q, attn_k and attn_v of a layer together or not at all.
+    The runtime requires that a layer has rows for all of attn_q, attn_k and attn_v, or for none.
+    Raise `TooLarge`.
     """
     found = {(row.layer, row.module): row for row in rows}
     for layer in sorted({layer for layer, module in found if module in _QKV}):
@@ -136,9 +143,10 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
 
 
 def _scaling(settings: LoraSettings, path: str, spellings: Collection[str]) -> tuple[int, float]:
-    """Return rank and scale of a module, from the first pattern that matches one of its spellings.
+    """Return (rank, scale) of a module, from the first pattern that matches each of its
+    `spellings`.
 
-    Raises `UnsupportedFeature` if other patterns with other values match other spellings.
+    Raise `UnsupportedFeature` if the spellings yield different values.
     """
 
     def one(field: str, patterns: Patterns[Number], default: Number) -> Number:
@@ -228,9 +236,10 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[LoraRow]:
 
 
 def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slices]]:
-    """Return the modules that a linear layer's output feeds, with the rows of B for each.
+    """Return the LoRA modules that a linear layer is converted to, each with its rows of B.
 
-    Empty if the engine has no module for the layer. Raises the errors of `check_runtime`.
+    The list is empty if the engine has no module for the layer. Raise the errors of
+    `check_runtime`.
     """
     targets = base.lora_target_modules
     if projection.module in targets:
@@ -250,11 +259,11 @@ def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slice
 
 
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
-    """Return the rows of a fused B in the order of the engine's fused weight.
+    """Return the rows of a fused B, as slices in the order of the engine's fused weight.
 
-    gate_up: TensorRT-LLM's fused weight is [up; gate], Hugging Face's is [gate; up]. Under tensor
-    parallelism the runtime gives each rank one contiguous share of B, so every rank's parts are
-    adjacent (as in `interleave_fused_lora_weights_for_tp` of lora_manager.py).
+    For gate_up, TensorRT-LLM's order is [up; gate], Hugging Face's is [gate; up]. With tensor
+    parallelism, the runtime gives each rank one contiguous share of B. So the slices of all parts
+    for one rank are adjacent (as in `interleave_fused_lora_weights_for_tp` of lora_manager.py).
     """
     bounds: list[tuple[int, int]] = []
     start = 0
@@ -275,7 +284,10 @@ def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
 
 
 def check_runtime(module: str, base: BaseModel) -> None:
-    """Refuse modules that the C++ runtime is known to read at wrong offsets."""
+    """Raise an error for modules that the C++ runtime is known to read at wrong offsets.
+
+    The error is `UnsupportedModule` or `UnsupportedEngine`.
+    """
     attention = base.num_attention_heads * base.head_size
     if module == "attn_dense" and attention != base.hidden_size:
         raise UnsupportedModule(
@@ -320,8 +332,9 @@ def _expert_row(pair: _Pair, base: BaseModel) -> LoraRow:
 
 
 def _merge(known: LoraRow | None, row: LoraRow, pair: _Pair) -> LoraRow:
-    """Merge an expert's row with those before it: experts of one layer and module share row and
-    rank.
+    """Merge the row of an expert with `known`, the row of earlier experts. Return the merged row.
+
+    All experts of one layer and module share one row and one rank.
     """
     if known is None:
         return row

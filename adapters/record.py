@@ -1,15 +1,16 @@
-"""The record of one adapter name: its versions and the one served now. Immutable.
+"""The record of one adapter name: its versions, and which of them is served now.
 
-Copies of a record exist on each gateway's disk and in Redis, and any copy may have missed a change.
-`merge` joins two copies; it is commutative, associative and idempotent, so all copies converge in
-whatever order they are merged:
+Records are immutable. Copies of a record exist on each gateway's disk and in Redis, and any copy
+may have missed a change. `merge` combines two copies. It is commutative, associative and
+idempotent, so all copies converge in any order of merging:
 
-- A removal is final in its `life`. Adding the name again starts the next life, which wins, so an
-  old copy can never restore a removed adapter.
-- Within a life versions are only ever added, so the union of both copies loses nothing.
-- The served version, and the history of served versions, come from the later change (`revision`,
-  then `updated`).
-- The content declared last comes from the copy with the higher `revision` of that declaration.
+- A name's `life` is a number that grows when a removed name is added again. The copy with the
+  higher life wins; within one life, a removed copy wins. So an old copy can never restore a removed
+  adapter.
+- Within a life, versions are only added, so the merged record has the versions of both copies.
+- The served version, and the history of served versions, are those of the later change (by
+  `revision`, then by `updated`).
+- `declared` is taken from the copy in which its `revision` is higher.
 
 See decision 022 in docs/decisions.
 """
@@ -28,9 +29,9 @@ from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
 DECLARED = "configuration"
-"""`added_by` of versions that the configuration file declares."""
+"""`Version.added_by` of versions that the configuration file lists."""
 SETTINGS = "GATEWAY_ADAPTERS"
-"""`added_by` of versions that this setting names."""
+"""`Version.added_by` of versions that this setting lists."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SELECTED = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -42,7 +43,7 @@ def is_digest(text: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, or ``tenant/name``, if valid. Raises `InvalidName`."""
+    """Return `name` if it is a valid ``NAME`` or ``TENANT/NAME``. Raise `InvalidName` if not."""
     segments = name.split("/")
     if (
         len(segments) > 2
@@ -55,17 +56,22 @@ def check_name(name: str) -> str:
 
 
 def selector(name: str, digest: str) -> str:
-    """Return ``NAME@DIGEST``: the model name of one version, unaffected by rollbacks."""
+    """Return ``NAME@DIGEST``, the model name that always selects this version, also after a
+    rollback.
+    """
     return f"{name}@{digest[:SHORT_DIGEST]}"
 
 
 def selected_name(model: str) -> str:
-    """Return the name in ``NAME`` or ``NAME@DIGEST``, without validating the digest."""
+    """Return NAME from ``NAME`` or ``NAME@DIGEST``, without validating the digest."""
     return model.partition("@")[0]
 
 
 def split_selector(model: str) -> tuple[str, str | None]:
-    """Split ``NAME`` or ``NAME@DIGEST`` (12 to 64 hex digits) into name and digest or None."""
+    """Split ``NAME`` or ``NAME@DIGEST`` into (name, digest); the digest is None for ``NAME``.
+
+    The digest has 12 to 64 hex digits. Raise `InvalidName` otherwise.
+    """
     name, at, digest = model.partition("@")
     if at and not _SELECTED.fullmatch(digest):
         allowed = f"NAME@ and {SHORT_DIGEST} to 64 lower-case hex digits"
@@ -75,14 +81,14 @@ def split_selector(model: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """An immutable content of an adapter. `created` is in seconds since 1970.
+    """An immutable version of an adapter. `created` is in seconds since 1970.
 
-    `nbytes` is the size of the weights as sent. `source` describes the origin, as text or as a URL
-    without secrets. `added_by` is an admin (the start of the key's hash), `DECLARED` or `SETTINGS`;
-    None in records of older gateways. `task_id` identifies the content to engines, 1 to 2**63 - 1.
-    `weights` is the content digest of the tensors, the key in stores; `digest` also covers the
-    `chat_template` if there is one. `tp_size` is as in `Converted`, and None too if an older
-    gateway wrote the record.
+    `nbytes` is the size of the converted weights in bytes. `source` describes the origin, as text
+    or as a URL without secrets. `added_by` is an admin (the start of the hash of the admin's key),
+    `DECLARED` or `SETTINGS`; None in records of older gateways. `task_id`, from 1 to 2**63 - 1,
+    identifies the weights to engines. `weights` is the content digest of the tensors, which is the
+    key in stores. `digest` also covers the `chat_template`, if there is one. `tp_size` is that of
+    `Converted`; it is also None if an older gateway wrote the record.
     """
 
     digest: str
@@ -136,7 +142,9 @@ class Version:
 
 
 class DeclaredContent(NamedTuple):
-    """Content of a name's source in the configuration file, and the revision that applied it."""
+    """Digest of the version that the configuration file last specified for a name, and the record's
+    revision in which that version was applied.
+    """
 
     revision: int
     digest: str
@@ -146,11 +154,11 @@ class DeclaredContent(NamedTuple):
 class Record:
     """The record of a name. `versions` is sorted by `created`; a removed record has none.
 
-    `served` is the digest of the version that the bare name selects, "" when removed. `revision`
-    counts the changes of the name, over all its lives. `declared` is None too if gateways that do
-    not know the field wrote all copies. `before` has the digests served earlier, each once, the
-    latest last; None when removed, or when a gateway that does not know the field made the last
-    change.
+    `served` is the digest of the version that the name without a digest selects, "" if the record
+    is removed. `revision` counts the changes of the name, over all its lives. `declared` is None if
+    the configuration file never specified the name, or if only gateways without this field wrote
+    the record. `before` has the digests served earlier, each once, the latest last. It is None if
+    the record is removed, or if a gateway without this field made the last change.
     """
 
     name: str
@@ -168,29 +176,32 @@ class Record:
 
     @property
     def version(self) -> Version:
-        """The version served now. Raises `UnknownVersion` when the record is removed."""
+        """The version served now. Raises `UnknownVersion` if the record is removed."""
         return self.find(self.served)
 
     @property
     def earlier(self) -> tuple[str, ...]:
-        """Digests that a rollback can return to, the next target last.
+        """Digests that a rollback can return to. The last one is the default target.
 
-        Without a history of served versions, the versions added earlier.
+        If the record has no history of served versions, these are the versions added before the one
+        served now.
         """
         if self.before is not None:
             return self.before
         return tuple(v.digest for v in self.versions[: self.versions.index(self.version)])
 
     def with_served(self, digest: str, now: float) -> Record:
-        """Return the record after a change that serves this version."""
+        """Return the record as changed to serve the version `digest`. `now` is the time of the
+        change.
+        """
         before = tuple(each for each in (*self.earlier, self.served) if each != digest)
         revision = self.revision + 1
         return replace(self, revision=revision, updated=now, served=digest, before=before)
 
     def with_rollback(self, digest: str, now: float) -> Record:
-        """Return the record after a rollback to this version.
+        """Return the record as rolled back to the version `digest`.
 
-        Versions served after this one are no longer rollback targets.
+        Versions that were served after that version are no longer rollback targets.
         """
         changed, earlier = self.with_served(digest, now), self.earlier
         if digest not in earlier:
@@ -209,9 +220,10 @@ class Record:
 def draw_task_id() -> int:
     """Draw a random `lora_task_id` for new content, 1 to 2**63 - 1.
 
-    An engine ignores new weights under an id that it holds, and evicts ids at unknown times. So no
-    id is used twice. Ids are random rather than computed from the content: at 63 bits an attacker
-    could find two contents with equal digests and have one served under the other's name.
+    If an engine has weights in its cache under an id, it ignores other weights that are sent with
+    the same id, and the gateway does not know what is in the cache. So an id is never used for
+    other weights. Ids are not computed from the content: with 63 bits, an attacker could find two
+    contents with the same id, and have one served in place of the other.
     """
     return secrets.randbelow(2**63 - 1) + 1
 
@@ -234,14 +246,14 @@ def merge(one: Record, other: Record) -> Record:
 
 
 def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
-    # Of two copies of one change, the copy that has the history of served versions wins.
+    # If both copies have the same last change, the copy that has a history of served versions wins.
     before = record.before
     return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
-    # A gateway that does not know templates writes versions without them, so copies that have a
-    # template win. The same applies to `added_by` and `tp_size`.
+    # Of two copies of a version, the smaller sort key wins. Gateways of older releases drop the
+    # fields `chat_template`, `added_by` and `tp_size`, so copies with these fields sort first.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
     return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

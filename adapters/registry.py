@@ -1,7 +1,7 @@
-"""Adapter names and their versions, and the protocol of the store behind them.
+"""Registry of adapter names and their versions, and the protocol of the store that holds them.
 
-`Snapshot` is what requests read: immutable, replaced as one object when anything changes.
-`Registry` makes the changes. Each is one atomic change of one record in the store, so concurrent
+Requests read a `Snapshot`, which is immutable and is replaced when anything changes. `Registry`
+makes the changes. Each change is one atomic change of one record in the store, so concurrent
 changes by other processes are never lost.
 
 See decisions 021 and 061 in docs/decisions.
@@ -34,34 +34,38 @@ _LATER_S = 0.001
 
 
 class Store(Protocol):
-    """Storage of converted adapters by digest and of records by name.
+    """Storage of converted adapters by digest, and of records by name.
 
-    Raises `StoreError` subclasses.
+    Methods raise subclasses of `StoreError`.
     """
 
     async def get(self, digest: str) -> Converted:
-        """Return the tensors, verified. Raises `VersionUnavailable` or `StoreUnavailable`."""
+        """Return the tensors with this digest, verified. Raise `VersionUnavailable` or
+        `StoreUnavailable`.
+        """
 
     async def put(self, converted: Converted) -> None:
         """Store the tensors durably. Storing an existing digest changes nothing."""
 
     async def records(self) -> Mapping[str, Record]:
-        """Return all records, removed ones included, at least as new as the last result of `change`
-        here.
+        """Return all records by name, removed ones included.
+
+        They include every change made through this object.
         """
 
     async def change(self, name: str, change: Change) -> Record:
-        """Replace a record by ``change(record)`` atomically.
+        """Replace a record by ``change(record)`` atomically, and return the new record.
 
-        `change` may be called again when another process was faster. Its exceptions are passed on,
-        and then nothing is written. Returning the record unchanged writes nothing. Nothing has
-        changed anywhere when this raises, except for `ChangeUnknown`.
+        `change` gets None if the name has no record. It is called again if another process changed
+        the record meanwhile. If `change` raises, nothing is written and the exception is passed on.
+        If `change` returns the record unchanged, nothing is written. If this method raises any
+        error except `ChangeUnknown`, nothing has changed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The adapters at one moment."""
+    """All registered adapters at one moment, by name."""
 
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -71,9 +75,9 @@ class Snapshot:
         return cls(MappingProxyType(live))
 
     def resolve(self, model: str) -> Version:
-        """Return the version that ``NAME`` or ``NAME@DIGEST12`` selects.
+        """Return the version that a model name of the form ``NAME`` or ``NAME@DIGEST`` selects.
 
-        Raises `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
+        Raise `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
         """
         name, digest = split_selector(model)
         record = self.record(name)
@@ -87,9 +91,9 @@ class Snapshot:
 
 
 class Registry:
-    """Changes of adapter names. `snapshot` is current after each change made here.
+    """Registry of adapter names. Its `snapshot` includes each change made through this object.
 
-    For changes made by other processes, the store's owner passes all records to `refresh`.
+    When other processes change records, the store's owner calls `refresh` with all records.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -115,10 +119,12 @@ class Registry:
         *,
         declared: bool = False,
     ) -> Record:
-        """Make this content the served version of `name`, as a new version if it is new.
+        """Serve this content under `name`, and return the record. If the content is new, a version
+        is added.
 
-        With `declared`, existing content is served only if the content declared last, by any
-        process, was different. So a rollback holds until the declared source changes.
+        `declared` is True if the configuration file specifies the content. Existing content is then
+        served only if the file specified other content before, in any process. So a rollback stays
+        in force until the content in the file's source changes.
         """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
@@ -151,7 +157,8 @@ class Registry:
             if record.served == version.digest:
                 return record
             if not known:
-                # Versions are sorted by time, even if this machine's clock is behind.
+                # Choose a later time than the last version's, even if this machine's clock is
+                # behind: versions are sorted by time.
                 created = max(now, record.versions[-1].created + _LATER_S)
                 added = replace(version, created=created)
                 record = replace(record, versions=(*record.versions, added))
@@ -165,9 +172,10 @@ class Registry:
         return await self._change(name, add)
 
     async def rollback(self, name: str, digest: str | None = None) -> Record:
-        """Serve an older version: the given one, or the one that was served before this one.
+        """Serve an older version, and return the record. Without `digest`, this is the version that
+        was served last before the current one.
 
-        Versions served after it are no rollback targets until they are served again.
+        Versions served after the older version are no rollback targets until they are served again.
         """
         now = self._clock()
 
@@ -179,7 +187,9 @@ class Registry:
         return await self._change(name, rollback)
 
     async def remove(self, name: str) -> Record:
-        """Forget the name and its versions. Requests that already have a version continue."""
+        """Remove the name and its versions, and return the record. Requests that have resolved a
+        version already continue.
+        """
         now = self._clock()
 
         def remove(record: Record | None) -> Record:
@@ -200,8 +210,10 @@ class Registry:
         return record
 
     def _task_id(self, weights: str) -> int:
-        """Return the id of these weights in another version, so that engines hold them once; else a
-        new id.
+        """Return the task id for weights with this digest.
+
+        If a version of any name has the same weights, its id is returned, so that engines cache the
+        weights once. Otherwise, a new id is drawn.
         """
         for record in self.snapshot.records.values():
             for version in record.versions:
@@ -217,14 +229,18 @@ def _require_live(name: str, record: Record | None) -> Record:
 
 
 def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
-    """Declare existing content; raise `UnknownAdapter` or `UnknownVersion` if it is missing."""
+    """Return the record after the configuration file specified the existing version `digest`.
+
+    Raise `UnknownAdapter` or `UnknownVersion` if the version does not exist.
+    """
     known = _require_live(name, record)
     known.find(digest)
     _check_base(name, base, known)
     last = known.declared
     if last is not None and last.digest == digest:
         return known
-    # Without an earlier declaration it is unknown who chose the served version, so it stays.
+    # If the file did not specify this name before, leave the served version as it is: an admin may
+    # have chosen it.
     served = known.served if last is None else digest
     changed = known.with_served(served, now)
     return replace(changed, declared=DeclaredContent(changed.revision, digest))

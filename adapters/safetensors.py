@@ -1,7 +1,7 @@
-"""Reader of a safetensors file's header, validated before any of it is used.
+"""Reader of the header of a safetensors file. The complete header is validated.
 
 Format (huggingface/safetensors): u64 little-endian header length, a JSON object of name -> {dtype,
-shape, data_offsets}, then the data without holes. Needs no numpy.
+shape, data_offsets}, then the data without gaps. This module does not import numpy.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from adapters.errors import CorruptFile, UnsupportedFeature
 from adapters.file_kinds import HEAD_BYTES, kind_of
 
 _MAX_HEADER = 16 * 1024 * 1024
-# Counts brackets, commas and quotes: 100,000 tensors have this many. Without a limit, a header of
-# 16 MiB could become half a gigabyte of empty objects.
+# Limit of the number of brackets, commas and quotes in a header, enough for 100,000 tensors.
+# Without it, a header of 16 MiB could be parsed to half a gigabyte of empty objects.
 _MAX_PARTS = 2_500_000
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**63
-"""More than any file has. Parsing and multiplying numbers without a limit could take minutes."""
+"""Limit of each size and offset, larger than any file. Multiplying unlimited numbers could take
+minutes.
+"""
 _MAX_DIGITS = 20
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
-    """Return every tensor of the file.
+    """Return every tensor of the file, by name.
 
-    `size` is the file's size in bytes, `name` is for messages. Raises `CorruptFile` when lengths,
-    offsets or shapes contradict each other or the file, and `UnsupportedFeature` for a data type
-    other than F32, F16 and BF16.
+    `size` is the file's size in bytes, `name` its name for messages. Raise `CorruptFile` if
+    lengths, offsets or shapes contradict each other or the file, and `UnsupportedFeature` for a
+    data type other than F32, F16 and BF16.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
@@ -59,7 +61,9 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
 
 
 def _describe_bad_head(head: bytes, size: int) -> str:
-    """Return the problem of a file that does not start as safetensors does."""
+    """Return what is wrong with a file that begins with `head` and is no safetensors file, as the
+    end of a sentence.
+    """
     if not head:
         return "is empty; save or download it again"
     if (kind := kind_of(head)) is not None:

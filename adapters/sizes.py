@@ -1,9 +1,9 @@
-"""Capacity of TensorRT-LLM's LoRA caches in adapters, and recommended settings.
+"""Number of adapters that fit into TensorRT-LLM's LoRA caches, and recommended cache settings.
 
-The arithmetic is that of `PeftCacheManager::getPageManagerConfig` and
-`LoraCache::determineNumPages` (cpp/tensorrt_llm, v0.17): a cache is a number of pages of
-`slots_per_page` slots of `page_width` values. An adapter takes entire pages, its rows are laid into
-them in order, and no row crosses a page.
+The computation follows `PeftCacheManager::getPageManagerConfig` and `LoraCache::determineNumPages`
+(cpp/tensorrt_llm, v0.17). A cache consists of pages of `slots_per_page` slots, and a slot has
+`page_width` values. An adapter occupies complete pages. Its rows are laid into them in order, and
+no row crosses a page boundary.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ DEFAULT_MAX_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Parameters of the `tensorrt_llm` model.
+    """LoRA cache parameters of the `tensorrt_llm` model in Triton.
 
-    host_bytes: lora_cache_host_memory_bytes. gpu_bytes: lora_cache_gpu_memory_fraction times the
-    memory that is free after engine and KV cache, in bytes; None when unknown. The two sizes are
-    ranks: lora_cache_optimal_adapter_size and lora_cache_max_adapter_size.
+    `host_bytes` is lora_cache_host_memory_bytes. `gpu_bytes` is lora_cache_gpu_memory_fraction
+    times the GPU memory that engine and KV cache leave free, in bytes; None if unknown.
+    `optimal_adapter_size` and `max_adapter_size` are ranks: lora_cache_optimal_adapter_size and
+    lora_cache_max_adapter_size.
     """
 
     host_bytes: int = DEFAULT_HOST_BYTES
@@ -38,11 +39,12 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """Cache pages that a set of adapters needs with these settings, per GPU.
+    """Comparison of the cache pages that a set of adapters needs, on each GPU and host, with the
+    pages that the settings provide.
 
-    `host_min_bytes`: below it TensorRT-LLM refuses to start ("Not enough space allocated to host
-    LoRA cache"). `host_adapters`, `gpu_adapters`: how many adapters as large as the largest of the
-    set fit at once.
+    With a host cache smaller than `host_min_bytes`, TensorRT-LLM refuses to start ("Not enough
+    space allocated to host LoRA cache"). `host_adapters` and `gpu_adapters` are how many adapters
+    of the size of the largest in the set fit at once.
     """
 
     page_bytes: int
@@ -70,14 +72,18 @@ class CacheFit:
 
     @property
     def bytes_needed(self) -> int:
-        """Smallest cache that holds the complete set with this page size."""
+        """Size in bytes of the smallest cache that holds all adapters of the set, with this page
+        size.
+        """
         return max(self.pages_needed * self.page_bytes, self.host_min_bytes)
 
 
 def cache_fit(
     base: BaseModel, adapters: Sequence[Sequence[ModuleRows]], settings: CacheSettings
 ) -> CacheFit:
-    """Compute how `adapters` (the `modules` of each) fit the caches of an engine."""
+    """Compute how a set of adapters fits the caches of an engine. `adapters` has the `modules` of
+    each adapter.
+    """
     pages = _Pages.of(base, settings)
     alike = Counter(tuple(adapter) for adapter in adapters)
     needed = {adapter: pages.count(base, adapter) for adapter in alike}
@@ -92,10 +98,10 @@ def cache_fit(
 
 
 def recommend(base: BaseModel, adapters: Sequence[Sequence[ModuleRows]]) -> CacheSettings:
-    """Return the settings with which the set fits in the least host memory.
+    """Return the settings with which the host cache holds the set of adapters in the least memory.
 
-    `max_adapter_size` is the largest rank of the set. `optimal_adapter_size` is the rank up to that
-    whose pages waste least.
+    `max_adapter_size` is the largest rank in the set. `optimal_adapter_size`, up to that rank,
+    determines the page size and is chosen so that pages waste the least memory.
     """
     largest = max((rows.rank for adapter in adapters for rows in adapter), default=1)
     best: CacheSettings | None = None
@@ -134,7 +140,7 @@ class _Pages:
         return _ceil_div(size // (self.width * ITEM_BYTES), self.slots)
 
     def count(self, base: BaseModel, adapter: Iterable[ModuleRows]) -> int:
-        """Return the pages of one adapter on the pipeline stage that needs most."""
+        """Return how many pages an adapter needs on the pipeline stage where it needs most."""
         layers = base.num_hidden_layers // base.pp_size
         rows = sorted(
             (layer, MODULE_IDS[group.module], group.rank * _local_size(group.module, base))
@@ -157,7 +163,9 @@ class _Pages:
 
 
 def _local_size(module: str, base: BaseModel) -> int:
-    """Return in + out of a module on one tensor parallel rank."""
+    """Return the size in + out of a module on one tensor parallel rank; a row of rank r has r times
+    as many values.
+    """
     inputs, outputs = module_sizes(module, base)
     if module == "moe_router":
         return inputs + outputs

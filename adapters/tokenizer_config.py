@@ -8,17 +8,18 @@ FILE = "tokenizer_config.json"
 
 
 def token_text(token: Any) -> Any:
-    """Return the text of a special token, given as text or as an object with `content`.
+    """Return the text of a special token, which is given as text or as an object with `content`.
 
-    Raises KeyError for an object without `content`. Any other value is returned unchanged.
+    Raise KeyError for an object without `content`. Any other value is returned unchanged.
     """
     return token["content"] if isinstance(token, dict) else token
 
 
 def default_template(templates: Any) -> Any:
-    """Return the chat template: `templates` itself, or the entry named `default` of a list.
+    """Return the default chat template from the field `chat_template`.
 
-    None if there is none. A value that is not text is returned unchanged.
+    If the field is a list, this is the template named `default`, or None if the list has none. Any
+    other value is returned unchanged.
     """
     if not isinstance(templates, list):
         return templates

@@ -1,1 +1,1 @@
-"""TLS contexts that are rebuilt from certificate files while connections run."""
+"""TLS contexts that are rebuilt when their certificate files change."""

@@ -1,7 +1,7 @@
-"""TLS contexts from PEM files. Each is built in one step; errors name the file.
+"""Building of TLS contexts from PEM files. Errors name the file.
 
-A context is never changed after it was built: authorities can be added but not removed, and a
-certificate whose key does not match would already be loaded.
+A context is never changed after it was built; a new one replaces it. Authorities cannot be removed
+from a context, and a failed reload would leave a certificate without its key.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 
 class CertificateError(OSError):
-    """Files that cannot be used. The message contains nothing of their content."""
+    """Error of PEM files that cannot be used. The message contains no part of their content."""
 
 
 class ClientFiles(NamedTuple):
-    """PEM files of a client: the authorities it trusts, and its certificate and key."""
+    """PEM files of a TLS client: `ca` has the authorities that it trusts, `cert` and `key` its
+    certificate and key.
+    """
 
     ca: Path | None = None
     cert: Path | None = None
@@ -27,13 +29,13 @@ class ClientFiles(NamedTuple):
         return [path for path in self if path is not None]
 
     def read(self) -> list[bytes | None]:
-        """Return the content of each file. Raises OSError."""
+        """Return the content of each file, None for files that are not set. Raise OSError."""
         return [None if path is None else _read(path) for path in self]
 
     def load(self, password: str | None = None) -> tuple[ssl.SSLContext, list[bytes | None]]:
-        """Return a client's context and the content it was built from.
+        """Return (client context, content of each file that it was built from).
 
-        Raises OSError for files that cannot be used, and for files that change during the call.
+        Raise OSError for files that cannot be used, or that change during the call.
         """
         content = self.read()
         context = client_context(self, password)
@@ -43,9 +45,9 @@ class ClientFiles(NamedTuple):
 
 
 def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLContext:
-    """Return a context that checks the server's name. Raises OSError.
+    """Return a client's context, which verifies the server's certificate and name.
 
-    Without `ca` the system's authorities are trusted.
+    Without `ca`, the system's authorities are trusted. Raise OSError if a file cannot be used.
     """
     if files.ca is None:
         context = ssl.create_default_context()
@@ -59,10 +61,11 @@ def client_context(files: ClientFiles, password: str | None = None) -> ssl.SSLCo
 
 
 def server_context(cert: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
-    """Return a server's context; with `client_ca`, clients need a certificate. Raises OSError.
+    """Return a server's context. With `client_ca`, clients must present a certificate.
 
-    A resumed session shows no certificate, so a client whose authority is no longer trusted could
-    reconnect with an old session. Where certificates are required, no session tickets are issued.
+    With `client_ca`, no session tickets are issued. A client presents no certificate when it
+    resumes a session, so it could reconnect after its authority is no longer trusted. Raise OSError
+    if a file cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -78,7 +81,7 @@ def server_context(cert: Path, key: Path | None, client_ca: Path | None) -> ssl.
 def load_pair(
     context: ssl.SSLContext, cert: Path, key: Path | None, password: str | None = None
 ) -> None:
-    """Load a certificate with its key; without `key` both are in one file.
+    """Load a certificate and its key into `context`. If `key` is None, the file `cert` has both.
 
     Raises:
         OSError: a file cannot be read.
@@ -89,7 +92,8 @@ def load_pair(
         _read(path)
 
     def given_password() -> str:
-        if password is None:  # otherwise OpenSSL asks at the terminal
+        # Raise here: otherwise, OpenSSL would ask for the password at the terminal.
+        if password is None:
             raise CertificateError(f"{of_key} is encrypted; give the key without a password")
         return password
 
@@ -106,7 +110,9 @@ def load_pair(
 
 
 def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Trust the certificates of a file. Raises OSError, CertificateError."""
+    """Add the certificates in a file to the trusted authorities. Raise CertificateError if it
+    cannot be used.
+    """
     _read(ca)
     try:
         context.load_verify_locations(ca)
@@ -115,7 +121,10 @@ def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Read a file first: OpenSSL's own errors do not name it. Raises OSError, which does."""
+    """Return the content of a file. Raise CertificateError, which names the file.
+
+    OpenSSL's errors do not name the file, so files are read before they are passed to OpenSSL.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Copies in memory of the last usable certificate files, for libraries that only take paths.
+"""Copies in memory of the last valid certificate files, for libraries that accept only paths.
 
-Such a library reads its files with each connection and accepts no ready-made context. It is given
-files in memory instead, whose content is replaced only after new files were found valid. A
-certificate and its key share one file, so they are replaced together.
+Such a library reads its files for each connection and accepts no TLS context. It gets the paths of
+in-memory files instead. Their content is replaced only after new files were found valid. A
+certificate and its key are in one in-memory file, so they are replaced together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from certificates.reloading import ReloadedValue
 
 
 class _MemoryFile:
-    """A file in this process' memory, whose content is replaced in one step."""
+    """A file in this process' memory, whose content is replaced atomically."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("certificate")
@@ -35,7 +35,9 @@ class _MemoryFile:
 
 
 class _Copies(NamedTuple):
-    """Paths in memory, and the value that polls the real files for the life of the process."""
+    """Paths of the in-memory copies, and the value that polls the real files. The value must stay
+    referenced, because otherwise polling ends.
+    """
 
     paths: ClientFiles
     watched: ReloadedValue[None]
@@ -46,18 +48,21 @@ _copies: dict[tuple[ClientFiles, str | None], _Copies] = {}
 
 
 def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -> ClientFiles:
-    """Return paths of in-memory copies of the given files. The copies are never closed.
+    """Return the paths of in-memory copies of the given files.
+
+    The copies are updated when the files change, and are never closed.
 
     Args:
         name: purpose of the files, for the log.
-        files: files that may be renewed; those that are None stay None.
-        password: the password of the key.
-    Raises OSError for files that cannot be used.
+        files: the files to copy. Paths that are None stay None.
+        password: the password of the key, None for a key that is not encrypted.
+
+    Raise OSError for files that cannot be used.
     """
     with _lock:
         if (files, password) not in _copies:
-            # Certificate and key share one file: a connection between two writes would get another
-            # pair's key.
+            # Write certificate and key to one file: with two files, a connection between the two
+            # writes would read a certificate and a key that do not match.
             ca, pair = _MemoryFile(), _MemoryFile()
             watched = ReloadedValue(name, files.paths, partial(_copy, files, password, ca, pair))
             memory = (ca.path, pair.path, pair.path)
@@ -67,7 +72,9 @@ def copy_to_memory(name: str, files: ClientFiles, password: str | None = None) -
 
 
 def _copy(files: ClientFiles, password: str | None, ca: _MemoryFile, pair: _MemoryFile) -> None:
-    """Copy the files. Raises OSError for files that cannot be used or change during the copy."""
+    """Copy the files to memory. Raise OSError for files that cannot be used, or that change during
+    the copy.
+    """
     _, (of_ca, *of_pair) = files.load(password)
     ca.write(of_ca or b"")
     pair.write(b"\n".join(filter(None, of_pair)))

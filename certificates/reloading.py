@@ -1,7 +1,7 @@
-"""Values built from certificate files, and rebuilt when the files change.
+"""Values that are built from certificate files and rebuilt when the files change.
 
-Files are polled rather than watched: their status shows a write in place, a rename over them, and
-the symbolic link that Kubernetes exchanges when it renews a Secret.
+Files are polled by `os.stat`, not watched. The status shows a write in place, a file renamed over
+the old one, and the symbolic link that Kubernetes replaces when it renews a Secret.
 
 See decision 082 in docs/decisions.
 """
@@ -21,7 +21,7 @@ from weakref import WeakSet
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 2.0
-"""Seconds between two polls. New connections use the old files until the next poll."""
+"""Seconds between two polls of the files. New connections use the old files until the next poll."""
 
 T = TypeVar("T")
 _Stamp = tuple[object, ...]
@@ -31,7 +31,8 @@ _registry: WeakSet[ReloadedValue[Any]] = WeakSet()
 
 
 class ReloadedValue(Generic[T]):
-    """A value built from files, retained until a new one could be built. Thread-safe.
+    """A value built from files. The old value is retained until a new one was built successfully.
+    Thread-safe.
 
     Read `value` for each connection; a stored copy misses later reloads.
     """
@@ -42,15 +43,16 @@ class ReloadedValue(Generic[T]):
         Args:
             name: purpose of the files, for the log.
             files: the files that `make` reads.
-            make: builds the value; raises OSError or ValueError for unusable files, which this
-                passes on.
+            make: builds the value; raises OSError or ValueError if the files cannot be used. Errors
+                of this first call are passed on.
         """
         self._name = name
         self._files = tuple(files)
         self._make = make
         self._lock = threading.Lock()
         self._problem = ""
-        # Taken before the files are read, so that the next poll notices a write in between.
+        # Take the files' status before they are read, so that the next poll notices a write during
+        # the read.
         self._tried = self._stamp()
         self._value = make()
         with _registry_lock:
@@ -61,7 +63,9 @@ class ReloadedValue(Generic[T]):
         return self._value
 
     def refresh(self, *, force: bool = False) -> None:
-        """Rebuild the value if the files have changed, or in any case with `force`."""
+        """Rebuild the value if the files have changed since the last attempt, or always with
+        `force`.
+        """
         with self._lock:
             stamp = self._stamp()
             if stamp == self._tried and not force:
@@ -87,7 +91,7 @@ class ReloadedValue(Generic[T]):
 
 
 def poll_all(*, force: bool = False) -> None:
-    """Refresh every value of this process. Blocks."""
+    """Refresh every `ReloadedValue` of this process. This blocks while files are read."""
     with _registry_lock:
         known = list(_registry)
     for each in known:
@@ -95,7 +99,10 @@ def poll_all(*, force: bool = False) -> None:
 
 
 class CertificatePoller:
-    """Poller of all files while it is open. Belongs to one event loop."""
+    """Async context manager that polls the files of all values while it is open.
+
+    It must be used on one event loop.
+    """
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -111,7 +118,7 @@ class CertificatePoller:
             await asyncio.wait([self._work])
 
     def read_now(self) -> None:
-        """Read all files, changed or not."""
+        """Read all files again soon, even if they have not changed. Return without waiting."""
         self._asked.set()
 
     async def _follow(self) -> None:
@@ -122,10 +129,10 @@ class CertificatePoller:
                     force = await self._asked.wait()
             self._asked.clear()
             if not _registry:
-                continue  # no thread for a gateway without certificates
+                continue  # a gateway without certificate files starts no thread
             try:
                 await asyncio.to_thread(poll_all, force=force)
-            except Exception:  # the next poll may find valid files
+            except Exception:  # continue: the next poll may succeed
                 log.exception("looking at certificate files failed")
 
 
@@ -134,5 +141,5 @@ def _status(path: Path) -> object:
         found = os.stat(path)
     except OSError as error:
         return error.errno
-    # The inode's change time also shows corrected permissions.
+    # Include the inode's change time, which also changes when an operator corrects permissions.
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,4 +1,4 @@
-"""`python -m gateway`: the service alone, as the GATEWAY_* variables say."""
+"""Entry point of `python -m gateway`: serve with the settings from the GATEWAY_* variables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.server import serve
 
 
 def main() -> int:
-    """Blocks until SIGTERM or SIGINT; returns the exit code, 2 after naming wrong settings."""
+    """Serve until SIGTERM or SIGINT. Return the exit code, which is 2 if a setting is wrong."""
     try:
         return serve(settings_from_environment())
     except ConfigurationError as error:
         return report_bad_settings(error)
-    except KeyboardInterrupt:  # uvicorn raises it again when all has ended
+    except KeyboardInterrupt:  # uvicorn raises SIGINT again after its shutdown
         return 128 + signal.SIGINT
 
 

@@ -1,4 +1,4 @@
-"""The application: all endpoints in FastAPI, with a shortcut for those that generate.
+"""The ASGI application: all endpoints in FastAPI, and a shortcut past FastAPI for generations.
 
 See decisions 035 and 086 in docs/decisions.
 """
@@ -77,7 +77,11 @@ _BUSY_MODULES = (generations, anthropic, responses, embeddings, rerank, tokens)
 
 @cache
 def _build_document() -> bytes:
-    """Build the OpenAPI document on demand: it takes a tenth of the start, and few ask for it."""
+    """Return the OpenAPI document.
+
+    The document is built at the first request for it: building takes a tenth of the start-up time,
+    and few clients ask for the document.
+    """
     return openapi.build(ROUTES)
 
 
@@ -103,16 +107,16 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
 
     api = FastAPI(
         lifespan=lifespan,
-        openapi_url=None,  # `openapi` serves it
+        openapi_url=None,  # `gateway.api.openapi` serves the document
         exception_handlers={kind: handler for kind, handler in HANDLERS.items()},  # noqa: C416
         redirect_slashes=False,
-        # `gateway.observability.tracing` is used instead; FastAPI's reads the environment for each
-        # request.
+        # `gateway.observability.tracing` is used instead. FastAPI's own tracing reads the
+        # environment for each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     api.state.read_limiter = TenantReadLimiter()
     api.state.pending_items = PendingItems()
-    # The server replaces these three when it starts.
+    # Initial values of the next three attributes, which the server replaces when it starts.
     api.state.admin_port = None
     api.state.connections = Connections(settings.max_connections)
     api.state.starts = StartQueue()
@@ -137,17 +141,17 @@ def make_door(api: FastAPI, settings: Settings) -> BusyDoor:
 def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     """Return the ASGI application: generations go straight to their endpoints, others to FastAPI.
 
-    FastAPI's routing, its exit stacks for files and dependencies, and its wrappers of `send` cost
-    time that a generation need not pay. FastAPI also has these endpoints, for its OpenAPI document
+    The shortcut saves the time of FastAPI's routing, its exit stacks for files and dependencies,
+    and its wrappers of `send`. FastAPI has the generation endpoints, too: for its OpenAPI document,
     and to answer methods other than POST.
     """
-    # An endpoint's first path wins as its label; later ones are other servers' names for it.
+    # Label each endpoint with its first path; further paths are other servers' names for it.
     labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
     labels[_refuse_connection] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
     def wrap(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
-        """Wrap an application in the middleware of every request."""
+        """Return an application wrapped in the middleware that every request passes."""
         if settings.cors_origins:
             app = CORSMiddleware(
                 app,
@@ -155,13 +159,14 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 allow_methods=["GET", "POST", "DELETE"],
                 # The SDKs send X-Stainless-* headers, so any header is allowed.
                 allow_headers=["*"],
-                # Allowed origins may call a private address from a public page.
+                # A page on a public address may call this gateway on a private one.
                 allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,
             )
         return RequestLog(app, labels, generates=generates)
 
-    # Inside FastAPI's handler of last resort, whose answer would not have the error envelope.
+    # Add the middleware inside FastAPI's handler of last resort, since the answer of that handler
+    # does not have the error envelope.
     api.add_middleware(wrap)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {
@@ -183,7 +188,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             if chosen is api and queries.has_too_many(scope):
                 chosen = too_many_parameters
         if OVER_CONNECTION_LIMIT in scope.get("extensions", ()):
-            # Requests of other workers, on behalf of admins, have no port.
+            # A request that another worker forwards for an admin has no port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
                 chosen = refuse_connection
@@ -197,7 +202,7 @@ async def _refuse_connection(_: Request) -> Response:
 
 
 def _make_endpoint_app(handler: Handler) -> ASGIApp:
-    """Return a handler as an ASGI application that answers errors like FastAPI does."""
+    """Return an ASGI application of a handler; errors are answered as FastAPI answers them."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint"] = handler

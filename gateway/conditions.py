@@ -1,4 +1,4 @@
-"""Checks of a service's components twice a second; problems are reported as troubles.
+"""Checks of a service's components, twice a second. Problems are reported to `Service.troubles`.
 
 See decision 009 in docs/decisions.
 """
@@ -17,12 +17,18 @@ from gateway.service import Service
 from gateway.tenancy.access import describe_exposure
 
 _POLL_INTERVAL_S = 0.5
-_THOROUGH_EVERY_POLLS = 10  # finding conditions of adapters takes longer
+_THOROUGH_EVERY_POLLS = 10  # checking adapters takes longer, so only every tenth poll does it
 
 
 class _Condition(NamedTuple):
-    """A condition. `texts` are by item; without items it does not hold. `logs` is False if other
-    code logs it."""
+    """A problem to report, with one text for each item that has it.
+
+    Attributes:
+        kind: the name of the condition in this code.
+        level: a level of `logging`.
+        texts: the text to report, by item; empty if the condition does not hold.
+        logs: True if the condition is logged here; False if other code logs it.
+    """
 
     kind: str
     level: int
@@ -34,7 +40,8 @@ class _Condition(NamedTuple):
 async def poll_conditions(service: Service, connections: Callable[[], str]) -> AsyncIterator[None]:
     """Update the service's troubles while the context is open.
 
-    `connections` returns a text if the gateway has too many connections; else "".
+    `connections` returns the text to report if the gateway has too many connections, and otherwise
+    an empty string.
     """
     work = asyncio.create_task(_follow(service, connections))
     try:
@@ -49,7 +56,7 @@ async def _follow(service: Service, connections: Callable[[], str]) -> None:
     for number in count():
         try:
             check_conditions(service, connections(), thoroughly=number % _THOROUGH_EVERY_POLLS == 0)
-        except Exception as error:  # Any error: a failing check must not end the others
+        except Exception as error:  # any error, so that later checks still run
             # The error's message may contain client data or secrets; the log has the traceback.
             text = f"some troubles cannot be found: {type(error).__name__}"
             troubles.hold("conditions", ERROR, text, exc_info=True)
@@ -63,7 +70,7 @@ def check_conditions(service: Service, connections: str, *, thoroughly: bool = T
 
     Args:
         service: The service to check.
-        connections: The problem with connections; "" without one.
+        connections: The text to report about connections; "" if there is no problem.
         thoroughly: Also run checks that take longer with many adapters.
     """
     found = [*_find_store_conditions(service, connections), *_find_model_conditions(service)]
@@ -121,7 +128,8 @@ def _find_model_conditions(service: Service) -> Iterator[_Condition]:
         for name, why in service.adapter_admin.refused.items()
     }
     yield _Condition("configured_adapters", ERROR, refused)
-    # Another gateway may have registered them, or this one before the file had the model.
+    # Find adapters with the name of a configured model. Another gateway may have registered them,
+    # or this gateway did before the model was added to the file.
     hidden = {
         model.name: f"adapter {model.name!r} is hidden: the configuration has a model of its name"
         for model in service.mapped.all

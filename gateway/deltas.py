@@ -1,9 +1,9 @@
-"""Deltas of an answer, from the engine up to the API, and their receiver.
+"""Deltas of an answer, from the engine up to the API, and the interface of their receiver.
 
-One object of each class is created for each token, so they are dataclasses with slots and not
-frozen. A named tuple takes half as long again to create (0.32 against 0.21 us) and four times as
-long for each field read (16 against 4 ns). A frozen dataclass sets each field through
-`object.__setattr__`.
+A TokenDelta and a TextDelta are created for each token, so both are dataclasses with slots that are
+not frozen. A named tuple takes longer to create (0.32 instead of 0.21 us), and so does reading each
+of its fields (16 instead of 4 ns). A frozen dataclass, which sets each field through
+`object.__setattr__`, takes longer to create, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its log probability, and likely alternatives as (token id, value).
+    """A token with its log probability and its likeliest alternatives.
 
-    The first token of a prompt has no log probability. `text_offset` is where its text begins, in
-    characters of the choice's text. `rank` is set for tokens of a prompt: the number of tokens in
-    the vocabulary that are at least as likely.
+    Attributes:
+        token_id: the token.
+        logprob: the log probability; None for the first token of a prompt.
+        top: the alternatives, as (token id, log probability).
+        text_offset: the index in the choice's text, in characters, at which the token's text
+            begins.
+        rank: the number of tokens in the vocabulary that are at least as likely. Set only for the
+            tokens of a prompt.
     """
 
     token_id: int
@@ -36,8 +41,9 @@ class TokenLogprob:
 class EngineStats(NamedTuple):
     """Statistics that the engine reports for a request if asked.
 
-    `reused_tokens` counts prompt tokens found in its KV cache. `triton/tensors` reads the fields
-    and `api/usage` reports them; the code in between passes them on unchanged.
+    `reused_tokens` is the number of prompt tokens that were in the engine's KV cache.
+    `triton/tensors` reads the fields and `api/usage` reports them; the code in between passes them
+    on unchanged.
     """
 
     reused_tokens: int = 0
@@ -45,11 +51,17 @@ class EngineStats(NamedTuple):
 
 @dataclass(slots=True)
 class TokenDelta:
-    """New token ids from the engine; `final` marks the last delta of the request.
+    """New output of the engine: token ids, or text from a model that returns text.
 
-    `stats` is None if not reported; `logprobs` belong to `ids`. A model that returns text sets
-    `text` instead of ids, and perhaps `tokens`, the number of tokens. The last delta has `finish`
-    if the engine reports why it ended, and `unshown`, the number of tokens without text.
+    Attributes:
+        ids: the new token ids; empty if the model returns text.
+        final: True for the last delta of the request.
+        stats: the engine's statistics; None if the engine did not report them.
+        logprobs: the log probabilities of `ids`.
+        text: the new text, from a model that returns text.
+        tokens: the number of tokens in `text`; None if the model does not report it.
+        finish: the reason for the end, on the last delta; None if the engine does not report one.
+        unshown: the number of generated tokens without text, on the last delta.
     """
 
     ids: list[int]
@@ -64,15 +76,22 @@ class TokenDelta:
 
 @dataclass(slots=True)
 class TextDelta:
-    """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
+    """New text of a choice.
 
-    `ids` are those of this delta. Only the last delta has `finish`, and `stop` if a stop string was
-    reached. If the message is parsed for tool calls or reasoning, `events` are the parsed text;
-    they come later than the text while the parser is undecided. `continued` is set on the last
-    delta of an answer that two replicas have sampled.
+    Attributes:
+        text: the new text, valid Unicode; may be empty.
+        tokens: the number of tokens generated so far for the choice.
+        finish: the finish reason; set only on the last delta.
+        ids: the new token ids.
+        logprobs: the log probabilities of `ids`; empty if the request did not ask for them.
+        events: the text parsed for tool calls and reasoning; None if the message is not parsed. An
+            event comes later than its text while the parser is undecided.
+        stop: the stop string that ended the answer; None if no stop string did.
+        continued: True on the last delta of an answer that two replicas have sampled.
     """
 
-    # No field is keyword-only: two keyword arguments cost 1,350 instructions, 3 % of a paced token.
+    # No field is keyword-only: two keyword arguments cost 1,350 instructions, 3 % of the work for a
+    # token.
     text: str
     tokens: int
     finish: FinishReason | None = None
@@ -88,13 +107,14 @@ class Sink(Protocol):
     """A receiver of the deltas of a request's choices."""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
-        """Take the delta of a choice; return False if `drain` should be awaited before the next.
+        """Take the delta of the choice `index`.
 
-        It is called where the engine's bytes are received, so it must not block.
+        Return False if the caller should await `drain` before the next delta. Must not block: this
+        method is called where the engine's bytes are received.
         """
 
     async def drain(self, by: float | None = None) -> None:
         """Wait until more deltas can be taken.
 
-        Raise TimeoutError if it still waits at `by`, a time of the event loop.
+        Raise TimeoutError if no delta can be taken before `by`, a time of the event loop.
         """

@@ -27,7 +27,7 @@ class InvalidRequest(GatewayError):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A known parameter that would change the answer and is not served."""
+    """The request has a parameter that would change the answer but is not supported."""
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -38,7 +38,7 @@ _MODELS_ARE_LISTED = "GET /v1/models lists the models that your key may use."
 
 
 class ModelNotFound(InvalidRequest):
-    """The model does not exist, or this tenant may not know of it; the message is the same."""
+    """The model does not exist, or is hidden from this tenant; the message is the same for both."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model}` does not exist. {_MODELS_ARE_LISTED}", param="model")
@@ -46,11 +46,11 @@ class ModelNotFound(InvalidRequest):
 
 
 class NotFound(InvalidRequest):
-    """The object does not exist or is another tenant's; the message is the same."""
+    """The object does not exist, or is another tenant's; the message is the same for both."""
 
 
 class PreviousResponseNotFound(NotFound):
-    """The response to continue from, or an earlier one, was deleted, has expired or is unknown."""
+    """The response to continue, or one before it, was deleted, has expired or is unknown."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class InvalidKey(GatewayError):
 
 
 class TooManyWrongKeys(GatewayError):
-    """The client's address has sent many wrong admin keys. A right key is still accepted."""
+    """The client's address has sent many wrong admin keys. A valid key is still accepted."""
 
 
 class KeyNotFound(GatewayError):
@@ -97,7 +97,7 @@ class ConversationsUnavailable(GatewayError):
 
 
 class ConversationTooLarge(InvalidRequest):
-    """The conversation is larger than can be stored, or read at once."""
+    """The conversation is too large to be stored, or to be read at once."""
 
 
 class ConversationsOff(UnsupportedParameter):
@@ -128,9 +128,13 @@ too long, or the first token became late while waiting; or the gateway's own cor
 
 
 class Quota(NamedTuple):
-    """The state of a limit: its size, its use, and the milliseconds until nothing of it is used.
+    """The state of a limit.
 
-    `held` is the part of a budget that running requests have reserved, beside `used`.
+    Attributes:
+        limit: the size of the limit.
+        used: the part of the limit that is used.
+        reset_ms: milliseconds until the limit is unused again.
+        held: the part of a budget that running requests have reserved, in addition to `used`.
     """
 
     limit: int
@@ -184,7 +188,7 @@ class BadModelOutput(EngineError):
 class AdapterDoesNotFit(EngineError):
     """The adapter exceeds the adapter cache of this replica; another replica's may be larger.
 
-    `name` is the model name from the request, `nbytes` the size of the weights, and `most` the size
+    `name` is the model name from the request. `nbytes` is the size of the weights and `most` that
     of the cache, both in bytes.
     """
 
@@ -203,7 +207,7 @@ class EngineBroken(EngineError):
 class EngineStepFailed(GatewayError):
     """The engine aborted all its requests, most likely because of one of them, but still runs.
 
-    It does not report which request it was, so this one may have caused the failure.
+    The engine does not report which request caused the failure; it may have been this one.
     """
 
 
@@ -212,7 +216,7 @@ class EngineUnavailable(GatewayError):
 
 
 class EngineUnreachable(EngineUnavailable):
-    """Triton cannot be connected to.
+    """No connection to Triton can be made.
 
     `why` is for operators only, as it may hold addresses.
     """
@@ -223,7 +227,7 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class EngineSilent(TimeoutError):
-    """A deadline passed while the engine had sent nothing to any request for a long time."""
+    """A deadline passed, and the engine had sent nothing to any request for a long time."""
 
 
 class NotTakenInTime(TimeoutError):
@@ -250,7 +254,7 @@ class Overloaded(GatewayError):
 
 
 class ClientDeadlineTooNear(Overloaded):
-    """No slot is free before the client's own deadline; without it the request could be queued."""
+    """No slot is free before the client's own deadline; a later deadline might be met."""
 
 
 class AdapterNotReady(Overloaded):
@@ -258,7 +262,10 @@ class AdapterNotReady(Overloaded):
 
 
 class ShuttingDown(GatewayError):
-    """The gateway shuts down and the request exceeded the grace; another gateway may serve it."""
+    """The gateway shuts down, and the request outlasted the time that running requests get.
+
+    Another gateway may serve the request.
+    """
 
 
 class RequestTimeout(GatewayError):
@@ -272,7 +279,7 @@ class RequestTimeout(GatewayError):
 class ClientDeadline(RequestTimeout):
     """The client's own deadline passed, or the client did not read the answer in time.
 
-    It does not count as a failure of the gateway.
+    This error does not count as a failure of the gateway.
     """
 
 

@@ -1,4 +1,4 @@
-"""Return of free memory to the system; glibc would retain it for the process.
+"""Release of free memory to the operating system; by default glibc retains it for the process.
 
 See decision 047 in docs/decisions.
 """

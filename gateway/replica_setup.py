@@ -16,13 +16,13 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
-# Below the batch of a usual chat engine, so that little waits inside it. A smaller engine loses no
-# throughput by it.
+# Fewer requests than a usual chat engine runs at once, so few requests queue inside the engine. An
+# engine that runs fewer loses no throughput.
 _DEFAULT_IN_FLIGHT = 64
 
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
-    """Return the replicas, still without endpoints: `Replicas.configure` sets those."""
+    """Return the replicas, still without endpoints: `Replicas.configure` sets the endpoints."""
     return Replicas(
         partial(
             Engine,
@@ -51,7 +51,10 @@ def list_targets(settings: Settings, configuration: Configuration) -> list[Targe
 
 
 def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities) -> str | None:
-    """Return a note for operators if the number of a replica's requests in flight is a guess."""
+    """Return a note for operators if the limit of a replica's requests in flight is a guess.
+
+    Return None if the limit is set or known from the model.
+    """
     if settings.replica_in_flight is not None or capabilities.llmapi is None:
         return None
     return (
@@ -64,9 +67,10 @@ def describe_in_flight_guess(settings: Settings, capabilities: ModelCapabilities
 def _max_in_flight(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """Return the maximum number of requests in flight on a replica; None for no limit.
 
-    The limit is a little above what the engine runs, so that the next requests are at hand when
-    some end. An llmapi model does not report what it runs. Without any limit, one tenant's requests
-    would fill the engine's own queue ahead of the others'.
+    The limit is a little above the number of requests that the engine runs at once, so the engine
+    can start another request as soon as one ends. An llmapi model does not report that number.
+    Without a limit, one tenant's requests would fill the engine's own queue before other tenants'
+    requests.
     """
     if settings.replica_in_flight is not None:
         return settings.replica_in_flight

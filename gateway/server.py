@@ -21,13 +21,13 @@ from gateway.service import Service
 from gateway.service_setup import check_configuration, load_tracer_class
 from lora_store import connect
 
-# New objects after which the garbage collector runs: those of about a hundred requests.
-# Python's default is reached every few requests.
+# Number of new objects after which the garbage collector runs: about a hundred requests create so
+# many. Python's default is reached every few requests.
 _GC_THRESHOLD_OBJECTS = 10_000
 
 
 class GatewayApplication:
-    """The served application; implements `gateway.http.server.Application`."""
+    """The application that the server runs; implements `gateway.http.server.Application`."""
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.api = create_api(settings, worker)
@@ -37,7 +37,7 @@ class GatewayApplication:
 
     @property
     def service(self) -> Service | None:
-        """The service; None before it has started or if it could not start."""
+        """The service; None before it has started, or if its start has failed."""
         return getattr(self.api.state, "service", None)
 
     def set_admin_port(self, admin_port: int) -> None:
@@ -93,8 +93,8 @@ def _serve_with_workers(settings: Settings) -> int:
                 return report_bad_settings(error)
 
         if settings.redis_url is not None:
-            connect.load()  # so that workers share it, too
-        # Before workers start, so that all of them agree on whether keys were required.
+            connect.load()  # before workers start, so that they share the library's memory
+        # Check before workers start, so that all of them agree on whether keys were required.
         check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()
 
@@ -108,5 +108,5 @@ def _relax_garbage_collection() -> None:
     """
     gc.collect()
     gc.freeze()
-    trim()  # release memory that only the start needed
+    trim()  # release memory that was needed only during the start
     gc.set_threshold(_GC_THRESHOLD_OBJECTS, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""The objects that live as long as a gateway process; `service_setup` creates them."""
+"""The objects that live as long as a gateway process; `gateway.service_setup` creates them."""
 
 from __future__ import annotations
 
@@ -54,17 +54,18 @@ class Service:
     prompts: Prompts
     replicas: Replicas
     overrides: LiveOverrides
-    """Weights and drains of replicas that admins set over the API, beside the configuration."""
+    """Weights and drains of replicas that admins set over the API; they override the
+    configuration."""
     admission: EngineQueue
     starts: StartQueue
     """Queue of requests that have not started because the event loop is busy."""
     body_budget: FairBudget
-    """Byte budget for buffered request bodies (fair by tenant; cost = bytes)."""
+    """Byte budget for buffered request bodies (fair by tenant)."""
     history_budget: FairBudget
     """Byte budget for stored conversations read into memory.
 
-    It is separate from `body_budget`: if both shared one, requests that hold a body could block
-    each other while they wait for their conversation.
+    This budget is separate from `body_budget`. With a shared budget, requests that hold a part for
+    their body could block each other while they wait for a part for their conversation.
     """
     adapter_wait: AdapterWait
     """Waiting list of requests whose adapter is not on any replica's disk yet."""
@@ -95,16 +96,19 @@ class Service:
     accounting: Accounting
     conversations: Conversations
     created: int
-    """Unix time for `/v1/models`: the tokenizer folder's, so equal on all gateways."""
+    """Unix time to report in `/v1/models`: the modification time of the tokenizer folder, which is
+    equal on all gateways."""
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `run` failed because of a bug, so state is no longer refreshed."""
+    """Set when `run` has failed because of a bug. The service's state is then no longer
+    refreshed."""
 
     @property
     def warning(self) -> str | None:
-        """Problems with the models of ready replicas and with guessed settings; None without any.
+        """Problems with the models of ready replicas and with guessed settings; None if there are
+        none.
 
         Raise EngineUnavailable if no replica is ready.
         """
@@ -134,7 +138,8 @@ class Service:
         }
 
     def list_disks(self) -> dict[str, bool]:
-        """Return, by endpoint, whether each replica reads adapters from its own disk now."""
+        """Return, by endpoint, True if the replica is ready and reads adapters from its own
+        disk."""
         return {
             replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
             for replica in self.replicas
@@ -157,7 +162,7 @@ class Service:
             while not self.started.is_set():
                 try:
                     await self.adapter_admin.register_configured()
-                except GatewayError as error:  # Triton became unavailable in between
+                except GatewayError as error:  # Triton has become unavailable since `wait_ready`
                     text = f"adapters are not registered yet: {error.message}"
                     self.troubles.hold("registration", logging.WARNING, text)
                     await asyncio.sleep(_TICK_S)
@@ -167,14 +172,15 @@ class Service:
             await self.declared.follow(self.troubles)
 
     def _warn_of_guessed_settings(self) -> None:
-        # If Triton became unavailable in between, /health/ready still reports the guess later.
+        # Triton may have become unavailable since. /health/ready reports the guess later, too.
         with suppress(EngineUnavailable):
             for capabilities in self.replicas.capabilities:
                 if (warning := describe_in_flight_guess(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
 
     def on_run_end(self, work: asyncio.Task[None]) -> None:
-        """Log a failure of `run` and set `failed`; the done callback of its task."""
+        """Log a failure of `run` and set `failed`. Done callback of the task that executes
+        `run`."""
         if not work.cancelled() and (error := work.exception()) is not None:
             log.critical("the gateway cannot continue", exc_info=error)
             self.failed.set()

@@ -55,22 +55,27 @@ from gateway.troubles import Troubles
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
 
-# Time for the accounting of requests that were cancelled at the end of the shutdown grace.
+# Time to finish the accounting of requests that the shutdown has cancelled.
 _CLOSE_TIMEOUT_S = 2.0
+# Size of each byte budget, in items of maximum size.
 _BUDGET_BODIES = 4
-# Four answers of 2048 vectors with 1536 numbers each, as text.
+# Size of four large answers: each has 2048 vectors with 1536 numbers each, as text.
 _VECTOR_BYTES = _BUDGET_BODIES * 64 * 2**20
+# Share of the upload budget that one tenant may hold.
 _TENANT_UPLOAD_SHARE = 0.5
 # Each waiting request holds a connection, and connections are limited for all tenants together.
 _MAX_WAITING_BODIES_PER_TENANT = 32
 # Seconds of rest for each second of work in the logits thread. Receiving logits costs the event
-# loop as much time as the thread's work, so with the rest each uses a third of a core. The last
-# third is for the tokens of all other requests.
+# loop as much time as the thread's work. With the rest, the loop and the thread use a third of a
+# core each, and a third is left for the tokens of all other requests.
 _LOGITS_REST_RATIO = 2.0
 
 
 def load_prompts(settings: Settings) -> Prompts:
-    """Load the configured tokenizer. Raise ConfigurationError if its folder is not one."""
+    """Load the configured tokenizer.
+
+    Raise ConfigurationError if its folder does not contain a valid tokenizer.
+    """
     try:
         return Prompts.load(
             settings.tokenizer_dir,
@@ -84,9 +89,12 @@ def load_prompts(settings: Settings) -> Prompts:
 
 
 def _beside_deliveries(starts: StartQueue) -> StartQueue:
-    """Have a start queue and the event loop's deliveries take turns; return the queue."""
+    """Connect a start queue with the delivery queue of the event loop; return the start queue.
+
+    Each of the two queues takes into account whether the other one is overloaded.
+    """
     deliveries = delivery_queue()
-    # Requests that began come first: else each new one would make all tokens later.
+    # Deliver the tokens of running requests first. Otherwise each new request would delay them.
     starts.yield_to(lambda: deliveries.is_late)
     deliveries.gather_while(lambda: starts.is_refusing)
     return starts
@@ -110,7 +118,8 @@ async def run_service(
         settings: the settings of the gateway.
         prompts: from `load_prompts`; closed at the end.
         workers: the folder that all workers of a gateway share; None for a single process.
-        starts: the queue of requests while the event loop is busy.
+        starts: the queue of requests that wait to start while the event loop is busy; None to
+            create one.
 
     Raises:
         ConfigurationError: The configuration file or a setting is wrong.
@@ -276,11 +285,12 @@ async def _open_accounting(
     async with AsyncExitStack() as stack:
         if log is not None:
             stack.callback(log.close)
-        # Only the main thread can handle signals; elsewhere the file is polled only.
+        # Only the main thread can handle signals. In other threads, only polling finds changes.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGHUP, reload)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            # A worker starts with SIGHUP blocked; a signal since then is delivered now.
+            # Unblock SIGHUP, which is blocked when a worker starts. A signal since then is
+            # delivered now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         standings = BudgetUsage()
         metrics.export_budgets(configuration, standings)
@@ -315,7 +325,7 @@ def load_tracer_class(settings: Settings) -> type[Tracer] | None:
     if settings.otlp_endpoint is None:
         return None
     try:
-        from gateway.observability.tracing import Tracer  # noqa: PLC0415  # its packages are optional
+        from gateway.observability.tracing import Tracer  # noqa: PLC0415  # OpenTelemetry is optional
     except ImportError as error:
         raise ConfigurationError(
             f"GATEWAY_OTLP_ENDPOINT: {error.name} is not installed; "
@@ -362,7 +372,10 @@ def _make_admission(
 def _make_call_limit(
     settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
 ) -> FairBudget:
-    """Return the concurrent calls of one embedding or rerank model: `limit` of them."""
+    """Return the budget for concurrent calls of one embedding or rerank model.
+
+    `limit` returns the maximum number of calls.
+    """
     return FairBudget(
         limit,
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
@@ -374,7 +387,10 @@ def _make_call_limit(
 def _make_byte_budget(
     nbytes: int, settings: Settings, configuration: ConfigurationFile
 ) -> FairBudget:
-    """Return a byte budget of four maximum-size items; one tenant may hold at most one of them."""
+    """Return a budget of `nbytes` bytes, the size of four items of maximum size.
+
+    If the configuration has tenants, one tenant may hold a quarter of the budget.
+    """
     return FairBudget(
         lambda: nbytes,
         lambda: 1 / _BUDGET_BODIES if configuration.current.tenants else 1.0,

@@ -1,7 +1,7 @@
-"""Generations abandoned early, until their engine has stopped them.
+"""Early stops of generations, from the decision until the engine has stopped.
 
-The cancellation is sent at once, but the engine stops with its next step, and only the end of its
-stream shows that. The time in between is metered: it costs engine time.
+A cancellation is sent at once, but the engine stops only with its next step, and the end of its
+stream is the only sign of that. The time in between is measured, because the engine still works.
 
 See decision 007 in docs/decisions.
 """
@@ -13,24 +13,27 @@ from collections.abc import Callable
 from typing import Literal
 
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved", "cancelled"]
-"""`cancelled` means by an admin."""
+"""Reason for an early stop; `cancelled` means that an admin ended the request."""
 
 LOGGED_REASONS: frozenset[StopReason] = frozenset({"disconnect", "timeout", "moved", "cancelled"})
 """Reasons that are logged for each request. A stop string is an ordinary end of an answer."""
 
 
 class EarlyStop:
-    """Stop of one generation. Call `end` once its stream has ended or was given up."""
+    """The stop of one generation. Call `end` once the stream has ended or was given up."""
 
     __slots__ = ("_listeners", "began", "is_over", "reason", "seconds")
 
     def __init__(self, reason: StopReason, began: float | None = None) -> None:
-        """Start the stop. `began` is the time of the decision, in `time.perf_counter`; None for
-        now."""
+        """Start the stop.
+
+        `began` is the time at which the stop was decided, in `time.perf_counter`; None for now.
+        """
         self.reason = reason
         self.began = time.perf_counter() if began is None else began
         self.seconds: float | None = None
-        """Seconds until the engine had stopped; None if that was not seen, or not yet."""
+        """Seconds until the engine had stopped; None while the stop is not over, or if the engine's
+        end was not seen."""
         self.is_over = False
         self._listeners: list[Callable[[EarlyStop], None]] = []
 
@@ -42,8 +45,11 @@ class EarlyStop:
             self._listeners.append(listener)
 
     def end(self, freed: bool) -> None:
-        """Mark the stop as over: the engine ended the stream (`freed`), or it was reset or lost
-        before."""
+        """Mark the stop as over.
+
+        `freed` is True if the engine ended the stream, and False if the stream was reset or lost
+        before that.
+        """
         if self.is_over:
             return
         self.is_over = True
@@ -55,7 +61,7 @@ class EarlyStop:
 
 
 class Stops:
-    """Stops of one request: one for each abandoned choice on each replica.
+    """The stops of one request: one for each abandoned choice on each replica.
 
     `on_all_ended` is called whenever the last open stop is over.
     """
@@ -68,9 +74,9 @@ class Stops:
         self.reason: StopReason = "disconnect"
         """The reason of the last stop."""
         self.seconds: float | None = None
-        """Seconds until the slowest stop was over."""
+        """Duration of the slowest stop in seconds; None before the first one was seen to end."""
         self.unseen = 0
-        """Number of stops whose end was not seen."""
+        """Number of stops that are over but whose engine was not seen to stop."""
 
     def begin(self, reason: StopReason, began: float | None = None) -> EarlyStop:
         self.reason = reason
@@ -89,8 +95,10 @@ class Stops:
             self._on_all_ended(self)
 
     def facts(self) -> dict[str, object]:
-        """Return fields for log lines and the console. `stop_ms` is omitted if an end was not
-        seen."""
+        """Return fields for log lines and the console.
+
+        `stop_ms` is omitted if an engine was not seen to stop.
+        """
         facts: dict[str, object] = {"stop": self.reason}
         if self.seconds is not None and not self.unseen:
             facts["stop_ms"] = round(self.seconds * 1000, 1)

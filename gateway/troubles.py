@@ -1,7 +1,7 @@
-"""Conditions of this process that still hold, for `/health/ready` and the operators' page.
+"""Current problems of this process, for `/health/ready` and the operators' page.
 
-A condition has a kind, which is a word of this code, so the number of kinds is small. A kind may
-hold for many items, such as adapters: some are listed, and one entry counts the others.
+Each problem has a kind, which is a constant of the code, so there are few kinds. A kind of problem
+may hold for many items, such as adapters: some items are listed, and one entry counts the others.
 
 See decision 009 in docs/decisions.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 log = logging.getLogger(__name__)
 
 MAX_ITEMS_OF_KIND = 20
-"""Items of one kind that are listed."""
+"""Maximum number of listed items of one kind."""
 MAX_CHARS = 1000
 MAX_ITEM_CHARS = 200
 _OTHERS = "others"
@@ -29,8 +29,8 @@ class Trouble:
     Attributes:
         level: A level of `logging`, WARNING or above.
         text: What is wrong, and what to do.
-        since: When it began, in seconds since 1970.
-        times: How often it occurred; 0 if not counted.
+        since: When the condition began, in seconds since 1970.
+        times: How often the condition occurred; 0 if not counted.
         last: Details of the last occurrence.
     """
 
@@ -54,7 +54,7 @@ class Trouble:
 
 
 class Troubles:
-    """The conditions of one process. Belongs to one event loop."""
+    """The conditions that hold in one process. Not thread-safe: use from one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -72,15 +72,15 @@ class Troubles:
         logs: bool = True,
         exc_info: bool = False,
     ) -> None:
-        """Report that a condition holds. It is logged when it begins and when its text changes.
+        """Report that a condition holds. Its beginning and changes of its text are logged.
 
         Args:
             kind: A constant of the code, never external input.
             level: The level of the log line.
             text: What is wrong, and what to do.
-            times: How often it has occurred; changes are not logged.
+            times: How often the condition has occurred; changes are not logged.
             last: Details of the last occurrence; changes are not logged.
-            logs: False if the caller logs it.
+            logs: False if the caller logs the condition.
             exc_info: Log the traceback of the current exception.
         """
         known = self._current.get(kind, {}).get("")
@@ -95,8 +95,10 @@ class Troubles:
     def hold_each(
         self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
     ) -> None:
-        """Report the items for which a condition holds now, each with its text. It ends for all
-        other items."""
+        """Report all items for which a condition holds now.
+
+        `texts` maps each item to what is wrong with it. The condition ends for all other items.
+        """
         if self._last_texts.get(kind) == (level, texts):
             return
         before, now = self._current.pop(kind, {}), self._clock()
@@ -121,14 +123,15 @@ class Troubles:
                 log.info("over: %s", before[item].text)
 
     def clear(self, kind: str, *, logs: bool = True) -> None:
-        """Report that a condition no longer holds, for any item. The end is logged."""
+        """Report that a condition no longer holds for any item. Its end is logged."""
         self._last_texts.pop(kind, None)
         for trouble in self._current.pop(kind, {}).values():
             if logs:
                 log.info("over: %s", trouble.text)
 
     def facts(self) -> dict[str, dict[str, object]]:
-        """Return the conditions that hold, by name, the worst first."""
+        """Return the facts of each condition that holds, by kind and item, the most severe
+        first."""
         found = [
             (f"{kind} {item}".rstrip(), trouble)
             for kind, items in self._current.items()
@@ -139,13 +142,15 @@ class Troubles:
 
 
 def _select_listed(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
-    """Return the items to list. A listed item remains listed, so new items cannot displace it."""
+    """Return at most `MAX_ITEMS_OF_KIND` of the items. Items listed before are preferred."""
     return sorted(texts, key=lambda item: (item not in before, item))[:MAX_ITEMS_OF_KIND]
 
 
 def _clean(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Return the text as one line without control characters, which a terminal or page might
-    interpret."""
+    """Return the text as one line of at most `max_chars` characters, without control characters.
+
+    A terminal or page might interpret control characters.
+    """
     if len(text) > max_chars:
         text = f"{text[: max_chars - 1]}…"
     text = "; ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -1,8 +1,9 @@
-"""The automaton of an expression or grammar, and the CPU time that xgrammar takes to compile it.
+"""Estimate of the CPU time that xgrammar takes to compile a regular expression or grammar.
 
-xgrammar tries the vocabulary's tokens at each position of the automaton. The time depends on how
-many tokens begin with a character that the position allows, and on how many positions an automaton
-is in after each character: the latter grows where parts may be absent, as in ``[a-z]?[a-z]?``.
+xgrammar matches the vocabulary's tokens at each position of the guide's automaton. The time at a
+position depends on two numbers. The first is how many tokens begin with a character that the
+position allows. The second is how many positions the automaton can be in after each character of a
+token. This number grows with optional parts, as in ``[a-z]?[a-z]?``.
 
 See decision 018 in docs/decisions.
 """
@@ -18,7 +19,7 @@ from guides.releases import MAX_COST_US, Costs
 Parts = Iterable[tuple[str, str]]
 
 _OTHER = 1 << 128
-"""The characters beyond ASCII; the lower bits are the ASCII characters."""
+"""Bit for all characters outside ASCII. Bits 0 to 127 stand for the ASCII characters."""
 _EVERY = (1 << 129) - 1
 
 
@@ -43,7 +44,9 @@ _KINDS = (
     (_EVERY & ~(_LOWER | _UPPER | _DIGITS | _SPACE | _OTHER), 60.0),
     (_OTHER, 100.0),
 )
-"""Kinds of characters, each with the microseconds to try the tokens that begin with one."""
+"""Classes of characters, as bits, each with the microseconds to match all tokens that begin with
+such a character.
+"""
 _MIN_SHARE = 0.1
 _SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _SHORTHANDS |= {name.upper(): _EVERY & ~bits for name, bits in list(_SHORTHANDS.items())}
@@ -52,7 +55,7 @@ _CHARACTER = re.compile(
     r"\\x([0-9A-Fa-f]+)|\\u\{?([0-9A-Fa-f]{4,6})\}?|\\U([0-9A-Fa-f]{8})|\\(.)|(.)", re.DOTALL
 )
 
-# As many characters of a token are followed.
+# Number of characters of a token that the estimate follows.
 _STEPS = 4
 _STEPS_UNMERGED = 8
 _LOOP_STEPS = 8
@@ -62,11 +65,15 @@ _MAX_MOVES = 400_000
 
 
 class TooLargeError(ValueError):
-    """The automaton is far larger than what may be compiled."""
+    """Error of an automaton that is far too large to be compiled."""
 
 
 def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
-    """Return the microseconds to compile an expression, or the rules of a grammar in EBNF."""
+    """Return the estimated microseconds to compile an expression, or an EBNF grammar.
+
+    `parts` are the (kind, text) that `expressions.parts_of` or `ebnf.parts_of` yields. Return
+    infinity if the automaton is too large.
+    """
     try:
         return _Walk(_Automaton(parts, costs, is_ebnf=is_ebnf), costs).cost()
     except TooLargeError:
@@ -75,7 +82,9 @@ def cost_of(parts: Parts, costs: Costs, *, is_ebnf: bool = False) -> float:
 
 @dataclass(slots=True)
 class _Fragment:
-    """The positions that a part begins and ends with, and whether the part may be empty."""
+    """A part of the automaton: the positions that it can begin and end with. `is_nullable` is True
+    if the part can match the empty text.
+    """
 
     first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
@@ -84,7 +93,12 @@ class _Fragment:
 
 @dataclass(slots=True)
 class _Node:
-    """A part: characters, a rule's name, or alternatives of sequences, with its repetition."""
+    """A parsed part with its repetition.
+
+    The part is a set of characters (`bits`), a rule's name, or a list of alternative sequences. It
+    is repeated `least` to `most` times; `most` is None for no limit. `is_counted` is True if the
+    repetition was written as ``{n,m}``.
+    """
 
     bits: int = 0
     name: str = ""
@@ -95,9 +109,12 @@ class _Node:
 
 
 class _Automaton:
-    """Positions by number. `characters` is 0 for one where a rule named by `names` stands.
+    """Automaton whose states are positions: the occurrences of character sets and rule references
+    in the guide.
 
-    `loops` are the positions that end a repetition such as ``.{3,}``.
+    Positions are numbered from 0. `characters` has the bits that each position allows. They are 0
+    for a reference to a rule, whose name is in `names`. `follow` has the positions that can come
+    next. `loops` are the last positions of repetitions such as ``.{3,}``.
     """
 
     def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
@@ -184,10 +201,11 @@ class _Automaton:
 
 
 class _Walk:
-    """Follows tokens from each position of an automaton.
+    """Simulation of matching tokens from each position of an automaton.
 
-    An item is a position and a number for the rules that the item is in. The number stands for the
-    position where the innermost rule was entered and the number of the rules around it; 0 is none.
+    A state of the simulation, called item, is a position and a number for the stack of entered
+    rules. The number is an index into `_entered`, which has the position of the innermost rule
+    reference and the number for the rules around it. 0 is the empty stack.
     """
 
     def __init__(self, automaton: _Automaton, costs: Costs) -> None:
@@ -198,7 +216,7 @@ class _Walk:
         self._entered: list[tuple[int, int]] = [(0, 0)]
 
     def cost(self) -> float:
-        """Return the microseconds to compile all. Raises TooLargeError."""
+        """Return the microseconds to compile the complete guide. Raise TooLargeError."""
         found = 0.0
         for position, bits in enumerate(self._automaton.characters):
             if bits:
@@ -215,7 +233,8 @@ class _Walk:
             shared = bits & kind
             if shared:
                 share = max(shared.bit_count() / kind.bit_count(), _MIN_SHARE)
-                # Beside the first position, each one is an item of each rule that it is in.
+                # xgrammar tries a position, except the first, once for each rule that contains it:
+                # about 1.8 times on average.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
                 moves *= 1 + loops
                 if bits.bit_count() > 1:
@@ -224,7 +243,7 @@ class _Walk:
         return found * self._costs.classes
 
     def _moves_from(self, position: int, character: int) -> float:
-        """Return how many positions are tried after each character of a token, on average."""
+        """Return how many positions xgrammar tries after each character of a token, on average."""
         merges = self._costs.merges
         steps = _STEPS if merges else _STEPS_UNMERGED
         items = [(position, 0)]
@@ -243,7 +262,7 @@ class _Walk:
         return moves / _STEPS
 
     def _loops_beside(self, position: int, bits: int) -> int:
-        """Return how many loops a token of these characters can be in, beside the first one."""
+        """Return how many `loops` a token of these characters can be in, minus one."""
         loops = self._automaton.loops
         if not loops or not self._costs.loop:
             return 0
@@ -255,7 +274,7 @@ class _Walk:
         return max(len(found) - 1, 0)
 
     def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
-        """Yield the items that may come after one."""
+        """Yield the items that can come after the item (`position`, `within`)."""
         automaton = self._automaton
         waiting = [(each, within) for each in automaton.follow[position]]
         while within and position in automaton.ends:
@@ -284,7 +303,7 @@ class _Walk:
 
 
 def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
-    """Return the alternatives of each rule; an expression is one rule without a name."""
+    """Return the alternatives of each rule, by name. An expression is one rule with the name ""."""
     rules: dict[str, list[list[_Node]]] = {"": [[]]}
     groups = [rules[""]]
     for kind, text in parts:
@@ -315,7 +334,7 @@ def _parse(parts: Parts, *, is_ebnf: bool) -> dict[str, list[list[_Node]]]:
 
 
 def _repeat(sequence: list[_Node], sign: str) -> None:
-    """Repeat the last node of a sequence."""
+    """Apply the repetition `sign`, such as ``*`` or ``{2,3}``, to the last node of a sequence."""
     bounds = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(sign)
     if bounds is None:
         low, comma, high = sign[1:-1].partition(",")
@@ -330,7 +349,7 @@ def _repeat(sequence: list[_Node], sign: str) -> None:
 
 
 def _class(text: str, *, is_ebnf: bool) -> int:
-    """Return the characters of a class, an escape or a single character."""
+    """Return the bits of a character class, an escape or a single character."""
     if not text.startswith("["):
         if text == "." and not is_ebnf:
             return _EVERY & ~_bits("\n")
@@ -354,7 +373,9 @@ def _class(text: str, *, is_ebnf: bool) -> int:
 
 
 def _characters(text: str) -> Iterator[tuple[int, bool]]:
-    """Yield the characters of a text as bits, each with True for a hyphen without an escape."""
+    """Yield (bits, is_hyphen) of each character in a text. `is_hyphen` is True for a hyphen without
+    an escape.
+    """
     for x, u, long, escaped, plain in _CHARACTER.findall(text):
         if code := x or u or long:
             yield _bits(chr(min(int(code, 16), 0x10FFFF))), False
@@ -366,7 +387,7 @@ def _characters(text: str) -> Iterator[tuple[int, bool]]:
 
 
 def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
-    """Return the names of the rules that may be empty."""
+    """Return the names of the rules that can match the empty text."""
     found: set[str] = set()
     users: dict[str, set[str]] = {}
     for name, alternatives in rules.items():

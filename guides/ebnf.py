@@ -1,13 +1,13 @@
-"""Conversion of grammars in xgrammar's EBNF to the Lark that llguidance reads.
+"""Conversion of grammars from xgrammar's EBNF to llguidance's variant of Lark.
 
-The dialect is that of xgrammar (GBNF of llama.cpp with more escapes and free line breaks): rules
-``name ::= ...`` with the start rule ``root``, ``"strings"``, ``[classes]``, ``|``, groups and ``? *
-+ {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and similar) are refused.
+The EBNF is xgrammar's dialect, llama.cpp's GBNF with more escapes and with line breaks anywhere. It
+has rules ``name ::= ...`` with the start rule ``root``, ``"strings"``, ``[classes]``, ``|``, groups
+and ``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and similar) are refused.
 
-llguidance takes the longest match for each terminal. A terminal of one character can only match in
-one way, so each character becomes a separate terminal, and the meaning of the grammar is unchanged.
-llguidance's own converter makes each string one terminal, which loses words: with it ``[a-z]*
-"end"`` does not match ``endend``. It also supports fewer escapes and line breaks.
+llguidance takes the longest match for each terminal, which can exclude texts that the grammar
+allows. So this converter makes each character a separate terminal, which can match in one way only,
+and the language stays the same. llguidance's own converter makes each string one terminal: with it,
+``[a-z]* "end"`` does not match ``endend``. It also supports fewer escapes and line breaks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DEPTH = 100
-# llguidance takes 65,000 symbols in total, and every character is one.
+# Limit of the grammar's length. llguidance accepts 65,000 symbols, and each character in a string
+# or class becomes one.
 MAX_LENGTH = 200_000
 MAX_COUNT_DIGITS = 9
 MAX_CODE_POINT = 0x10FFFF
@@ -45,7 +46,7 @@ _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
 
 
-# Kinds of parts that are no characters: see `parts_of`.
+# Kinds of the parts that stand for no characters: see `parts_of`.
 _SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
@@ -57,7 +58,9 @@ class _Token:
 
 
 def to_lark(ebnf: str) -> str:
-    """Return the same grammar for llguidance. Raises ``ValueError`` with line and column."""
+    """Return the same grammar in llguidance's Lark. Raise ValueError with line and column for
+    invalid EBNF.
+    """
     return _Converter(ebnf).convert()
 
 
@@ -65,8 +68,8 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
     """Yield the parts of all rules in order, each as (kind, text).
 
     Kinds are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
-    repetition), ``string``, ``class``, ``name`` and ``defines``. Raises ``ValueError`` for a text
-    with anything else.
+    repetition), ``string``, ``class``, ``name`` and ``defines``. Raise ValueError for text that has
+    other tokens.
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
@@ -134,7 +137,8 @@ class _Converter:
         return ValueError(f"EBNF error at line {line}, column {column}: {what}")
 
     def _name(self, name: str) -> str:
-        # Lark distinguishes rules from terminals by case, and has reserved names.
+        # Rename all rules: in Lark, the case of a name distinguishes rules from terminals, and some
+        # names are reserved.
         return self._names.setdefault(name, f"r{len(self._names)}")
 
     def _alternatives(self, depth: int) -> str:
@@ -187,7 +191,7 @@ class _Converter:
             return f"({element}){{{least},}}"
         if int(most) < least:
             raise self._error(f"{token.text}: the upper bound is below the lower one", token)
-        # Lark has no repetition of zero times.
+        # Return the empty text for {0}: Lark has no repetition of zero times.
         return f"({element}){{{least},{int(most)}}}" if int(most) else '""'
 
     def _class(self, token: _Token) -> str:
@@ -210,7 +214,9 @@ class _Converter:
         return _terminal(ranges, negated=negated)
 
     def _characters(self, token: _Token, escapes: str) -> list[tuple[int, bool]]:
-        """Return the code points between the delimiters, and whether each was an escape."""
+        """Return (code point, is_escaped) of each character between the delimiters. `is_escaped` is
+        True for an escape.
+        """
         found = []
         for match in _CHARACTER.finditer(token.text[1:-1]):
             plain, escaped = match["plain"], match["escaped"]
@@ -231,7 +237,10 @@ class _Converter:
 
 
 def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
-    """Return a regular expression of one character; code points by number need no escapes."""
+    """Return a Lark terminal that matches one character in `ranges`, or outside them if `negated`.
+
+    Code points are written as numbers, which need no escapes.
+    """
     if not ranges:
         return "/(?s:.)/"
     body = "".join(

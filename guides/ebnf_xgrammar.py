@@ -1,9 +1,10 @@
 """Rewriting of EBNF grammars so that every release of xgrammar compiles them.
 
-Releases up to 0.1.18 expand a rule by recursion, and a left-recursive rule overflows the stack of
-the engine's process. A repetition of something that may be empty is internally such a rule:
-xgrammar writes ``x*`` as ``r ::= "" | x r``. The rewritten repetition repeats only the non-empty
-texts, which gives the same language; left-recursive rules are refused.
+Releases of xgrammar up to 0.1.18 expand a rule by recursion. A left-recursive rule overflows the
+stack of the engine's process and ends it. Left-recursive rules are therefore refused. xgrammar also
+converts ``x*`` to ``r ::= "" | x r``, which is left-recursive if ``x`` can match the empty text.
+Such a repetition is rewritten to repeat only the non-empty texts of ``x``, which gives the same
+language.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from guides.ebnf import parts_of, to_lark
 
-# Whether an element can be the empty text.
+# How an element relates to the empty text: it never matches "", can match "", or matches only "".
 _NEVER, _SOMETIMES, _ALWAYS = range(3)
 _EMPTY = '""'
 _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
@@ -21,10 +22,11 @@ _BOUNDS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 
 @dataclass(slots=True)
 class _Element:
-    """A string, class, rule's name or group, with its repetition.
+    """A string, character class, rule reference or group, with its repetition.
 
-    `group` has a group's alternatives; `most` is None for an unlimited repetition. `inner` says
-    whether the element is empty (never, sometimes, always) without its repetition, `outer` with it.
+    `group` has the alternatives of a group. `most` is None for an unlimited repetition. `inner` is
+    `_NEVER`, `_SOMETIMES` or `_ALWAYS`: when the element without its repetition matches the empty
+    text. `outer` is the same with the repetition.
     """
 
     kind: str
@@ -43,11 +45,11 @@ _Alternatives = list[list[_Element]]
 def to_xgrammar(ebnf: str) -> str:
     """Return the grammar in a form that every release of xgrammar compiles.
 
-    An empty alternative is ``""``, and each rule has one line, as releases up to 0.1.18 require.
-    Raises ValueError for text that is no EBNF, and for a left-recursive rule.
+    Empty alternatives are written as ``""``, and each rule is on one line, as releases up to 0.1.18
+    require. Raise ValueError for text that is no EBNF, and for a left-recursive rule.
     """
     if "::=" not in ebnf:
-        # vLLM also accepts Lark, and converts it.
+        # Name Lark in the message: vLLM also accepts Lark, so clients may send it.
         raise ValueError(
             "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
             "not Lark (docs/structured-output.md#grammars)"
@@ -84,14 +86,14 @@ def _parse(ebnf: str) -> dict[str, _Alternatives]:
 
 
 def _repeat(sequence: list[_Element], sign: str) -> None:
-    """Repeat the last element of a sequence."""
+    """Apply the repetition `sign`, such as ``*`` or ``{2,3}``, to a sequence's last element."""
     if sign in _BOUNDS:
         least, most = _BOUNDS[sign]
     else:
         low, comma, high = sign[1:-1].partition(",")
         least = int(low)
         most = (int(high) if high.strip() else None) if comma else least
-        # Without white space, and with ASCII digits.
+        # Write the count without white space and with ASCII digits.
         sign = f"{{{least},{'' if most is None else most}}}" if comma else f"{{{least}}}"
     element = sequence[-1]
     if most == 0:
@@ -101,11 +103,11 @@ def _repeat(sequence: list[_Element], sign: str) -> None:
 
 
 class _Emptiness:
-    """Computation of which elements may be empty, each rule once.
+    """Computation of which elements can match the empty text.
 
-    A sequence is read up to its first element that is never empty: the names before it are those
-    that the rule may begin with. So a name met inside its own rule is left-recursive, and no rule
-    has to be read again.
+    Each sequence of a rule is read up to the first element that is never empty. The rules named
+    before it are those with which the rule can begin. If reading these rules leads to the first
+    rule again, the rule is left-recursive. Otherwise, each rule is read once.
     """
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
@@ -113,16 +115,17 @@ class _Emptiness:
         self._rules = rules
 
     def find(self) -> None:
-        """Find all. Raises ValueError for a left-recursive rule."""
+        """Set `inner` and `outer` of all elements. Raise ValueError for a left-recursive rule."""
         for name in self._rules:
             self._find_rule(name)
-        # The remaining elements of each sequence; all rules are known now.
+        # Now that all rules are known, set the remaining elements of each sequence.
         for alternatives in self._rules.values():
             for _ in self._read_all(alternatives, to_end=True):
                 raise AssertionError("a rule is unknown")
 
     def _find_rule(self, name: str) -> None:
-        # A stack of generators: a chain of rules may be longer than Python's recursion allows.
+        # Use a stack of generators in place of recursion: a chain of rules may exceed Python's
+        # recursion limit.
         started: dict[str, Generator[str, None, int]] = {}
         waiting = [name] if name not in self.of_rules else []
         while waiting:
@@ -146,7 +149,10 @@ class _Emptiness:
     def _read_all(
         self, alternatives: _Alternatives, *, to_end: bool = False
     ) -> Generator[str, None, int]:
-        """Yield the rules that must be known first; return whether the alternatives are empty."""
+        """Yield names of rules that the caller must find before it resumes this generator.
+
+        The generator returns when the alternatives are empty: `_NEVER`, `_SOMETIMES` or `_ALWAYS`.
+        """
         found = set()
         for sequence in alternatives:
             least = _ALWAYS
@@ -175,7 +181,8 @@ class _Writer:
     def __init__(self, rules: dict[str, _Alternatives], empty: dict[str, int]) -> None:
         self._rules = rules
         self._empty = empty
-        # Names of the added rules for the non-empty texts of other rules.
+        # By name of a rule: the name of an added rule that matches only the first rule's non-empty
+        # texts.
         self._filled: dict[str, str] = {}
 
     def write(self) -> str:
@@ -207,9 +214,10 @@ class _Writer:
         return f"( {' | '.join(map(self._sequence, element.group))} )"
 
     def _filled_base(self, element: _Element) -> Iterable[str]:
-        """Yield non-empty alternatives whose repetition equals the repetition of the element.
+        """Yield alternatives that never match the empty text, and whose repetition matches the same
+        texts as the repetition of `element`.
 
-        An alternative whose elements may all be empty becomes one alternative for each of them.
+        If all elements of an alternative can be empty, each becomes an alternative of its own.
         """
         if element.inner == _NEVER:
             yield self._base(element)

@@ -1,11 +1,12 @@
 """Rewriting of regular expressions to the subset that every release of xgrammar compiles.
 
-Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an alternative that
-is empty unless it is the last of a group. The rewritten expression matches the same texts: an empty
-alternative becomes ``(...)?``, and each group a plain one. A guide matches a complete text, so
-``^`` at its beginning and ``$`` at its end are empty, and refused elsewhere.
+Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an empty
+alternative that is not the last of its group. The rewritten expression matches the same texts. A
+group with an empty alternative becomes ``(...)?``, and each ``(?:...)`` becomes ``(...)``. A guide
+always matches a complete text. So ``^`` at the beginning and ``$`` at the end match the empty text;
+elsewhere they are refused.
 
-Releases up to 0.1.18 overflow the stack on a repetition of something that may be empty. The
+Releases up to 0.1.18 overflow the stack on a repetition of something that can be empty. The
 rewritten repetition repeats only the non-empty texts, which gives the same language: ``(a?b*)+``
 becomes ``(a|b)*``.
 """
@@ -16,7 +17,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Splits every text in exactly one way, in linear time: an unclosed part extends to the end.
+# Splits any text into parts, in exactly one way and in linear time. An unclosed class or group name
+# extends to the end.
 _EXPRESSION = re.compile(
     r"""
       (?P<escape> \\ (?s:.) | \\ \Z )
@@ -35,9 +37,9 @@ _CLASS_PART = re.compile(r"\\.|\[|--|&&|~~", re.DOTALL)
 MAX_DEPTH = 100
 
 Part = tuple[str, str]
-"""Kind and text of a part of an expression.
+"""(kind, text) of a part of an expression.
 
-Kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
+The kinds are ``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` and ``part``.
 """
 
 
@@ -49,11 +51,13 @@ def parts_of(expression: str) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class _Element:
-    """A character, class or group, with its repetition. `empty` marks an element without text.
+    """A character, class or group, with its repetition.
 
-    `begins` marks an element with ``^``, which must be the first, and `ends` one with ``$``.
-    `filled` is "" for an element that is never empty. For others it has non-empty alternatives that
-    mean the same as the element when repeated.
+    `empty` is True if the element matches only the empty text. `begins` is True for ``^`` and a
+    group with ``^``, which must be the first element. `ends` is the same for ``$``, which must be
+    the last. `filled` is "" if the element never matches the empty text. Otherwise it has
+    alternatives that do not match the empty text, and whose repetition matches the same texts as
+    the repetition of the element.
     """
 
     text: str
@@ -73,11 +77,12 @@ class _Group:
     alternatives: list[list[_Element]] = field(default_factory=lambda: [[]])
 
     def element(self) -> _Element:
-        """Return the closed group."""
+        """Return the group as an element of the surrounding group."""
         elements = [element for each in self.alternatives for element in each]
         begins = any(element.begins for element in elements)
         ends = any(element.ends for element in elements)
-        # Compilers have no anchors within a group; where anchors are allowed they are empty.
+        # Leave out anchors: compilers do not support them within a group, and where they are
+        # allowed they match the empty text.
         full = [_without_anchors(each) for each in self.alternatives if not _is_empty(each)]
         if not full:
             return _Element("", empty=True, begins=begins, ends=ends)
@@ -93,10 +98,12 @@ class _Group:
         first, *others = self.alternatives
         if _is_empty(first) and not others:
             anchors = _written(first)
-            # Releases crash on an expression without any element.
+            # Write an empty group, because releases of xgrammar crash on an expression without any
+            # element.
             return f"^(){anchors.removeprefix('^')}" if anchors.startswith("^") else f"(){anchors}"
         if any(map(_is_empty, self.alternatives)):
-            # Compilers do not support an anchor within a group.
+            # Write the alternatives as one optional group, without anchors: compilers do not
+            # support an anchor within a group.
             bare = [_without_anchors(each) for each in self.alternatives]
             return _Group(bare).element().written() or "()"
         return "|".join(map(_written, self.alternatives))
@@ -107,10 +114,10 @@ _UNKNOWN_ESCAPES = {"\\": "no character comes after it", "\\p": _UNICODE, "\\P":
 
 
 def to_xgrammar(expression: str) -> str:
-    """Return the expression in a form that every release compiles.
+    """Return the expression in a form that every release of xgrammar compiles.
 
-    Raises ValueError for what xgrammar throws on and this cannot rewrite. An otherwise malformed
-    expression is returned unchanged, for the compiler to refuse.
+    Raise ValueError for an expression on which xgrammar throws and that cannot be rewritten. An
+    expression with an unclosed group or class is returned unchanged: the compiler refuses it.
     """
     groups = [_Group()]
     for kind, text in parts_of(expression):
@@ -138,7 +145,7 @@ def to_xgrammar(expression: str) -> str:
         else:
             if kind == "escape" and (what := _UNKNOWN_ESCAPES.get(text)):
                 raise ValueError(f"{text}: {what}")
-            # An unmatched closing bracket is a character.
+            # Escape a closing bracket that closes nothing: it is an ordinary character.
             literal = f"\\{text}" if text in ("]", "}") else text
             begins, ends = text == "^", text == "$"
             _append(current, _Element(literal, empty=begins or ends, begins=begins, ends=ends))
@@ -182,7 +189,9 @@ def _repeated(element: _Element, sign: str) -> _Element:
 
 
 def _class(text: str) -> str:
-    """Return a class with escaped brackets, which every dialect reads alike."""
+    """Return a character class with its inner brackets escaped, so that all dialects read it in the
+    same way.
+    """
     start = 2 if text[1] == "^" else 1
     body = text[start:-1]
     if body.startswith("]"):

@@ -1,4 +1,4 @@
-"""Reasons why a guide is invalid, in words for clients."""
+"""Conversion of llguidance's error messages to messages for clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ NOTHING_FITS = "there is no token that it allows"
 
 
 def reason(error: str) -> str:
-    """Return llguidance's error message in one line, without its drawing of the position."""
+    """Return llguidance's error message as one line, without the excerpt that marks the position of
+    the error.
+    """
     if error.startswith("NoExtension"):
         return NOTHING_FITS
     if error.startswith("panic"):

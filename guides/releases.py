@@ -12,33 +12,36 @@ from math import inf
 from guides.schema.lengths import Form
 
 MAX_COST_US = 250_000
-"""Half of the CPU time that compiling an accepted guide may take, as machines differ."""
+"""Limit of the estimated CPU time of a guide. Machines differ, so an accepted guide may take up to
+twice as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of one compiler.
+    """Costs of one compiler, in microseconds unless stated otherwise.
 
-    `character` is a character of a name, value or string, `schema` a schema without its parts, and
-    `optional` a pair of optional properties of one object. `reference` is a pair of references to
-    one definition. `open_character` is a character of the
-    names of properties whose object allows others: a beginning that names share counts once.
+    `character` is the cost of a character of a name, value or string, `schema` that of a schema
+    without its subschemas, and `optional` that of each pair of optional properties in one object.
+    `reference` is the cost of each pair of references to one definition. `open_character` is the
+    cost of a character in the property names of an object that allows other properties; a prefix
+    that names share counts once. `length` is the cost of each character of a string's minLength or
+    maxLength if these are sent as keywords, and `max_length` limits that cost. `length_form` is how
+    the gateway sends a maximum length. `item` and `max_items` are the same as `length` and
+    `max_length` for the number of items of an array. `digits` is a factor of the cost of number
+    ranges.
 
-    `length` and `max_length` are a string of a limited length that is sent as keywords: for each
-    character, and at most. `length_form` is how the gateway sends a maximum length.
-    `item` and `max_items` are the same of an array. `digits` multiplies what a range of numbers
-    costs.
+    `loop` is a factor for positions from which a token can reach several loops such as ``.{3,}``.
+    Each loop after the first adds `loop` times the normal cost of the position.
 
-    `loop` is what each further loop such as ``.{3,}`` adds to a position from which a token gets to
-    several, as a multiple of what the position costs otherwise.
-
-    `classes` multiplies what a class of characters costs. A class that is repeated is compiled at
-    most `max_repeats` times. `merges` is False for a compiler that follows each way to read a text
-    by itself.
+    `classes` is a factor of the cost of character classes. A repeated class is compiled at most
+    `max_repeats` times. `merges` is False for a compiler that does not merge equal states, so it
+    follows each way to match a text separately.
     """
 
     character: float = 6
-    schema: float = 100  # less than it takes, so that 150 tools beside a format are served: 0.47 s
+    # Below the real cost, so that 150 tools with a response format are accepted (0.47 s).
+    schema: float = 100
     optional: float = 5
     reference: float = 9
     open_character: float = 5_500
@@ -55,7 +58,9 @@ class Costs:
 
 
 NEWEST = Costs()
-"""No release from 0.1.25 to 0.1.33 takes longer; 0.2 does for limited lengths of strings only."""
+"""Costs of the slowest of the releases 0.1.25 to 0.1.33. Release 0.2 takes longer for strings of
+limited length only.
+"""
 _UNROLLED = replace(
     NEWEST,
     character=10,
@@ -68,13 +73,13 @@ _UNROLLED = replace(
     max_repeats=10_000,
 )
 _BY_RELEASE = (
-    # Compiles each character of a text for the whole vocabulary.
+    # Releases before 0.1.20 match the complete vocabulary for each character of a text.
     (
         (0, 1, 20),
         replace(_UNROLLED, character=650, schema=12_000, digits=22, classes=2, merges=False),
     ),
     ((0, 1, 25), _UNROLLED),
-    # Limited lengths and repeated classes are one state there.
+    # In 0.1.25 and 0.1.26, a limited length or a repeated class is one state.
     (
         (0, 1, 27),
         replace(
@@ -93,9 +98,10 @@ _SINCE_0_2 = replace(NEWEST, length_form="class")
 
 
 def find_costs(release: str) -> Costs:
-    """Return the costs of a release such as ``0.1.25``; of 0.1.25 to 0.1.33 for an empty text.
+    """Return the costs of a release such as ``0.1.25``. For an empty text, return those of 0.1.25
+    to 0.1.33.
 
-    Raises ValueError for a text that is no release.
+    Raise ValueError for a text that is no release.
     """
     if not release:
         return NEWEST

@@ -1,11 +1,12 @@
-"""A process that compiles guides which strangers wrote, so that nothing else has to.
+"""Worker process that compiles guides. Clients write them, so compiling may crash or exhaust the
+process.
 
-`python -m guides.worker [RELEASE]` reads one request a line, which is
-``[kind, text, backend, best_effort]`` in JSON, and answers each with a line: ``[verdict, size]``,
-where `verdict` has the fields of `Verdict`, and `size` is the memory in bytes that the process has
-now. Under the JSON paths `best_effort`, what
-cannot be enforced of a schema is left out. A guide that takes more CPU time or memory than it may
-ends the process by a signal, and so may one that breaks the compiler: that is why it is one.
+`python -m guides.worker [RELEASE]` reads one request a line, which is ``[kind, text, backend,
+best_effort]`` in JSON, and answers each with a line ``[verdict, size]``. `verdict` has the fields
+of `Verdict`, and `size` is the memory in bytes that the process uses now. In schemas below the JSON
+paths `best_effort`, keywords that cannot be enforced are left out. A guide that exceeds the limit
+of CPU time ends the process by a signal, and a guide that crashes the compiler ends it, too. The
+gateway then starts another process.
 
 See decision 018 in docs/decisions.
 """
@@ -36,9 +37,11 @@ from guides.schema.rewrite import rewrite, write
 from guides.schema.sharing import share
 
 CPU_S = 2
-"""A usual schema takes 3 ms, and the largest that `limits` lets pass some hundred."""
-_MEMORY = 1 << 30  # address space; the process itself takes 100 MiB of it
-# So many parts of a schema are compiled to find the one that is wrong.
+"""Limit of CPU time in seconds for each guide. A usual schema takes 3 ms, the largest that `limits`
+accepts a few hundred.
+"""
+_MEMORY = 1 << 30  # limit of the address space in bytes; the process without a guide takes 100 MiB
+# Limit of subschemas that are compiled separately to find the one that is wrong.
 _MAX_PARTS = 100
 _MAX_BOUND_COSTS_US = (50_000, 10_000, 2_000, 500)
 
@@ -51,21 +54,27 @@ def _compiles(expression: str) -> str | None:
 
 
 class Checker:
-    """Compiles for a vocabulary of single bytes: whether a guide is one depends on no other."""
+    """Checker of guides. It compiles for a vocabulary of single bytes, because the vocabulary does
+    not affect whether a guide is valid.
+    """
 
     def __init__(self, release: str = "") -> None:
-        """`release` is that of the engines' xgrammar; empty if it may be any since 0.1.25."""
+        """Create the checker. `release` is the release of xgrammar in the engines; empty for any
+        release since 0.1.25.
+        """
         self._costs = find_costs(release)
         self._bytes = LLTokenizer("byte")
-        # With the parser's state an error would be long and mean nothing to a client.
+        # Leave the parser's state out of error messages: it is long and means nothing to a client.
         self._limits = LLParserLimits(verbose_errors=False)
 
     def verdict(
         self, kind: Kind, text: str, backend: Backend, best_effort: Sequence[str] = ()
     ) -> Verdict:
-        """Return what becomes of a guide; the schema of one is written anew.
+        """Return whether a guide is accepted, and the text to send to the engine, in which schemas
+        are rewritten.
 
-        Under the JSON paths `best_effort`, what cannot be enforced of a schema is left out.
+        In schemas below the JSON paths `best_effort`, keywords that cannot be enforced are left
+        out.
         """
         try:
             check_length(text)
@@ -85,7 +94,7 @@ class Checker:
         text = self._written(schema, backend, enforcement)
         refusal = self._refusal("json_schema", text, backend)
         if refusal is not None and best_effort and backend == "xgrammar":
-            # Bounds that take long to compile are left out, the heaviest first.
+            # Leave out best-effort bounds that take long to compile, the most costly first.
             for max_cost in _MAX_BOUND_COSTS_US:
                 lighter = Enforcement(best_effort, self._costs, max_cost)
                 written = self._written(schema, backend, lighter)
@@ -93,7 +102,8 @@ class Checker:
                     text, enforcement = written, lighter
                     break
         if refusal is not None and best_effort:
-            # Expressions are compiled alone where the schema as a whole does not compile.
+            # The schema still does not compile: compile each regular expression separately, and
+            # leave out those that fail.
             enforcement = Enforcement(best_effort, self._costs, _MAX_BOUND_COSTS_US[-1])
             why_not = partial(self._refusal, "regex", backend=backend)
             text = self._written(schema, backend, enforcement, why_not)
@@ -112,7 +122,10 @@ class Checker:
         return _dumped(share(written, self._costs) if backend == "xgrammar" else written)
 
     def _place(self, schema: Any, backend: Backend, refusal: str) -> tuple[str, str]:
-        """The JSON path of the smallest part that alone is refused by the compiler, and why."""
+        """Return (JSON path, reason) of the smallest subschema that the compiler refuses.
+
+        Without such a subschema, return the path of the schema and `refusal`.
+        """
         place, left = "$", _MAX_PARTS
         keys: list[str | int] = []
         parts = iter(subschemas(schema))
@@ -122,7 +135,7 @@ class Checker:
             try:
                 text = _dumped(rewrite(schema, backend, pointer([*keys, *below])))
                 alone = self._refusal("json_schema", text, backend)
-            except ValueError:  # of no use without what stands beside it
+            except ValueError:  # this subschema cannot be compiled alone
                 continue
             if alone is not None:
                 place, refusal, keys = step(place, *below), alone, [*keys, *below]
@@ -162,7 +175,10 @@ def main() -> None:
 
 
 def _size() -> int:
-    """Resident memory in bytes. `ru_maxrss` would begin with that of the parent."""
+    """Return the resident memory of this process in bytes.
+
+    `ru_maxrss` is no substitute, because it includes the parent's memory at the time of the fork.
+    """
     resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(resident) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""Encoding of a converted adapter: the same bytes on disk and in Redis.
+"""Binary format of a converted adapter, used on disk and in Redis.
 
 Little-endian, version 1::
 
@@ -12,7 +12,7 @@ Little-endian, version 1::
     ...  zeros up to the next multiple of 4096
     ...  weights [rows, width], to the end
 
-All lengths follow from rows and width, so no other field can contradict them.
+The lengths of all parts are computed from rows and width. No other field states a length.
 
 See decision 061 in docs/decisions.
 """
@@ -33,12 +33,12 @@ _CONFIG_ROW_BYTES = 12
 
 
 class CorruptBlob(Exception):
-    """The bytes are not an intact encoded version; the message names the defect."""
+    """Error for bytes that are not an intact encoded version. The message names the defect."""
 
 
 def encode(converted: Converted) -> tuple[bytes, memoryview]:
-    """Return the bytes before the weights, and the weights, to be written in this order without a
-    copy.
+    """Return (bytes before the weights, weights). Written in this order, they are the encoded
+    adapter. The weights are not copied.
     """
     fields = _FIELDS.pack(
         _MAGIC,
@@ -54,15 +54,15 @@ def encode(converted: Converted) -> tuple[bytes, memoryview]:
 
 
 def encoded_bytes(converted: Converted) -> int:
-    """Return the size of the encoded adapter."""
+    """Return the size of the encoded adapter in bytes."""
     return _weights_offset(converted.rows) + converted.nbytes
 
 
 def decode(blob: bytes, digest: str) -> Converted:
     """Decode the adapter in `blob`, verifying every byte. Raise `CorruptBlob` if it is damaged.
 
-    `digest` is the digest under which the bytes were stored. The weights are not copied: they are
-    the verified bytes, in memory that cannot change.
+    `digest` is the digest under which the bytes were stored. The returned weights are a view of
+    `blob`, which is immutable, so they cannot change after the check.
     """
     dtype, rows, width = read_header(blob[:HEADER_BYTES], len(blob), digest)
     offset = _weights_offset(rows)
@@ -79,10 +79,11 @@ def decode(blob: bytes, digest: str) -> Converted:
 
 
 def read_header(head: bytes, size: int, digest: str) -> tuple[Dtype, int, int]:
-    """Return data type, rows and width from the first HEADER_BYTES of a version of `size` bytes.
+    """Return (data type, rows, width) from `head`, the first HEADER_BYTES of an encoded version.
+    `size` is the size of the complete version in bytes.
 
-    Reading the header first avoids allocating memory for a damaged version. Raise `CorruptBlob` if
-    the header is invalid.
+    Callers read the header first, so they allocate no memory for a damaged version. Raise
+    `CorruptBlob` if the header is invalid.
     """
     if len(head) < HEADER_BYTES:
         raise CorruptBlob(f"{len(head)} bytes are too few for a header")

@@ -1,4 +1,4 @@
-"""Deletion of versions that no record names any more, on disk and in Redis."""
+"""Garbage collection of adapter versions, on disk and in Redis, that no record names any more."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from lora_store.redis import RedisTier
 
 
 class VersionCollector:
-    """Deletes unnamed versions after a grace time, counted from the last put and from the last
-    name.
+    """Garbage collector of versions that no record names.
 
-    Until then, a request that resolved the version may still be queued, and read it.
+    A version is deleted once its last put, and the last time that a record named it, are both
+    longer ago than the grace time.
+
+    During the grace time, a queued request that resolved the version earlier can still read it.
     """
 
     def __init__(self, disk: Disk, link: Link, memory: MemoryTier) -> None:
         self._disk = disk
         self._link = link
         self._memory = memory
-        # Time at which each was first found without a name, by the monotonic clock.
+        # By digest: the monotonic time at which the version was first found without a name.
         self._unnamed: dict[str, float] = {}
 
     async def collect(self, in_use: Callable[[], set[str]], grace_s: float) -> None:
-        """Delete versions that are outside `in_use()`, the versions that records name.
+        """Delete the versions that no record names, after `grace_s` seconds. `in_use()` returns the
+        digests of the named versions.
 
-        `in_use` is called again before each deletion, since the version may have been added again.
-        Do nothing while a record is in quarantine: its versions may still be in use.
+        `in_use` is called again before each deletion, because a record may name the version again.
+        Nothing is deleted while a record is in quarantine, because the versions that it names may
+        be in use.
         """
         if await self._link.run(self._disk.has_bad_records):
             return

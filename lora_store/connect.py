@@ -1,10 +1,11 @@
 """Clients for a `RedisUrl`: one server, the master of a sentinel's service, or a cluster.
 
-The redis-py clients differ by type, but take the same commands on one key each. None retries by
-itself: only the caller knows what a lost answer means.
+The redis-py clients of the three types accept the same commands, as long as each command has one
+key. No client retries a command: only the caller knows whether a command whose answer was lost may
+be repeated.
 
-redis-py is imported on first use everywhere: a gateway without Redis saves 9 MiB, with the metrics
-that redis-py imports. `load` imports it earlier, where that is better.
+All modules import redis-py on first use, because redis-py and what it imports take 9 MiB that a
+gateway without Redis need not spend. `load` imports redis-py at a chosen time.
 
 `list_undocumented` lists the undocumented names of redis-py that this module uses.
 
@@ -27,7 +28,9 @@ from lora_store.redis_url import RedisUrl
 
 @cache
 def load() -> Any:
-    """Import redis-py with its modules `asyncio`, `cluster`, `exceptions` and `sentinel`."""
+    """Import and return redis-py with its modules `asyncio`, `cluster`, `exceptions` and
+    `sentinel`.
+    """
     redis = import_module("redis")
     for part in ("asyncio", "cluster", "sentinel"):
         import_module(f"redis.{part}")
@@ -35,9 +38,10 @@ def load() -> Any:
 
 
 def list_undocumented() -> Mapping[type, tuple[str, ...]]:
-    """Return the undocumented names of redis-py that this module uses, by class.
+    """Return the undocumented attributes of redis-py that this module uses, by class.
 
-    It also uses `redis.connection.parse_url`, which makes a connection's arguments of a URL.
+    This module also uses `redis.connection.parse_url`, which converts a URL to the arguments of a
+    connection.
     """
     redis = load()
     return {
@@ -63,22 +67,24 @@ def connect(
     connect_timeout_s: float,
     connections: WeakSet[Any] | None = None,
 ) -> Any:
-    """Return a client for use from threads.
+    """Return a redis-py client that several threads may use.
 
-    A cluster is asked for its servers now, so redis-py's errors may be raised; other clients
-    connect with their first command.
+    For a cluster, the list of its servers is requested now, so redis-py's errors may be raised. The
+    other clients connect with their first command.
 
     Args:
         url: the server, the sentinels or the cluster.
-        timeout_s: limit of each command at one server.
-        connect_timeout_s: limit of each connect.
-        connections: receives the client's connections, except those of a cluster's client.
+        timeout_s: seconds that each command may take at one server.
+        connect_timeout_s: seconds that each connect may take.
+        connections: set to which the client adds each connection it makes. A cluster's client adds
+            none.
     """
     redis = load()
     server = with_memory_files(url.server)
     direct = redis.connection.parse_url(server)
     begin = partial(greet, WeakSet() if connections is None else connections)
-    # redis-py's annotations allow str or awaitables, by version; these clients return neither.
+    # Typed as Any: redis-py's annotations allow strings or awaitables as results, depending on its
+    # release, but these clients return neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -99,7 +105,7 @@ def connect(
     if options.pop("connection_class", None) is not None:
         tls["ssl"] = True
         managed = redis.sentinel.SentinelManagedSSLConnection
-    # Sentinels are asked while connecting, so they get the time limit of connecting.
+    # Both timeouts are the connect timeout: sentinels are queried as part of each connect.
     to_sentinels = {
         "socket_timeout": connect_timeout_s,
         "socket_connect_timeout": connect_timeout_s,
@@ -113,13 +119,13 @@ def connect(
 
 
 def make_no_retry() -> Any:
-    """Return the `Retry` of a client that never retries."""
+    """Return a redis-py `Retry` object that never retries."""
     redis = load()
     return redis.retry.Retry(redis.backoff.NoBackoff(), 0)
 
 
 def close(client: Any) -> None:
-    """Close every connection, also those to the sentinels."""
+    """Close every connection of `client`, including its connections to sentinels."""
     client.close()
     finder = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     for sentinel in [] if finder is None else finder.sentinels:
@@ -127,7 +133,11 @@ def close(client: Any) -> None:
 
 
 def server_of(client: Any, key: str) -> Any:
-    """Return the client of the server that has `key`, by the current knowledge of `client`."""
+    """Return a client of the server that stores `key`.
+
+    For a cluster, this is the server that stores `key` according to the client's current slot
+    table, which may be out of date.
+    """
     if isinstance(client, load().RedisCluster):
         node = client.get_node_from_key(key)
         return client.get_redis_connection(node)
@@ -135,7 +145,9 @@ def server_of(client: Any, key: str) -> Any:
 
 
 def channel_url(url: RedisUrl, client: Any) -> str:
-    """Return the URL of a server at which all published messages can be received; asks for it now.
+    """Return the URL of a server at which all published messages can be received.
+
+    A sentinel is queried for the master's address now.
 
     In a cluster, every server forwards what is published at any server.
     """

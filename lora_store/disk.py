@@ -5,8 +5,8 @@
 ``quarantine/``                copies that failed verification, for inspection
 ``lock``                       held (flock) while records are changed
 
-A file appears by rename after its content is on the disk, so no file is half-written. Files are not
-memory-mapped: later changes to a file affect neither data that was read nor its readers.
+Each file is written under a temporary name, synced and then renamed, so no file is half-written.
+Files are not memory-mapped, so a later change to a file does not affect data that was already read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Disk:
     def _remove_leftovers(self) -> None:
         """Remove unfinished writes of processes that were killed."""
         limit = time.time() - _LEFTOVER_S
-        # Only of versions and records: other modules clean up the rest of the folder.
+        # Remove leftovers of versions and records only. Other modules clean up the rest of the
+        # folder.
         for path in chain(self._versions.glob("*/.*.tmp"), self._names.glob(".*.tmp")):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit:
@@ -67,20 +68,20 @@ class Disk:
         return self._version_path(digest).exists()
 
     def find_missing(self, digests: Iterable[str]) -> list[str]:
-        """Return those of the versions that are not on this disk."""
+        """Return the digests whose versions are not on this disk."""
         return [digest for digest in digests if not self.has(digest)]
 
     def nbytes(self, digest: str) -> int:
-        """Return the size of a version's file in bytes, 0 without a file."""
+        """Return the size of a version's file in bytes, 0 if the file does not exist."""
         try:
             return self._version_path(digest).stat().st_size
         except OSError:
             return 0
 
     def get(self, digest: str) -> Converted | None:
-        """Return the version, verified and in memory of its own; None if it does not exist.
+        """Read and verify a version. Return None if it is not on this disk.
 
-        A damaged copy is moved to quarantine, and `CorruptBlob` is raised.
+        Raise `CorruptBlob` for a damaged copy, after moving it to quarantine.
         """
         path = self._version_path(digest)
         try:
@@ -111,8 +112,9 @@ class Disk:
         """Store a version, unless an intact copy exists."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
-                # Renew its age, as it is in use again. If it was just deleted as unused, it is
-                # written again.
+                # Set the file's time to now, because the version is in use again and the collector
+                # must not delete it. If the collector has just deleted the file, utime fails and
+                # the version is written again.
                 path = self._version_path(converted.digest)
                 with self.lock():
                     os.utime(path)
@@ -121,7 +123,7 @@ class Disk:
         self.receive(converted.digest, encode(converted))
 
     def receive(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Write an encoded version as it arrives. Reading verifies it."""
+        """Write an encoded version without verifying it; `get` verifies it later."""
         path = self._version_path(digest)
         path.parent.mkdir(exist_ok=True)
         write_durably(path, chunks)
@@ -131,8 +133,8 @@ class Disk:
         deleted.
         """
         path = self._version_path(digest)
-        # A concurrent put either renews the file's age, or comes later and finds the version
-        # missing.
+        # Under the lock, a concurrent put either renews the file's time before this check, or runs
+        # after it and writes the deleted version again.
         with self.lock(), contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime <= time.time() - older_than_s:
                 path.unlink()
@@ -153,12 +155,14 @@ class Disk:
     # Records.
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that excludes others from changing records and deleting versions."""
+        """Return a context manager. While it is entered, no other thread or process changes records
+        or deletes versions.
+        """
         return lock_file(self._root / "lock")
 
     def records(self) -> dict[str, Record]:
-        """Return all records by name. Unreadable ones are moved to quarantine; see
-        `has_bad_records`.
+        """Return all records by name. Unreadable records are moved to quarantine and left out;
+        `has_bad_records` then returns True.
         """
         records: dict[str, Record] = {}
         for path in self._names.glob("*.json"):
@@ -179,8 +183,8 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        # The record is in force: a leftover in quarantine only delays the deletion of unused
-        # versions.
+        # Remove the name's unreadable record from quarantine. An error is ignored: the new record
+        # is already stored, and the leftover only delays the deletion of unused versions.
         with contextlib.suppress(OSError):
             (self._quarantine / path.name).unlink(missing_ok=True)
 
@@ -189,7 +193,9 @@ class Disk:
         return _identity(self._names.stat())
 
     def has_bad_records(self) -> bool:
-        """Return True if a record is in quarantine: the versions in use are then not all known."""
+        """Return True if a record is in quarantine. The versions that it names are unknown, so any
+        version may be in use.
+        """
         return self._has_unmovable_file or any(self._quarantine.glob("*.json"))
 
     def _record(self, path: Path) -> Record | None:
@@ -223,13 +229,15 @@ class Disk:
         target = self._quarantine / path.name
         try:
             path.replace(target)
-            # Another process may have replaced the damaged file by a good one since it was read.
+            # Move the file back if it is not the damaged one: another process may have replaced the
+            # damaged file by a good one since it was read.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
         except FileNotFoundError:
             pass
         except OSError:
-            # the disk is read-only; files that can be read still count
+            # The disk is probably read-only: remember the bad file, and continue to read the other
+            # files.
             self._has_unmovable_file = True
 
 
@@ -243,13 +251,13 @@ def _checksum(value: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` against other processes and threads.
+    """Hold an exclusive lock on the file `path`, against other processes and threads.
 
-    A disk that the kernel made read-only after an error can still be locked: changes of others are
-    still read from it and from Redis.
+    On a disk that the kernel remounted read-only after an error, the existing lock file is opened
+    for reading and locked. Records can then still be read.
     """
     try:
-        # NFS locks only files that are open for writing
+        # Open for writing: NFS grants exclusive locks only on such files.
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES):
@@ -263,7 +271,9 @@ def lock_file(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Replace a file atomically. On an error, the old file remains, and nothing else."""
+    """Replace a file atomically with the content `chunks`. On an error, the old file remains
+    unchanged and no temporary file is left.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -276,7 +286,8 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         try:
             os.fsync(folder)
         except OSError as error:
-            # All processes see the new file; only a power failure could restore the old one.
+            # Log the error and continue: all processes see the new file already, and only a power
+            # failure could restore the old one.
             _LOG.error("%s may not outlast a loss of power: %s", path, error)
     except BaseException:
         with contextlib.suppress(OSError):

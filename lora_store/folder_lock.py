@@ -1,6 +1,6 @@
-"""A lock file that lets one process of a machine work in a folder.
+"""Lock file with which one process of a machine reserves a folder.
 
-The lock ends with the process, however it ends, and the file remains.
+The kernel releases the lock when the process ends, even if it is killed. The file remains.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class FolderLock:
-    """A lock that is not held at first. Methods raise `OSError`."""
+    """Exclusive lock on one file, not held at first. Methods raise `OSError`."""
 
     def __init__(self, path: Path, *, mode: int = 0o666) -> None:
-        """Use the file `path`. `mode` is the mode of a new file: any user who may open it may lock
-        it.
+        """Use the lock file `path`. `mode` is the permission mode if the file is created: each user
+        who may open the file may lock it.
         """
         self._path = path
         self._mode = mode
@@ -27,7 +27,7 @@ class FolderLock:
         return self._file >= 0
 
     def take(self) -> bool:
-        """Try to take the lock. Return True if this process holds it now."""
+        """Try to take the lock without waiting. Return True if this process holds it now."""
         if self._file < 0:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, self._mode)
             try:
@@ -41,7 +41,7 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock for other processes."""
+        """Release the lock, so that another process can take it. Do nothing if it is not held."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

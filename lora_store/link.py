@@ -1,4 +1,4 @@
-"""Threads for blocking work, and the state of the connection to Redis."""
+"""Thread pools for blocking work on disk and Redis, and the state of the connection to Redis."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _T = TypeVar("_T")
 
 
 class Link:
-    """Runs blocking work for all parts of one store. `redis` is None if the store has no Redis.
+    """Executor of blocking work for all parts of one store.
 
-    While Redis is known to be down, no caller waits for it: only `probe` asks it, other calls fail
-    or run without it at once.
+    The argument `redis` is None if the store has no Redis.
+
+    While Redis is known to be down, only `probe` sends commands to Redis. `call` fails at once, and
+    `call_or_run` runs without Redis at once.
     """
 
     def __init__(self, redis: RedisTier | None, stats: StoreStats) -> None:
@@ -29,34 +31,41 @@ class Link:
         self._stats = stats
         self._logged_up: bool | None = None
         self.failure = ""
-        """Why Redis cannot be used; empty while it can."""
+        """Reason why Redis cannot be used; empty while Redis can be used."""
         self._disk_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-disk")
-        # Separate threads: work on the disk alone does not wait for a silent Redis.
+        # Redis gets threads of its own, so work on the disk does not wait for a Redis that does not
+        # answer.
         self._redis_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-redis")
 
     @property
     def is_configured(self) -> bool:
-        """True if the store has a Redis."""
+        """True if the store is configured with a Redis, even if that Redis is down."""
         return self._redis is not None
 
     @property
     def redis(self) -> RedisTier | None:
-        """Redis, if it answered last time."""
+        """Redis tier, or None if there is none or its last command found Redis down."""
         return self._redis if self._stats.redis_up else None
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread. Raise `StoreError` in place of an `OSError` of the disk."""
+        """Run `work` in a disk thread and return its result. Raise `StoreError` in place of an
+        `OSError`.
+        """
         return await _run(self._disk_threads, work)
 
     async def call(self, work: Callable[[RedisTier], _T]) -> _T:
-        """Run `work` with Redis in a thread. Raise `StoreUnavailable` at once if Redis is down."""
+        """Run `work` with Redis in a thread and return its result. Raise `StoreUnavailable` at once
+        if Redis is known to be down.
+        """
         redis = self.redis
         if redis is None:
             raise StoreUnavailable(self.failure or "Redis is not there")
         return await self._run_counted(lambda: self._call_if_up(redis, work))
 
     async def call_or_run(self, work: Callable[[RedisTier | None], _T]) -> _T:
-        """Run `work` with Redis; run it again with None if Redis is down or refuses."""
+        """Run `work` with Redis and return its result. If Redis is down or refuses, run `work`
+        again with None in place of Redis.
+        """
         if self.redis is not None:
             try:
                 return await self.call(work)
@@ -65,7 +74,7 @@ class Link:
         return await self.run(lambda: work(None))
 
     async def probe(self, work: Callable[[RedisTier], _T]) -> _T | None:
-        """Run `work` with Redis even if it was down; return None if it fails."""
+        """Run `work` with Redis even if Redis was down last time. Return None on failure."""
         if self._redis is None:
             return None
         try:
@@ -83,9 +92,9 @@ class Link:
             self._redis.close()
 
     def _call_if_up(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
-        """Call Redis in a thread, unless it went down since.
+        """Run `work` unless Redis went down while the caller waited for a thread.
 
-        Callers that waited for a thread need not each wait for another timeout.
+        Without this check, each of several waiting callers would wait for another timeout.
         """
         if not self._stats.redis_up:
             raise StoreUnavailable("Redis is not there")
@@ -103,7 +112,7 @@ class Link:
             raise
 
     def record_failure(self, error: StoreError) -> None:
-        """Count the error of a command to Redis."""
+        """Count a failed Redis command, and mark Redis as down if it is unavailable."""
         self._stats.redis_errors += 1
         if isinstance(error, StoreUnavailable):
             self._set_up(False, str(error))

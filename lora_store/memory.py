@@ -1,4 +1,4 @@
-"""The memory tier: recently used adapters, up to a number of bytes.
+"""The memory tier: a cache of recently used adapters, bounded in bytes.
 
 See decision 060 in docs/decisions.
 """
@@ -11,10 +11,10 @@ from adapters.adapter import Converted
 
 
 class MemoryTier:
-    """Least recently used cache. A version that is larger than the limit is not stored.
+    """Least recently used cache of adapter versions. A version larger than the limit is not stored.
 
-    The bytes belong to this process, so changes to files do not affect them. Versions that are
-    being sent are referenced by their senders, in addition.
+    The bytes are in this process' memory, so changes to files do not affect them. A version that is
+    dropped while a request sends it stays in memory until that request ends, outside the limit.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""Records on disk and in Redis: joining the copies, and changing one. All functions block.
+"""Records on disk and in Redis: merging the copies, and changing one record. All functions block.
 
-`known` holds the records of this process, a third copy. It may be the only copy of a change that
-Redis accepted and lost again while the disk was full.
+`known` holds the records in this process' memory, as a third copy. If Redis accepted a change and
+lost it while the disk was full, only `known` still has the change.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _SWAP_TRIES = 50
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Records after joining.
+    """Records after merging all copies.
 
     Attributes:
-        records: the joined records, by name.
-        position: position of Redis before joining; None without Redis.
-        unwritten: records whose current copy could not be written to this disk, with the error.
-        unreadable: records whose copies in Redis this release cannot parse.
-        unshared: records that Redis lacks, as it accepts no writes now.
-        refusal: the reason for `unshared`.
+        records: the merged records, by name.
+        position: epoch and revision in Redis before merging; None without Redis.
+        unwritten: names whose record could not be written to this disk, with the error.
+        unreadable: names whose record in Redis this release cannot parse.
+        unshared: names whose record Redis lacks, because Redis refuses writes now.
+        refusal: the error with which Redis refused writes; None if it did not.
     """
 
     records: dict[str, Record]
@@ -44,13 +44,13 @@ class SyncResult:
 class ChangeResult:
     """A record after a change.
 
-    With both errors it is unknown whether the change was made.
+    If both errors are set, it is unknown whether the change was made.
 
     Attributes:
         record: the changed record.
-        shared: True if Redis has it.
-        redis_error: why Redis may lack it.
-        disk_error: why this disk lacks it.
+        shared: True if Redis has the changed record.
+        redis_error: error because of which Redis may lack the changed record.
+        disk_error: error because of which this disk lacks the changed record.
     """
 
     record: Record
@@ -60,9 +60,10 @@ class ChangeResult:
 
 
 def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> SyncResult:
-    """Join the copies of every record on disk, in Redis and in `known`, and update them all.
+    """Merge the copies of every record on disk, in Redis and in `known`, and update disk and Redis.
 
-    A copy in Redis that cannot be parsed is not changed, as it may be a newer release's.
+    A record in Redis that cannot be parsed is left unchanged, because a newer release may have
+    written it.
     """
     with disk.lock():
         local = disk.records()
@@ -85,7 +86,8 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
                 continue
             try:
                 if refusal is None:
-                    # If another change was faster, its notice starts the next sync.
+                    # The result of `swap` is ignored: if another process changed the record first,
+                    # its notice starts the next sync.
                     redis.swap(found, record)
             except WritesRefused as error:
                 refusal = error
@@ -97,11 +99,14 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
 def change(
     disk: Disk, redis: RedisTier | None, name: str, change: Change, known: Record | None
 ) -> ChangeResult:
-    """Make one atomic change of one record; `change` is `adapters.registry.Change`.
+    """Change one record atomically.
 
-    A change that Redis accepted is in force, even if this disk cannot store it. Without Redis, the
-    disk decides. An exception means that nothing changed. A copy in Redis that cannot be parsed is
-    replaced, because the change of this name was requested explicitly.
+    `change` maps the current record, or None, to the new record.
+
+    A change that Redis accepted is in force, even if this disk cannot store it. Without Redis, a
+    change that the disk stored is in force. If an exception is raised, nothing changed. A record in
+    Redis that cannot be parsed is replaced, because the change of this name was requested
+    explicitly.
     """
     with disk.lock():
         for _ in range(_SWAP_TRIES):
@@ -118,8 +123,8 @@ def change(
                 if not redis.swap(stored, record):
                     continue
             except StoreUnavailable as error:
-                # Redis may have accepted it nevertheless, so do not retry: the next sync copies it
-                # from the disk to Redis if it is missing.
+                # Do not retry, because Redis may have accepted the change. If Redis lacks it, the
+                # next sync copies it there from the disk.
                 return ChangeResult(record, redis_error=error, disk_error=_write(disk, record))
             return ChangeResult(record, shared=True, disk_error=_write(disk, record))
     raise StoreError(f"adapter {name} is being changed by others all the time")

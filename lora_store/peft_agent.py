@@ -1,8 +1,9 @@
-"""Agent beside a Triton: updates its disk to the names in Redis, and reports what it holds.
+"""Agent on a Triton's machine: copies the adapter versions that Redis names to that machine's disk,
+and reports the copies to gateways.
 
-It needs only Redis: names, tensors and the base model are stored in Redis, or some gateway puts
-them back. It takes no orders from requests. While Redis is down, or has just lost everything, the
-disk is not changed and engines continue with it.
+The agent connects to Redis only. Redis stores names, tensors and the base model, and gateways
+restore what Redis lost. Requests do not influence the agent. While Redis is down, or has just lost
+its data, the agent leaves the disk unchanged and engines continue to use it.
 
 See decision 030 in docs/decisions.
 """
@@ -29,14 +30,16 @@ _LOG = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 _POLL_INTERVAL_S = 0.5
-# Time after a start, an outage or a data loss until names and gateways are complete again.
+# Wait after a start, an outage or a data loss of Redis, until all names and gateways are in Redis
+# again. Nothing is removed before.
 _SETTLE_S = 30.0
 _FORGET_S = 3600.0
 
 
 class Agent:
-    """Fills one folder. `run` blocks. A second process for the same folder waits until the first
-    ends.
+    """Agent that fills one folder.
+
+    `run` blocks. If another process already fills the folder, `run` waits until that process ends.
     """
 
     def __init__(
@@ -58,13 +61,15 @@ class Agent:
             folders: the folder.
             tier: the versions and names in Redis.
             notices: reports in Redis.
-            replicas: endpoints as gateways know them, ``host:port``.
-            path: the folder as the replicas see it.
-            max_bytes: limit of the folder.
-            grace_s: how long a version outlives its last name, and how long a silent gateway counts
-                as using its versions.
-            settle_s: wait after a start or outage before anything is removed.
-            limits: what the engine supports.
+            replicas: endpoints of the Tritons that read the folder, as gateways write them,
+                ``host:port``.
+            path: path of the folder in the replicas' file system.
+            max_bytes: limit of the folder's size.
+            grace_s: seconds for which a version remains after its last name was removed, and for
+                which a gateway without new reports counts as using its versions.
+            settle_s: seconds after a start or outage in which nothing is removed.
+            limits: largest rank and LoRA modules that the engine supports; None for no known
+                limits.
         """
         self._folders = folders
         self._tier = tier
@@ -88,7 +93,7 @@ class Agent:
         self._publish_lock = threading.Lock()
 
     def run(self, ended: threading.Event) -> None:
-        """Work until `ended` is set. The files remain, and gateways continue to use them."""
+        """Run until `ended` is set. The files remain, and gateways continue to use the files."""
         waited = False
         while not self._folders.take():
             if not waited:
@@ -124,7 +129,8 @@ class Agent:
                 self._is_redis_down = True
             self._settled_at = time.monotonic() + self._settle_s
             return False
-        # An unreadable name, of a newer release perhaps, may refer to any version.
+        # Remove nothing while a name is unreadable: a newer release may have written it, and it may
+        # refer to any version.
         sure = not self._unreadable and time.monotonic() >= self._settled_at
         try:
             acted = keeper.act(self._wanted, self._fetch, base, self._is_unused if sure else None)
@@ -137,7 +143,7 @@ class Agent:
         return acted
 
     def _poll(self) -> None:
-        """Read the names, and the versions that gateways use."""
+        """Read from Redis the names, and which versions gateways use."""
         position = self._tier.position()
         if position != self._position:
             position, stored = self._tier.records()
@@ -146,7 +152,8 @@ class Agent:
             records = [each.record for each in stored.values() if each.record is not None]
             self._unreadable = len(records) < len(stored)
             if position[0] is None:
-                # An empty Redis has lost its data, or was never used.
+                # Ignore the missing names of an empty Redis, which has lost its data or was never
+                # used.
                 self._unreadable = True
             else:
                 self._wanted = list_wanted(records)
@@ -156,7 +163,9 @@ class Agent:
             self._notices.forget_gateway(gateway)
 
     def _is_unused(self, digest: str, revision: int) -> bool:
-        """Return True if every gateway has seen the withdrawal, and does not use the version."""
+        """Return True if every gateway has seen the agent's `revision` and does not use the version
+        on this agent's replicas.
+        """
         for named in self._gateways.recent().values():
             boot, seen = named.seen.get(self._id, ("", 0))
             if boot != self._boot or seen < revision:
@@ -197,7 +206,11 @@ class Agent:
                 _LOG.debug("gateways learn of it later: %s", error)
 
     def _beat(self, ended: threading.Event) -> None:
-        """Report regularly, in a thread: writing a version may exceed the gateways' timeout."""
+        """Publish the agent's state every `BEAT_S` seconds.
+
+        This runs in a thread of its own, because writing one version may take longer than the
+        gateways' timeout for agents.
+        """
         while True:
             self._publish()
             self._forget_others()

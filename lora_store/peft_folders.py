@@ -1,13 +1,13 @@
-"""Adapter versions as folders that an engine reads, in one folder with one writing process.
+"""Folder of adapter versions that an engine reads and one process writes.
 
 ``<weights digest>/``     ``adapter_config.json`` and ``adapter_model.safetensors``, never changed
 ``.<digest>.<hex>.tmp/``  being written, or left by a killed process
 ``.<digest>.<hex>.gone/`` being removed
 ``.lock``                 held (flock) by the process that writes and removes
 
-A version appears by rename after all of it is on the disk, and disappears by rename before any of
-it is deleted. Readers therefore find a version complete or not at all, wherever the writer was
-killed.
+The writer renames a version to its final name after all files are synced, and renames it back to a
+temporary name before it deletes a file. Readers therefore never find an incomplete version, even if
+the writer was killed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from adapters.record import is_digest
 from lora_store.folder_lock import FolderLock
 
 if TYPE_CHECKING:
-    # It needs numpy, which processes that only list folders do not load.
+    # This module imports numpy, and processes that only list folders need not load numpy.
     from adapters.peft_files import PeftFiles
 
 _FILES = (peft.CONFIG, peft.WEIGHTS)
 
 
 class PeftFolders:
-    """The folders of versions. All methods block and raise `OSError`."""
+    """Versions below one folder. All methods block and raise `OSError`."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ class PeftFolders:
         return True
 
     def close(self) -> None:
-        """Let another process become the writing one."""
+        """Release the lock, so that another process can become the writing process."""
         self._lock.release()
 
     def list_versions(self) -> dict[str, int]:
-        """Return every complete version with its size in bytes."""
+        """Return the size in bytes of every complete version, by digest."""
         found: dict[str, int] = {}
         for path in self._root.iterdir():
             if is_digest(path.name):
@@ -64,7 +64,7 @@ class PeftFolders:
         return (self._root / digest).is_dir()
 
     def put(self, digest: str, files: PeftFiles) -> None:
-        """Write a version. On an error nothing is left. Only for the writing process."""
+        """Write a version. Leave no files on an error. Only the writing process may do this."""
         temporary = self._temporary_path(digest, "tmp")
         temporary.mkdir()
         try:
@@ -72,7 +72,7 @@ class PeftFolders:
             _write(temporary / peft.WEIGHTS, files.weights())
             _sync(temporary)
             if self.has(digest):
-                self.remove(digest)  # a version with a missing file
+                self.remove(digest)  # The existing folder is incomplete: a file is missing.
             temporary.rename(self._root / digest)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -80,7 +80,7 @@ class PeftFolders:
         _sync(self._root)
 
     def remove(self, digest: str) -> None:
-        """Remove a version. Only for the writing process."""
+        """Remove a version if it exists. Only the writing process may call this."""
         gone = self._temporary_path(digest, "gone")
         with contextlib.suppress(FileNotFoundError):
             (self._root / digest).rename(gone)
@@ -89,7 +89,8 @@ class PeftFolders:
     def _sweep(self) -> None:
         for ending in ("tmp", "gone"):
             for path in self._root.glob(f".*.{ending}"):
-                # On NFS an open file leaves a name behind, which the next start removes.
+                # Ignore errors: on NFS, a file that is still open leaves a .nfs file behind. The
+                # next start removes that folder.
                 shutil.rmtree(path, ignore_errors=True)
 
     def _temporary_path(self, digest: str, ending: str) -> Path:

@@ -1,12 +1,13 @@
-"""Adapter versions on an engine's disk, within a limit: one action at a time.
+"""Management of the adapter versions on an engine's disk, within a size limit.
 
-The wanted versions follow from the records alone, never from requests. Versions that names now
-serve come first, most recent change first, then older ones that can be requested by digest. As many
-as fit are stored.
+The list of wanted versions depends on the records only, not on requests. First come the versions
+that names serve now, the most recently changed first. Older versions, which can be requested by
+digest, follow. As many as fit are stored.
 
-A version is removed in three steps. It is withdrawn: reported as no longer available. Once every
-gateway has seen that and runs nothing with it, it is deleted. A version is withdrawn when no record
-has named it for `grace_s`, or when a more wanted one needs the space.
+A version is removed in two steps. First it is withdrawn: the agent reports it as no longer
+available. Once every gateway has seen that report and runs no request with the version, the version
+is deleted. A version is withdrawn when no record has named it for `grace_s` seconds, or when a
+version earlier in the list needs the space.
 
 See decisions 028 and 029 in docs/decisions.
 """
@@ -39,11 +40,12 @@ class WantedVersion:
     """A version that the folder should hold.
 
     Attributes:
-        digest: of its weights.
-        nbytes: estimated size in the folder; the real size is remembered once known.
-        rank: the largest rank of its `modules`.
-        modules: by TensorRT-LLM's names.
-        tp_size: tensor parallel size that its tensors were laid out for, if known.
+        digest: digest of the version's weights.
+        nbytes: estimated size in the folder, in bytes. `PeftDiskManager` replaces the estimate once
+            it has computed the real size.
+        rank: largest rank of the version's modules.
+        modules: the modules that the version changes, by TensorRT-LLM's names.
+        tp_size: tensor parallel size for which the tensors were laid out; None if unknown.
     """
 
     digest: str
@@ -55,23 +57,29 @@ class WantedVersion:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits that an engine was loaded with; None is unknown. Modules have TensorRT-LLM's names."""
+    """LoRA limits that an engine was loaded with; None stands for unknown. Modules have
+    TensorRT-LLM's names.
+    """
 
     max_rank: int | None = None
     modules: frozenset[str] | None = None
 
     def find_problem(self, wanted: WantedVersion) -> str | None:
-        """Return why the engine would fail requests for this version, None if it would not."""
+        """Return why the engine would fail requests for this version. Return None if it can run the
+        version.
+        """
         if self.max_rank is not None and wanted.rank > self.max_rank:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
         surely = wanted.modules
         if self._find_unsupported(_QKV) != _QKV:
-            # Some of these may be rows of zeros for the C++ runtime; only the files tell.
+            # Do not refuse because of q, k or v yet: some of these rows may be zeros that were
+            # added for the C++ runtime. `find_module_problem` checks again once the PEFT files
+            # exist.
             surely -= _QKV
         return self.find_module_problem(surely)
 
     def find_module_problem(self, modules: frozenset[str]) -> str | None:
-        """Return why the engine cannot run these modules of PEFT files, None if it can."""
+        """Return why the engine cannot run these modules of PEFT files. Return None if it can."""
         if self.modules is None or not (more := self._find_unsupported(modules)):
             return None
         return (
@@ -87,7 +95,7 @@ class EngineLimits:
 
 
 def list_wanted(records: Iterable[Record]) -> list[WantedVersion]:
-    """Return all versions of these names, the most wanted first."""
+    """Return all versions of these records, the ones to store first at the front."""
     live = sorted((r for r in records if not r.is_removed), key=lambda r: r.updated, reverse=True)
     served = [record.version for record in live]
     older = [v for record in live for v in record.versions if v.digest != record.served]
@@ -107,9 +115,9 @@ _ANY = EngineLimits()
 
 
 class PeftDiskManager:
-    """Stores and removes versions in a folder. For one thread.
+    """Manager that stores and removes versions in a folder. It must be used from one thread.
 
-    `revision` grows with each change of the available versions, and of the reasons for others.
+    `revision` grows with each change of `available`, `lacks` or `refused`.
     """
 
     def __init__(
@@ -132,25 +140,29 @@ class PeftDiskManager:
         self._unnamed: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._retry: dict[str, tuple[float, str]] = {}
-        # A full disk is retried after a growing pause, whatever the version.
+        # Time of the next write of any version after the disk failed, for example because it is
+        # full. The pause before it grows.
         self._disk_retry = -math.inf
         self._disk_pause_s = 0.0
         self.revision = 0
         self.lacks: Mapping[str, str] = {}
-        """Wanted versions that are missing and cannot be stored now, with the reason."""
+        """For each wanted version that is missing and cannot be stored now: the reason, by digest.
+        """
         self.refused: dict[str, str] = {}
-        """Versions that have no PEFT form, or that the engine cannot run, with the reason."""
+        """For each wanted version that cannot be written as PEFT files, or that the engine cannot
+        run: the reason, by digest.
+        """
         self._too_many: frozenset[str] = frozenset()
         self._rescan()
 
     @property
     def available(self) -> frozenset[str]:
-        """Versions that requests may name."""
+        """Digests of the versions that requests may use."""
         return frozenset(self._stored.keys() - self._withdrawn.keys())
 
     @property
     def nbytes(self) -> int:
-        """Total size of the stored versions."""
+        """Total size of the stored versions in bytes."""
         return sum(self._stored.values())
 
     def act(
@@ -160,14 +172,16 @@ class PeftDiskManager:
         base: BaseModel | None,
         unused: Callable[[str, int], bool] | None,
     ) -> bool:
-        """Take one step towards the wanted versions. Return False if nothing was to be done.
+        """Store, withdraw or remove at most one set of versions. Return False if nothing was done.
 
         Args:
             wanted: the wanted versions, the most wanted first.
-            fetch: returns a version; raises StoreError if it is not available now.
-            base: the base model; without it nothing is written.
-            unused: returns True if no gateway that has seen this revision names the version; while
-                it is None, nothing is withdrawn or removed.
+            fetch: returns a version by digest; raises StoreError if the version is not available
+                now.
+            base: the base model; while it is None, no version is written.
+            unused: called with a digest and a revision; returns True if every gateway has seen the
+                revision and none uses the version. While `unused` is None, nothing is withdrawn or
+                removed.
 
         Raises:
             OSError: the folder fails.
@@ -212,7 +226,9 @@ class PeftDiskManager:
         return False
 
     def _rescan(self) -> None:
-        """List the folder again, since folders may be removed by others."""
+        """List the folder again every `_RESCAN_INTERVAL_S` seconds, because others may remove
+        versions.
+        """
         now = self._clock()
         if now - self._scanned_at < _RESCAN_INTERVAL_S:
             return
@@ -230,7 +246,9 @@ class PeftDiskManager:
         return self._max_bytes is None or self.nbytes + nbytes <= self._max_bytes
 
     def _select_target(self, wanted: list[WantedVersion]) -> Mapping[str, WantedVersion]:
-        """Return the versions that fit, in their order."""
+        """Return the wanted versions that fit into `max_bytes`, by digest, in the order of
+        `wanted`.
+        """
         target: dict[str, WantedVersion] = {}
         left = self._max_bytes
         for each in wanted:
@@ -299,7 +317,7 @@ class PeftDiskManager:
         if self._max_bytes is None:
             return leave
         needed = 0 if missing is None else self._size(missing)
-        # Withdrawn versions will free their space anyway.
+        # Count the space of withdrawn versions as free, because they will be deleted anyway.
         going = [*self._withdrawn, *leave]
         room = self._max_bytes - self.nbytes + sum(self._stored[digest] for digest in going)
         order = {each.digest: index for index, each in enumerate(wanted)}
@@ -315,7 +333,8 @@ class PeftDiskManager:
     def _load(
         self, each: WantedVersion, fetch: Callable[[str], Converted], base: BaseModel
     ) -> bool:
-        # Only this method needs numpy; processes that only list folders do not load it.
+        # Import here: this module needs numpy, and processes that only list folders need not load
+        # numpy.
         from adapters.peft_files import peft_files  # noqa: PLC0415
 
         try:
@@ -348,6 +367,6 @@ class PeftDiskManager:
 
     def _remove(self, digest: str) -> None:
         self._folders.remove(digest)
-        self._disk_retry = -math.inf  # space is free again
+        self._disk_retry = -math.inf  # retry at once: space is free again
         del self._withdrawn[digest], self._stored[digest]
         _LOG.info("removed %s", digest[:12])

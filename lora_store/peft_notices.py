@@ -1,14 +1,15 @@
-"""Reports of agents (versions that they hold) and of gateways (versions in use), through Redis.
+"""Reports through Redis: agents report the versions that they store, gateways the versions in use.
 
-Keys, under the prefix of the store's own, of which each command takes one:
+Keys, below the store's prefix (each command uses one key):
 
 ``<prefix>:peft:base``      the base model that versions were converted for (`base_model_json`)
 ``<prefix>:peft:beats``     hash: by agent, text that is different with every report
 ``<prefix>:peft:agents``    hash: by agent, its versions (`AgentState`)
 ``<prefix>:peft:gateways``  hash: by gateway, versions that it may have named (`GatewayState`)
 
-Clocks of machines are not compared. A reader measures by its own clock how long a value has been
-unchanged, and treats the writer of an old value as gone.
+Clocks of different machines are never compared. A reader measures with its own clock how long a
+value has been unchanged. If that is too long, it treats the agent or gateway that wrote the value
+as gone.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """Versions of one agent, for `replicas` (``host:port``), below `path` as they see it.
+    """Report of one agent: its versions for `replicas` (``host:port``), below `path` in the
+    replicas' file system.
 
-    `boot` is random at the agent's start; `revision` grows with each change after that. `refused`
-    has the versions that it will never hold, `lacks` those that it cannot hold now, with the
-    reasons. Earlier releases report no `lacks`.
+    `boot` is a random value drawn at the agent's start; `revision` grows with each change after
+    that. `holds` has the digests of the available versions. `refused` maps the versions that the
+    agent will never store to the reasons, `lacks` those that it cannot store now. Earlier releases
+    report no `lacks`.
     """
 
     boot: str
@@ -53,10 +56,12 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayState:
-    """Versions that one gateway uses, with the replicas (``host:port``) that run them, by digest.
+    """Report of one gateway.
 
-    Of the versions that agents have withdrawn up to `seen` (the boot and revision of each agent
-    that the gateway knows), it names no others. `beat` is different with every report.
+    `in_use` has, by digest of a version, the replicas (``host:port``) that run requests with it.
+    `seen` has, by agent, the boot and revision of the last state that the gateway has read. The
+    gateway starts no request with a version that is not available by those states. `beat` is
+    different with every report.
     """
 
     beat: int
@@ -65,7 +70,7 @@ class GatewayState:
 
 
 class PeftNotices:
-    """The reports in Redis. All methods block, and raise as `lora_store.redis.RedisTier`."""
+    """Reports in Redis. All methods block, and raise the errors of `lora_store.redis.RedisTier`."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
@@ -100,12 +105,15 @@ class PeftNotices:
         }
         with use(self._primary) as client:
             client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
-            # Written last: readers that see this value change then read the other one.
+            # Write this key last: readers that see this value change then read the state, which
+            # must be there already.
             told = f"{held.boot} {held.revision} {beat}"
             client.hset(f"{self._prefix}:beats", agent, told)
 
     def read_beats(self) -> dict[str, str]:
-        """Return by agent its boot, its revision and a changing value, separated by spaces."""
+        """Return for each agent the text "<boot> <revision> <random value>", which changes with
+        every report.
+        """
         return {agent: _decode(raw) for agent, raw in self._read_hash("beats").items()}
 
     def read_agent_state(self, agent: str) -> AgentState | None:
@@ -127,8 +135,9 @@ class PeftNotices:
     def read_gateway_states(self) -> dict[str, GatewayState]:
         """Return the state of each gateway.
 
-        An unreadable state counts as that of a gateway that has seen nothing: it may name any
-        withdrawn version as long as it reports. See `refusals`.
+        For an unreadable state, the returned state has seen no report of any agent. No withdrawn
+        version is deleted while that gateway continues to report. `refusals` logs the unreadable
+        value.
         """
         found = {}
         for gateway, raw in self._read_hash("gateways").items():
@@ -137,13 +146,13 @@ class PeftNotices:
         return found
 
     def forget_agent(self, agent: str) -> None:
-        """Remove an agent that has been gone for long."""
+        """Remove the reports of an agent that has not reported for long."""
         with use(self._primary) as client:
             client.hdel(f"{self._prefix}:beats", agent)
             client.hdel(f"{self._prefix}:agents", agent)
 
     def forget_gateway(self, gateway: str) -> None:
-        """Remove a gateway that has ended, or has been gone for long."""
+        """Remove the report of a gateway that has ended, or has not reported for long."""
         with use(self._primary) as client:
             client.hdel(f"{self._prefix}:gateways", gateway)
 
@@ -163,7 +172,9 @@ class PeftNotices:
 
 
 class Heartbeats(Generic[T]):
-    """Values that others report repeatedly, with the time since each last changed, in seconds."""
+    """Values that agents or gateways report repeatedly, by name, with the time of each value's last
+    change.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -171,7 +182,9 @@ class Heartbeats(Generic[T]):
         self._dropped: dict[str, T] = {}
 
     def update(self, values: Mapping[str, T]) -> None:
-        """Take over the current values. Missing ones are retained: Redis may have lost them."""
+        """Record the values that were read now. A known name that is missing in `values` is
+        retained, because Redis may have lost it.
+        """
         now = self._clock()
         # A dropped value that is still reported unchanged remains dropped.
         self._dropped = {who: old for who, old in self._dropped.items() if values.get(who) == old}

@@ -1,9 +1,9 @@
-"""The Redis that accepts writes: errors that mean that it is unusable, and its current client.
+"""Client of the primary, the Redis server that accepts writes, and classification of Redis errors.
 
-All users of Redis in the project go through this module. An address may lead to another server
-later, by a Service, a proxy or DNS, while connections to a demoted server remain open. A client is
-therefore dropped as soon as its server is found not to be the primary, and the next use connects
-anew. `lora_store.redis_role` asks servers for their role.
+All code of the project that uses Redis goes through this module. After a failover, an address (of a
+Service, a proxy or in DNS) may lead to another server, while connections to the demoted server
+remain open. A client is therefore dropped as soon as its server is found not to be the primary. The
+next use connects again. `lora_store.redis_role` asks servers for their role.
 
 See decision 079 in docs/decisions.
 """
@@ -36,7 +36,8 @@ _REFUSED = {
     "OOM": "it has no memory left (maxmemory) and takes no writes",
     "MISCONF": "it cannot save its data to its disk and takes no writes",
 }
-# redis-py removes the code from the text of these errors.
+# Error codes by redis-py's exception class: redis-py removes the code from the text of these
+# errors.
 _CODE_BY_CLASS = {
     "ReadOnlyError": "READONLY",
     "MasterDownError": "MASTERDOWN",
@@ -44,8 +45,8 @@ _CODE_BY_CLASS = {
     "ClusterDownError": "CLUSTERDOWN",
     "OutOfMemoryError": "OOM",
 }
-# redis-py adds a prefix to the error of a command in a pipeline, and a Redis before 7 to that of a
-# command in a script.
+# Error code at the beginning of a message, after optional prefixes. redis-py adds a prefix to the
+# errors of commands in a pipeline, and Redis before 7 to those of commands in a script.
 _CODE = re.compile(
     r"(?:Command # \d+ \(.*\) of pipeline caused error: )?"
     r"(?:Error running script \(call to \w+\): @user_script: ?\d+: (?:@user_script: ?\d+: )?)?"
@@ -55,11 +56,17 @@ _CODE = re.compile(
 
 
 class RedisUnavailable(Exception):
-    """No Redis that accepts writes answers. The message names no addresses or passwords."""
+    """Error if no Redis server that accepts writes can be used. The message has no addresses or
+    passwords.
+    """
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of a server's error, also of one inside a script, "" for other errors."""
+    """Return the code of an error that the server sent, such as "OOM", also if it occurred in a
+    script.
+
+    Return "" for other errors.
+    """
     code = _CODE_BY_CLASS.get(type(error).__name__)
     if code is not None:
         return code
@@ -68,9 +75,9 @@ def code_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException | None) -> str:
-    """Return why a command failed, in words for operators.
+    """Return the reason why a command failed, for operators.
 
-    The text of redis-py is left out, because it may contain the sentinels' passwords.
+    The text of redis-py's error is not used, because it may contain the sentinels' passwords.
     """
     chain = []
     while error is not None:
@@ -98,7 +105,7 @@ def _why(error: BaseException) -> str | None:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Return True if the server cannot be used for writes, whatever the command was."""
+    """Return True if the error means that the server cannot be used for any write now."""
     known = errors()
     kinds = (known.ConnectionError, known.TimeoutError, OSError, RedisUnavailable)
     of_cluster = (known.ClusterError, known.RedisClusterException)
@@ -106,18 +113,22 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def refuses_writes(error: BaseException) -> bool:
-    """Return True if the server can be read but refuses all writes."""
+    """Return True if the error means that the server answers reads but refuses all writes."""
     return code_of(error) in _REFUSED
 
 
 def failure_types() -> tuple[type[Exception], ...]:
-    """Return the exceptions that a command inside `Primary.use` can raise."""
+    """Return the exception classes that a command within `Primary.use` can raise."""
     return (errors().RedisError, RedisUnavailable)
 
 
 @dataclass(eq=False)
 class _SharedClient:
-    """A client, and the number of threads that use it now."""
+    """A redis-py client that threads share. `users` is the number of threads that use it now.
+
+    `connections` has the client's connections, as far as they are known. `check_due` is the
+    monotonic time from which the roles of idle connections must be checked again.
+    """
 
     client: Any
     connections: WeakSet[Any]
@@ -128,12 +139,12 @@ class _SharedClient:
 
 
 class Primary:
-    """The current client of one user of Redis, made on first use. For threads."""
+    """Holder of the current client, which is created on first use. Thread-safe."""
 
     def __init__(
         self, url: RedisUrl, timeout_s: float, *, connect_timeout_s: float | None = None
     ) -> None:
-        """Connect nowhere yet.
+        """Create the holder without connecting.
 
         Args:
             url: the server, the sentinels or the cluster.
@@ -142,7 +153,8 @@ class Primary:
         """
         self.url = url
         self.generation = 0
-        """Number of clients made; each one may use another server."""
+        """Number of clients created so far. Each client may use another server than the one before.
+        """
         self._timeout_s = timeout_s
         self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         self._lock = threading.Condition()
@@ -150,13 +162,14 @@ class Primary:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Any]:
-        """Give the current client.
+        """Return a context manager that provides the current client.
 
-        Of the threads that meet one demotion, the first drops the client and the others find that
-        it is gone. A server that only lacks replicas is the primary, so its client is retained.
+        If a command in the context shows that the server is unavailable or demoted, the client is
+        dropped, so that the next use creates another. If the server only lacks replicas, it is
+        still the primary, and the client is retained.
 
         Raises:
-            RedisUnavailable: the server is down, or is no primary that accepts writes.
+            RedisUnavailable: the server is down, or is not a primary that accepts writes.
             redis.RedisError: the server refuses this command.
         """
         held: _SharedClient | None = None
@@ -177,15 +190,16 @@ class Primary:
                 self._give_back(held)
 
     def close(self) -> None:
-        """Close the current client, once no thread uses it; the next use makes another."""
+        """Close the current client as soon as no thread uses it. The next use creates another."""
         if (held := self._shared) is not None:
             self._drop(held)
 
     def _take(self) -> tuple[_SharedClient, bool]:
-        """Return the client, and True if the caller must check its connections.
+        """Return (client, is_due). If `is_due` is True, the caller must check the client's idle
+        connections.
 
-        Wait while another thread checks them: the pool is empty then, and each check would leave
-        one more connection.
+        Wait while another thread checks the connections. The pool is empty during the check, so
+        each caller would add a connection to the pool.
         """
         with self._lock:
             self._lock.wait_for(lambda: self._shared is None or not self._shared.is_checked_now)
@@ -225,7 +239,7 @@ class Primary:
 
     def _give_back(self, held: _SharedClient) -> None:
         with self._lock:
-            if held.is_checked_now:  # the check failed
+            if held.is_checked_now:  # the check raised an error
                 held.is_checked_now = False
                 self._lock.notify_all()
             held.users -= 1
@@ -235,10 +249,11 @@ class Primary:
 
 
 def _check_idle(held: _SharedClient) -> None:
-    """Check the role of the server of each idle connection.
+    """Check the server's role on each idle connection.
 
-    A pool reuses the connection that was used last. A connection made after the address had moved
-    would otherwise hide for long that the others lead to the old server.
+    A pool reuses the connection that was used last. After a failover, the other connections may
+    lead to the old server, and without this check the failover would remain unnoticed until one of
+    them is used.
     """
     if not held.connections:
         return
@@ -256,14 +271,16 @@ def _check_idle(held: _SharedClient) -> None:
 
 @contextlib.contextmanager
 def write_verified(client: Any) -> Iterator[Any]:
-    """Give a client with one connection, and ask its server for its role afterwards.
+    """Return a context manager that provides a client with one connection, and checks the server's
+    role at the end.
 
-    A server that was demoted in between discards the writes that it accepted, without an error. A
-    cluster is not asked: its replicas accept no writes, and its client finds the others.
+    If the server was demoted meanwhile, it discards the writes that it accepted in the context,
+    without an error. A cluster's servers are not checked: their replicas accept no writes, and the
+    client finds the primaries.
 
     Raises:
-        redis.ReadOnlyError: the server is a replica by now.
-        redis.RedisError: the server cannot be asked.
+        redis.ReadOnlyError: the server is a replica now.
+        redis.RedisError: the server cannot be asked for its role.
     """
     if isinstance(client, load().RedisCluster):
         yield client

@@ -1,15 +1,16 @@
-"""The shared tier: tensors as a cache, records and their change notices for every gateway.
+"""The shared tier in Redis: a cache of tensors, the records, and notices of changed records for
+every gateway.
 
-Keys, under one prefix, of which each command takes one, so that a cluster may spread them:
+Keys, below one prefix. Each command uses one key, so a cluster may store them on different servers:
 
 ``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
 ``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
-``@revision`` grows by a random step with each change, and ``@epoch`` is random whenever the hash
-starts empty. A reader that compares both detects every change without a notice, the loss of all
-data, and another server that lacks the last changes but has others.
+``@revision`` grows by a random step with each change. ``@epoch`` is drawn at random when the hash
+is created. A reader that compares both with the values it read last detects a change whose notice
+was lost, the loss of all data, and a failover to a server that lacks the last changes.
 
 See decision 078 in docs/decisions.
 """
@@ -51,17 +52,18 @@ from lora_store.redis_values import (
 )
 from lora_store.refusals import RefusedValues
 
-# The client copies each value while it holds the interpreter lock; with 8 MiB that alone stalls the
+# Small chunks: redis-py copies each value while it holds the GIL, and a copy of 8 MiB stalls the
 # event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_TTL_S = 10
 _DESCRIPTIONS_AT_ONCE = 256
-_RESERVED_FRACTION = 0.05  # of its memory, for the overhead of keys and for other writers
-_MAX_STEP = 2**20  # of the revision
-# Silence after which a listener checks the connection.
+# of Redis' memory: left free for the overhead of keys and for other writers
+_RESERVED_FRACTION = 0.05
+_MAX_STEP = 2**20  # largest random step of the revision
+# Seconds without a message after which a listener pings the server.
 _LISTEN_CHECK_S = 2.0
-# Steps that can fail (a revision that is no number, a forbidden channel) come before the record: a
-# failed script does not undo its steps.
+# The record is written last: Redis does not undo the steps of a script that failed, and the steps
+# before can fail (a revision that is no number, a forbidden channel).
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
@@ -77,10 +79,12 @@ _NONE: Mapping[str, Record] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Connection and prefix. `url` has a form of `lora_store.redis_url`.
+    """Connection settings and key prefix. `url` has one of the forms that `lora_store.redis_url`
+    describes.
 
-    `ttl_s` is the time in seconds after which an unused version expires; None leaves this to Redis'
-    memory policy. Records never expire. `timeout_s` limits each connect and each command.
+    `ttl_s` is the time in seconds after which an unused version expires. With None, versions do not
+    expire, and Redis' memory policy removes them. Records never expire. `timeout_s` limits each
+    connect and each command, in seconds.
     """
 
     url: str
@@ -92,15 +96,18 @@ class RedisSettings:
 class RedisTier:
     """Versions and records in Redis. All methods except `listen` block; call them from threads.
 
-    They raise `StoreUnavailable` if Redis does not answer in time, and `StoreError` if it refuses.
+    The methods raise `StoreUnavailable` if Redis cannot be used, for example because it does not
+    answer in time. They raise `WritesRefused` or another `StoreError` if Redis refuses the command.
     """
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Connect with the first command. Raise ValueError for a URL of unknown form."""
+        """Create the tier without connecting: the first command connects. Raise ValueError for a
+        URL of unknown form.
+        """
         self._settings = settings
         self._prefix = settings.prefix
         self.refusals = RefusedValues()
-        # Records that were last read, by name, with the digests of their bytes.
+        # By name: (digest of the record's bytes, record) as last read.
         self._parsed: dict[str, tuple[bytes, Record]] = {}
         self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
@@ -113,14 +120,14 @@ class RedisTier:
     # Versions.
 
     def has(self, digests: Sequence[str]) -> set[str]:
-        """Return those of the versions that Redis has."""
+        """Return the digests whose versions Redis has."""
         with self._use() as client:
             return {digest for digest, _ in self._descriptions(client, digests)}
 
     def put(self, converted: Converted) -> None:
         """Store a version in chunks, so that no value comes near Redis' limit of 512 MB.
 
-        An existing version is only renewed.
+        If Redis has the version already, only its time and expiry are renewed.
         """
         digest, ttl = converted.digest, self._settings.ttl_s
         new = VersionDescription(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
@@ -134,7 +141,8 @@ class RedisTier:
             client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
-        """Return an iterator that reads the chunks of a version, None if Redis lacks the version.
+        """Return an iterator that reads the chunks of a version. Return None if Redis lacks the
+        version.
 
         The iterator raises `StoreError` if a chunk is missing (Redis' memory policy removes single
         keys). The description is then deleted too, and the version counts as absent. It raises
@@ -191,7 +199,7 @@ class RedisTier:
     def _descriptions(
         self, client: Any, digests: Sequence[str]
     ) -> Iterator[tuple[str, VersionDescription]]:
-        """Yield the descriptions of existing versions, read in few round trips."""
+        """Yield (digest, description) of the versions that exist, read in few round trips."""
         for start in range(0, len(digests), _DESCRIPTIONS_AT_ONCE):
             some = digests[start : start + _DESCRIPTIONS_AT_ONCE]
             together = client.pipeline(transaction=False)
@@ -216,7 +224,7 @@ class RedisTier:
             return None
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes can be put before Redis drops other versions for them.
+        """Return how many bytes can be put before Redis' memory policy drops other versions.
 
         Return None if Redis drops no versions, or is a cluster, where each server has its own
         limit.
@@ -233,7 +241,9 @@ class RedisTier:
         return int(most * (1 - _RESERVED_FRACTION)) - int(memory["used_memory"])
 
     def claim(self, digest: str) -> bool:
-        """Return True for one caller at a time, who must then put this version."""
+        """Claim the task of putting a version for a few seconds. Return True if the caller has the
+        claim and must put the version.
+        """
         with self._use() as client:
             key = f"{self._prefix}:filling:{digest}"
             return bool(client.set(key, "1", nx=True, ex=_CLAIM_TTL_S))
@@ -243,7 +253,7 @@ class RedisTier:
             client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
-        """Ask gateways that have this version on disk to put it."""
+        """Publish a request to gateways that have this version on disk to put it into Redis."""
         with self._use() as client:
             client.publish(self._channel, f"wanted {digest}")
 
@@ -261,9 +271,10 @@ class RedisTier:
     def records(
         self, known: Mapping[str, Record] = _NONE
     ) -> tuple[Position, dict[str, StoredRecord]]:
-        """Return the position, and every record as of then or later.
+        """Return (position, records by name). Each record is as of that position or later.
 
-        A record that equals the one in `known`, or that was read before, is not parsed again.
+        A record whose bytes equal those of the record in `known`, or those read last, is not parsed
+        again.
         """
         with self._use() as client:
             position = self._position(client)
@@ -298,9 +309,11 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record if the stored one is still `expected`, and notify all listeners.
+        """Store a record and notify all listeners, if the stored record is still `expected`. Return
+        True if it was stored.
 
-        A refused record is not stored; after `StoreUnavailable` it may have been stored.
+        After `StoreUnavailable`, the record may have been stored. After any other `StoreError`, it
+        was not.
         """
         epoch = secrets.token_hex(8)
         with self._use() as shared, write_verified(shared) as client:
@@ -310,10 +323,10 @@ class RedisTier:
             return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Yield messages of the channel from now on. Ends only with `StoreError`.
+        """Yield messages of the channel from now on. The iteration ends only with `StoreError`.
 
-        The connection is given up if the server is silent even when asked, or if its client was
-        dropped, so that its successor is used.
+        It ends if the server does not answer a ping, or if `Primary` has replaced its client since:
+        the new client may use another server.
         """
         with translate_errors():
             generation, url = await asyncio.to_thread(self._channel_server)
@@ -327,7 +340,8 @@ class RedisTier:
                 ) as client,
                 client.pubsub() as pubsub,
             ):
-                # Reading has no timeout of its own, because messages may be rare.
+                # Limit the subscription here: the socket has no timeout, because messages may be
+                # rare.
                 async with asyncio.timeout(timeout_s):
                     await pubsub.subscribe(self._channel)
                 asked = False
@@ -365,7 +379,9 @@ class RedisTier:
 
 
 def _text(name: bytes) -> str:
-    """Decode a name. Invalid UTF-8 becomes a string that is no valid name."""
+    """Decode a name. Invalid UTF-8 is written with backslashes, so the result is never a valid
+    name.
+    """
     return name.decode(errors="backslashreplace")
 
 
@@ -379,14 +395,14 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 
 @contextlib.contextmanager
 def use(primary: Primary) -> Iterator[Any]:
-    """Give the client of `primary`. Raises as the methods of `RedisTier`."""
+    """Yield the client of `primary`. Raise the errors of `RedisTier` in place of redis-py's."""
     with translate_errors(), primary.use() as client:
         yield client
 
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise the errors of `RedisTier` in place of a client's errors."""
+    """Convert errors of redis-py that are raised in the context to the errors of `RedisTier`."""
     try:
         yield
     except (errors().RedisError, RedisUnavailable, OSError) as error:

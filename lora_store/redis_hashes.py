@@ -1,4 +1,4 @@
-"""Large hashes of Redis, read in parts: HGETALL of all would block every client of Redis.
+"""Reading of large Redis hashes in parts. HGETALL would block all clients of Redis while it runs.
 
 See decision 068 in docs/decisions.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 FIELDS_AT_ONCE = 64
-"""Fields that one command reads, of some KiB each."""
+"""Number of fields that one command reads. A field has some KiB."""
 
 
 def read_hash(client: Any, key: str, count: int = FIELDS_AT_ONCE) -> dict[bytes, bytes]:
     """Return all fields of a hash that exist during the entire call.
 
-    The fields are not of one moment: a field that is added or removed during the call may be
-    missing. A caller that needs to know reads the hash's revision before.
+    This is no snapshot: a field that is added or removed during the call may be missing. To detect
+    such changes, read the hash's revision before the call and compare it later.
 
     Args:
         client: a client of redis-py.

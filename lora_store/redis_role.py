@@ -1,9 +1,9 @@
 """Connections that ask their server for its role, and sentinels whose answers are compared.
 
 A connection asks when it is made, and before a command if it last asked more than `ROLE_CHECK_S`
-ago. A gateway that only reads therefore detects a demotion, too, and each connection of a pool does
-so by itself. Where sentinels choose, they are asked as well: a replaced master that has not been
-notified yet accepts writes that will be lost.
+seconds ago. A gateway that only reads therefore detects a demotion, too. Each connection of a pool
+asks for itself. If sentinels choose the master, the connection also asks the sentinels: a replaced
+master that does not know yet of its replacement accepts writes that will be lost.
 
 See decision 079 in docs/decisions.
 """
@@ -23,24 +23,29 @@ log = logging.getLogger(__name__)
 
 ROLE_CHECK_S = 2.0
 _SILENT_S = 30.0
-"""Seconds for which a sentinel that did not answer is not asked, if another one answers."""
+"""Seconds for which a sentinel that did not answer is not asked again, if another sentinel answers.
+"""
 _ROLES = {
     "slave": "replica",
     "replica": "replica",
     "master": "primary",
-    "active-replica": "primary",  # KeyDB's takes writes
+    "active-replica": "primary",  # KeyDB's active replicas accept writes
 }
-# HELLO needs no right beyond that to connect, and a server before 6.2 wants arguments for it.
+# HELLO is allowed for every user who may connect, but a server before 6.2 rejects it without
+# arguments. ROLE is asked then.
 _QUESTIONS = ("HELLO", "ROLE")
 
 
 def role_of(answer: object) -> str | None:
-    """Return "primary" or "replica" from the answer to HELLO or ROLE, None if it has no role."""
+    """Return "primary" or "replica" from the answer to HELLO or ROLE. Return None if the answer has
+    no known role.
+    """
     if isinstance(answer, Mapping):
         told = answer.get(b"role", answer.get("role"))
     elif isinstance(answer, list | tuple) and answer:
         fields = [_text(each) for each in answer]
-        # HELLO is a flat list of names and values in the older protocol.
+        # In RESP2, HELLO answers with a flat list of names and values. ROLE answers with a list
+        # that begins with the role.
         at = fields[::2].index("role") * 2 + 1 if "role" in fields[::2] else 0
         told = answer[at]
     else:
@@ -53,9 +58,12 @@ def _text(value: object) -> str:
 
 
 def greet(known: WeakSet[Any], connection: Any) -> None:
-    """Begin a connection, and add it to `known`. The last argument is from `redis_connect_func`."""
+    """Initialize a new connection, check its server's role, and add the connection to `known`.
+
+    redis-py calls this as `redis_connect_func`, with `connection` as the argument.
+    """
     known.add(connection)
-    connection.role_due = math.inf  # the greeting itself sends commands
+    connection.role_due = math.inf  # no role check yet: the greeting sends commands, too
     connection.on_connect()
     connection.check_role()
 
@@ -64,7 +72,7 @@ def greet(known: WeakSet[Any], connection: Any) -> None:
 def make_checked_class(kind: Any) -> Any:
     """Return a subclass of the connection class `kind` that asks for the server's role.
 
-    `greet` begins its connections.
+    Its connections must be initialized by `greet`.
     """
     errors = import_module("redis").exceptions
 
@@ -98,7 +106,8 @@ def make_checked_class(kind: Any) -> Any:
                     break
             if role is None:
                 _warn_of_unknown_roles()
-            # Set if the pool's server is chosen by sentinels.
+            # Only connections made through sentinels have this attribute: compare the server with
+            # the master that the sentinels name.
             chosen_by = getattr(self, "connection_pool", None)
             is_other = chosen_by is not None and chosen_by.sentinel_manager.discover_master(
                 chosen_by.service_name
@@ -120,10 +129,11 @@ def _warn_of_unknown_roles() -> None:
 
 @cache
 def agreeing_sentinels() -> Any:
-    """Return the class of sentinels that follow the newest configuration.
+    """Return a subclass of `redis.Sentinel` that follows the sentinel with the newest
+    configuration.
 
-    Sentinels number their failovers. One that was cut off names the old master with a lower number,
-    so two opinions do not alternate.
+    Sentinels number their failovers. A sentinel that was cut off names the old master with a lower
+    number, so its answer is ignored. Without this, clients would alternate between two masters.
     """
     redis = import_module("redis")
 
@@ -132,18 +142,23 @@ def agreeing_sentinels() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            # Time at which a silent sentinel is asked again. Used by all threads.
+            # For each sentinel that did not answer: the time until which it is not asked again.
+            # Shared by all threads.
             self.silent_until: dict[Any, float] = {}
 
         def discover_master(self, service_name: str) -> tuple[str, int]:
-            """Ask until a majority agrees. Raise MasterNotFoundError if no master is known."""
+            """Return (host, port) of the master. Ask sentinels until a majority agrees, or all were
+            asked.
+
+            Raise MasterNotFoundError if no sentinel names a master that is up.
+            """
             known = list(self.sentinels)
             silent_until = self.silent_until
             found: list[tuple[int, bool, tuple[str, int]]] = []
             # Sentinels that answered come first, then those that have been silent for longest.
             for sentinel in sorted(known, key=lambda each: silent_until.get(each, 0.0)):
-                # Each role check of each connection runs this: it must not wait for silent
-                # sentinels.
+                # Skip silent sentinels once a master is known: each role check of each connection
+                # runs this method, and must not wait for them.
                 is_known = any(is_up for _, is_up, _ in found)
                 if is_known and time.monotonic() < silent_until.get(sentinel, 0.0):
                     continue

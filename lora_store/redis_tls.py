@@ -15,10 +15,12 @@ _PASSWORD = "ssl_password"
 
 
 def with_memory_files(url: str) -> str:
-    """Return the URL of one server with in-memory copies in place of its certificate files.
+    """Return `url` with the paths of its certificate files replaced by paths of in-memory copies.
 
-    A URL without such files is returned as it is. So is one whose files cannot be read yet: the
-    connection then fails and reports them.
+    `url` is the URL of one server.
+
+    A URL without certificate files is returned unchanged. If the files cannot be read, the URL is
+    also returned unchanged: the connection then fails with an error that names the file.
     """
     before, mark, query = url.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -26,7 +28,7 @@ def with_memory_files(url: str) -> str:
         return url
     named = [Path(options[name]) if options.get(name) else None for name in _OPTIONS]
     try:
-        # Releases of redis-py decode it once or twice.
+        # Let redis-py decode the password: some releases decode it once, others twice.
         password = import_module("redis.connection").parse_url(url).get(_PASSWORD)
         copies = copy_to_memory(_NAME, ClientFiles(*named), password)
     except OSError:

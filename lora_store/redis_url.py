@@ -1,13 +1,14 @@
 """Parsing of Redis URLs, without a client.
 
-``redis://``, ``rediss://`` and ``unix://`` name one server, in the form of redis-py. The others
-name several hosts, separated by commas; the part after the hosts is as in ``redis://``:
+``redis://``, ``rediss://`` and ``unix://`` name one server, in the form of redis-py. The other
+forms name one or more hosts, separated by commas. The part after the hosts is as in ``redis://``:
 
 ``redis+sentinel://[user:password@]host[:26379],.../service[/database][?option=value]``
 ``redis+cluster://[user:password@]host[:6379],...[?option=value]``
 
-``rediss+`` in place of ``redis+`` is TLS, to the sentinels too. User, password and options are for
-the Redis servers, the options ``sentinel_username`` and ``sentinel_password`` for the sentinels.
+``rediss+`` in place of ``redis+`` selects TLS, also for the connections to sentinels. User,
+password and options apply to the Redis servers, the options ``sentinel_username`` and
+``sentinel_password`` to the sentinels.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "pass
 class RedisUrl:
     """A parsed URL. `service` is set for sentinels only, `hosts` is empty for a single server.
 
-    Printing it shows no password.
+    The repr shows no password.
     """
 
     kind: Literal["server", "sentinel", "cluster"]
     hosts: tuple[tuple[str, int], ...]
     service: str = ""
     sentinel_login: dict[str, str] = field(default_factory=dict, repr=False)
-    """`username` and `password`, if given."""
+    """`username` and `password` for the sentinels, if given."""
     _before: str = field(default="", repr=False)
     _after: str = field(default="", repr=False)
 
@@ -47,13 +48,13 @@ class RedisUrl:
 
     @property
     def server(self) -> str:
-        """URL of one server for redis-py; of the first of `hosts`, if any."""
+        """URL of the first server, in the form of redis-py."""
         return self.at(*self.hosts[0]) if self.hosts else self._before
 
 
 def parse(url: str) -> RedisUrl:
-    """Parse a Redis URL. Raise ValueError, whose message quotes nothing of it, as it may have a
-    password.
+    """Parse a Redis URL. Raise ValueError if it is invalid. The message quotes no part of the URL,
+    which may contain a password.
     """
     scheme, separator, after_scheme = url.partition("://")
     tls, _, kind = scheme.partition("+")
@@ -67,8 +68,8 @@ def parse(url: str) -> RedisUrl:
     if "[" in login or "]" in login:
         raise ValueError(_NOT_A_URL)
     try:
-        # Newer releases of Python accept no IPv6 address among several hosts, so split each host
-        # alone.
+        # Replace the hosts and split each host separately: newer releases of Python reject an IPv6
+        # address among several hosts.
         parts = urlsplit(f"//host{after_scheme.removeprefix(authority)}")
         hosts = tuple(_host(address, _PORTS.get(kind, 6379)) for address in addresses.split(","))
     except ValueError:

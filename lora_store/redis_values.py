@@ -1,4 +1,4 @@
-"""Values that others have put into Redis, validated as input.
+"""Validation of values in Redis. They are untrusted input.
 
 Other programs write to Redis, too: a newer release, an operator's script, or an attacker who
 controls a neighbour. Invalid values are never used, never overwritten automatically and never
@@ -16,13 +16,15 @@ from adapters.record_json import as_json, from_json
 
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_VERSION_BYTES = 4 * 1024**3
-_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # the maximum is Redis' limit of a value
+_CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # allowed sizes; the largest is Redis' limit
 _DESCRIPTION = re.compile(rb"([0-9]{1,10}) ([0-9]{1,9}) ([0-9]{1,11})")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record's bytes, and the parsed record; None if the bytes are invalid."""
+    """A record as stored: its bytes, and the parsed record. `record` is None if the bytes are
+    invalid.
+    """
 
     raw: bytes
     record: Record | None
@@ -30,9 +32,10 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionDescription:
-    """Chunks of a version: total bytes, bytes of each chunk but the last, and time of the put.
+    """Description of a version's chunks.
 
-    The time is in seconds since 1970.
+    `size` is the total number of bytes, `chunk_bytes` the size of each chunk except the last, and
+    `put_at` the time of the put in seconds since 1970.
     """
 
     size: int
@@ -41,11 +44,11 @@ class VersionDescription:
 
     @property
     def chunks(self) -> range:
-        """Numbers of the chunks."""
+        """Numbers of the chunks, from 0."""
         return range(-(-self.size // self.chunk_bytes))
 
     def length(self, number: int) -> int:
-        """Return the bytes of one chunk."""
+        """Return the size of one chunk in bytes."""
         return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
 
     def dump(self) -> bytes:
@@ -53,7 +56,7 @@ class VersionDescription:
 
 
 def read_description(raw: bytes) -> VersionDescription:
-    """Parse a description. Raise ValueError if it is invalid."""
+    """Parse the description of a version. Raise ValueError if it is invalid."""
     found = _DESCRIPTION.fullmatch(raw)
     if found is None:
         raise ValueError("not SIZE CHUNK_SIZE TIME")

@@ -1,4 +1,4 @@
-"""Invalid values in Redis: counted, and logged once each."""
+"""Counting and logging of invalid values in Redis. Each is logged once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _REMEMBERED = 1024
 
 
 class RefusedValues:
-    """Counts the keys whose content is invalid, and logs each of them once. For any thread.
+    """Counter and log of the keys whose content is invalid.
 
-    `on_new` is called for each.
+    Each key is logged once, and `on_new` is called then. Methods may be called from any thread.
     """
 
     def __init__(self, on_new: Callable[[], object] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that the store counts and the gateway exports. All but the states only grow."""
+"""Statistics that the store collects and the gateway exports as metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters and states. Written on the event loop only, so plain integers suffice."""
+    """Counters, which only grow, and current states.
+
+    The counters are written on the event loop, so plain integers suffice.
+    """
 
     memory_hits: int = 0
     memory_misses: int = 0

@@ -1,20 +1,21 @@
-"""Memory, then disk, then Redis, as one `adapters.registry.Store`.
+"""Memory, disk and Redis combined as one `adapters.registry.Store`.
 
-Versions. `put` writes the disk, then Redis; if Redis is down, it gets the version later. `get` asks
-memory, disk and Redis in that order, once for all concurrent callers. Each version that it returns
-was verified in memory that no file backs. A disk copy that fails its checksum is moved to
-quarantine. A damaged or unreadable copy is replaced from memory or Redis. A version that Redis
-lacks but some disk has is requested on the channel, and a gateway that has it puts it. Every store
-copies all versions in use to its own disk, so each disk is complete and Redis may lose everything.
+Versions. `put` writes a version to the disk, then to Redis; if Redis is down, Redis gets the
+version later. `get` looks in memory, on disk and in Redis in that order. Concurrent callers share
+one read. Each version that `get` returns was verified after it had been read into memory. A copy on
+disk that fails its checksum is moved to quarantine. A damaged or unreadable copy is replaced from
+memory or Redis. If Redis lacks a version, the store requests it on the channel, and a gateway that
+has the version puts it into Redis. Every store copies all versions in use to its own disk. Each
+disk is therefore complete, and Redis may lose all its data.
 
-Records. The disk and Redis each hold a copy of every record, and copies are joined by
-`adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is
-old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock. A
-change that Redis accepted is in force, even if the disk cannot store it. Without Redis, or if its
-answer is lost, the disk decides. All copies are joined at start, after a notice, and after a
-reconnect. They are also joined whenever the position in Redis or the folder has changed, or the
-disk could not store all records. This is polled every `poll_s` seconds, so lost notices are
-harmless.
+Records. The disk and Redis each hold a copy of every record, and `adapters.record.merge` merges the
+copies. Whichever copy is old, no registered version is lost and no removed one returns. A change is
+a compare-and-set in Redis, then a write to the disk, under the folder's lock. A change that Redis
+accepted is in force, even if the disk cannot store it. Without Redis, or if the answer of Redis is
+lost, a change that the disk stored is in force. All copies are merged at start, after a notice, and
+after a reconnect. Every `poll_s` seconds, the store checks whether the position in Redis or the
+folder has changed, or the disk could not store all records. If so, it merges the copies, too, so
+lost notices are harmless.
 
 See decision 026 in docs/decisions.
 """
@@ -50,14 +51,17 @@ _RELISTEN_S = 0.2
 _RETRY_S = 10.0
 _COLLECT_S = 600.0
 _GRACE_S = 3600.0
-# A folder's mtime is coarse: a change right after reading it may not show.
+# The folder is read again until its mtime is this old: mtimes are coarse, so a second change
+# shortly after the first may leave the mtime unchanged.
 _SETTLED_NS = 1_000_000_000
-# Versions that other gateways wait for at once; they ask again for dropped ones.
+# Limit of the queue of versions that other gateways have requested. Further requests are dropped;
+# those gateways repeat them.
 _MAX_WANTED_VERSIONS = 1024
 
 
 class TieredStore:
-    """The store of one process. Use as an async context manager; `stats` is for its metrics.
+    """The adapter store of one process, used as an async context manager. `stats` has the values
+    for metrics.
 
     `on_change`, if set, is called on the event loop with all records when any of them changed.
     """
@@ -86,14 +90,16 @@ class TieredStore:
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
         self._unwritten: Mapping[str, OSError] = {}
-        # Names whose last change Redis is not known to have accepted.
+        # Names whose last change Redis has perhaps not accepted.
         self._unshared: set[str] = set()
-        # Time at which a Redis that refuses writes is asked again to accept those.
+        # Time of the next attempt to write the records of `_unshared` to Redis, after Redis refused
+        # writes.
         self._share_due = math.inf
         self._redis_started_over = False
-        # True if `_records` are all records of disk and Redis.
+        # True if `_records` has all records of disk and Redis, none of them unreadable.
         self._knows_all = False
-        # Digests in order; one that is being sent is still among them.
+        # Digests that other gateways have requested, in order, including the version that is being
+        # sent.
         self._wanted: dict[str, None] = {}
         self._wanted_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,10 +136,10 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Check every byte of the copy on this disk, and repair it from memory or Redis if
-        necessary.
+        """Check every byte of a version's copy on this disk, and repair the copy from memory or
+        Redis if necessary.
 
-        Raise `VersionUnavailable` or `StoreUnavailable` if it cannot be repaired.
+        Raise `VersionUnavailable` or `StoreUnavailable` if the copy cannot be repaired.
         """
         await self._versions.verify(digest)
 
@@ -159,7 +165,9 @@ class TieredStore:
         return changed.record
 
     def is_shared(self, record: Record) -> bool | None:
-        """Return True if Redis has the record and its versions, None if the store has no Redis."""
+        """Return True if Redis has the record and its versions, as far as this store knows. Return
+        None if the store has no Redis.
+        """
         if self._redis is None:
             return None
         is_sent = not any(self._versions.is_unsent(each.weights) for each in record.versions)
@@ -167,7 +175,7 @@ class TieredStore:
 
     @property
     def redis_failure(self) -> str:
-        """Why Redis cannot be used; empty while it can."""
+        """Reason why Redis cannot be used; empty while Redis can be used."""
         return self._link.failure
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -185,7 +193,7 @@ class TieredStore:
                 _LOG.error("records cannot be read: %s", error)
 
     async def _poll(self) -> None:
-        """Check whether records have changed anywhere, and join the copies if so."""
+        """Check whether records have changed on disk or in Redis. If so, merge the copies."""
         was_up = self.stats.redis_up
         position = await self._link.probe(RedisTier.position)
         folder = await self._link.run(self._disk.names_changed)
@@ -220,7 +228,7 @@ class TieredStore:
         self._upkeep_due.set()
 
     def _merge(self, records: Mapping[str, Record]) -> None:
-        """Let `records` replace older ones, and notify `on_change` of a change."""
+        """Merge `records` into `_records`. Call `on_change` if any record changed."""
         known = self._records
         joined = {
             name: merge(known[name], record) if name in known else record
@@ -237,7 +245,7 @@ class TieredStore:
                 async with contextlib.aclosing(redis.listen()) as messages:
                     async for message in messages:
                         self._handle_message(message, redis.refusals)
-            # Redis is down or its connection broke: poll to find out.
+            # Redis is down, or only this connection broke: poll at once to find out.
             self._nudge.set()
             await asyncio.sleep(_RELISTEN_S)
 
@@ -254,7 +262,8 @@ class TieredStore:
             self._nudge.set()
 
     async def _run_sending(self) -> None:
-        # Separate from the upkeep, in which two gateways may wait for each other's versions.
+        # This is a task of its own: in `_upkeep`, two gateways would wait for each other's versions
+        # forever.
         while True:
             await self._wanted_changed.wait()
             self._wanted_changed.clear()
@@ -268,7 +277,9 @@ class TieredStore:
                     del self._wanted[digest]
 
     async def _upkeep(self) -> None:
-        """Copy versions to where they are missing, and delete unused ones."""
+        """Copy versions to the disk and to Redis where they are missing, and delete unused
+        versions. Run forever.
+        """
         collected = time.monotonic()
         complete = True
         while True:
@@ -276,7 +287,8 @@ class TieredStore:
             self._upkeep_due.clear()
             try:
                 complete = await self._copy_versions()
-                # Unreadable records of a newer release refer to versions, too.
+                # Collect no garbage while a record is unreadable: a newer release may have written
+                # it, and it may refer to any version.
                 if self._knows_all and time.monotonic() - collected >= _COLLECT_S:
                     await self._collector.collect(self._find_in_use, _GRACE_S)
                     collected = time.monotonic()
@@ -285,12 +297,12 @@ class TieredStore:
                 _LOG.warning("upkeep continues later: %s", error)
 
     async def _copy_versions(self) -> bool:
-        """Copy missing versions. Return True if nothing is left to copy."""
+        """Copy versions that the disk or Redis lacks. Return True if nothing is left to copy."""
         in_use = self._find_in_use()
         if self._redis_started_over or self.stats.unsent:
             await self._versions.send_missing(in_use if self._redis_started_over else ())
             self._redis_started_over = False
-        # A disk that rejects records rejects versions, too.
+        # If the disk could not store all records, it cannot store versions either: do not try.
         return (
             not self._unwritten
             and await self._versions.copy_to_disk(in_use)
@@ -311,7 +323,7 @@ class TieredStore:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    # Not wait_for: that of Python 3.11 can swallow a cancellation.
+    # Do not use asyncio.wait_for: in Python 3.11, it can swallow a cancellation.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,4 +1,4 @@
-"""Converted adapters in the tiers memory, disk and Redis."""
+"""Versions (converted adapters) in the tiers memory, disk and Redis."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from lora_store.stats import StoreStats
 
 _LOG = logging.getLogger(__name__)
 
-# Time for another gateway to put a version that Redis lost.
+# Time to wait for another gateway to put a version that Redis lost.
 _REFILL_TIMEOUT_S = 5.0
 _REFILL_POLL_S = 0.05
-# Gateways that lost their connection to Redis, as others did, do not hear the first notice.
+# Interval at which the request for such a version is repeated: a gateway that was disconnected from
+# Redis did not receive the first request.
 _WANT_INTERVAL_S = 0.5
-# Concurrent reads of the disk: each may take half a second of CPU. `Link` has further threads for
-# records.
+# Limit of concurrent reads of versions from disk, because each may take half a second of CPU.
+# `Link` has more threads, so records need not wait for these reads.
 _MAX_DISK_READS = 2
 _MAX_LOGGED_VERSIONS = 3  # versions in one log line
 
@@ -39,7 +40,7 @@ class Versions:
         self._memory = memory
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
-        # Digests of those that go into memory afterwards.
+        # Digests of the running loads whose result goes into the memory tier.
         self._for_memory: set[str] = set()
         self._unsent: set[str] = set()
         self._reading = asyncio.Semaphore(_MAX_DISK_READS)
@@ -47,8 +48,8 @@ class Versions:
     async def get(self, digest: str) -> Converted:
         """Return a version from the first tier that has it. Concurrent callers share one read.
 
-        The copy in memory is right whatever happened to its file. But if the file was written to,
-        check it now, while it can be repaired from memory.
+        The copy in memory is correct even if its file was damaged. If the file has changed, it is
+        read and checked now, while it can be repaired from memory.
         """
         stored = self._memory.get(digest)
         if stored is not None and not await self._link.run(partial(self._disk.has_changed, digest)):
@@ -58,7 +59,7 @@ class Versions:
         return await self._load_shared(digest, keep=True)
 
     async def put(self, converted: Converted) -> None:
-        """Store a version on disk and in Redis; if Redis is down, it gets the version later."""
+        """Store a version on disk and in Redis. If Redis is down, Redis gets the version later."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
         stored = await self._from_disk(digest)
@@ -77,7 +78,9 @@ class Versions:
         await self._load_shared(digest, keep=True)
 
     async def copy_to_disk(self, digests: Iterable[str]) -> bool:
-        """Copy the missing ones of these versions to this disk. Return True if none is missing."""
+        """Copy the versions that this disk lacks to this disk. Return True if it then has all of
+        `digests`.
+        """
         complete = True
         for digest in await self._link.run(partial(self._disk.find_missing, digests)):
             try:
@@ -88,11 +91,12 @@ class Versions:
         return complete
 
     async def send_missing(self, digests: Iterable[str]) -> None:
-        """Put the versions that Redis lacks: the missing ones of `digests`, and those not sent
-        before.
+        """Put versions into Redis that Redis lacks: those of `digests`, and those that could not be
+        sent before.
 
-        A Redis that refuses writes gets the others later. A Redis that would drop versions for more
-        of them gets only requested ones. Raise `StoreUnavailable` if Redis goes down.
+        If Redis refuses writes, the remaining versions are sent later. If more versions would make
+        Redis drop others, the remaining ones are sent only when a gateway requests them. Raise
+        `StoreUnavailable` if Redis goes down.
         """
         candidates = sorted({*digests, *self._unsent})
         present = await self._link.call(lambda redis: redis.has(candidates))
@@ -111,15 +115,16 @@ class Versions:
                 return
 
     async def send_if_stored(self, digest: str) -> None:
-        """Put a version that another gateway asked for, if it is on this disk and not in Redis.
+        """Put a version that another gateway requested into Redis, if it is on this disk and not in
+        Redis.
 
-        Gateways repeat the question, and may do so once more while the version arrives.
+        Redis is checked first, because gateways repeat a request until the version has arrived.
         """
         if not await self._link.call(lambda redis: redis.has([digest])):
             await self._send(digest)
 
     def is_unsent(self, digest: str) -> bool:
-        """Return True if Redis has yet to get this version."""
+        """Return True if this version could not be sent to Redis yet."""
         return digest in self._unsent
 
     async def close(self) -> None:
@@ -133,10 +138,10 @@ class Versions:
         self._stats.memory_bytes = self._memory.nbytes
 
     async def _load_shared(self, digest: str, *, keep: bool) -> Converted:
-        """Return a version, shared with concurrent callers.
+        """Load and return a version. Concurrent callers share one load.
 
-        With `keep`, it is stored in memory even if the caller is cancelled, since loading it is
-        costly.
+        With `keep`, the version is stored in the memory tier, even if the caller is cancelled,
+        because loading is costly.
         """
         flight = self._flights.get(digest)
         if flight is None:
@@ -145,14 +150,15 @@ class Versions:
             flight.add_done_callback(lambda done: self._finish_flight(digest, done))
         if keep:
             self._for_memory.add(digest)
-        # Cancelling one caller must not cancel the read for others.
+        # Shield the task: cancelling one caller must not cancel the load for others.
         return await asyncio.shield(flight)
 
     def _finish_flight(self, digest: str, flight: asyncio.Task[Converted]) -> None:
         del self._flights[digest]
         keep = digest in self._for_memory
         self._for_memory.discard(digest)
-        # Reading the exception marks it as retrieved: all callers may have been cancelled.
+        # Read the exception even if all callers were cancelled: asyncio logs exceptions that were
+        # never retrieved.
         if not flight.cancelled() and flight.exception() is None and keep:
             self._store_in_memory(flight.result())
 
@@ -205,8 +211,8 @@ class Versions:
             _LOG.error("copy of %s on disk cannot be mended: %s", stored.digest[:12], error)
 
     async def _from_redis(self, digest: str) -> Converted | None:
-        """Copy a version from Redis to the disk. Return None without an intact copy; delete a bad
-        one.
+        """Copy a version from Redis to the disk and return it. Return None if Redis has no intact
+        copy. A damaged copy in Redis is deleted.
         """
         try:
             return await self._link.call(lambda redis: self._receive(redis, digest))
@@ -228,21 +234,22 @@ class Versions:
         try:
             self._disk.receive(digest, chunks)
         except OSError as error:
-            # A full disk must not stop the service: hold this copy in memory only.
+            # Return the version without storing it on disk: a full disk must not stop the service.
             _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
             again = redis.fetch(digest)
             return None if again is None else decode(b"".join(again), digest)
         return self._disk.get(digest)
 
     async def _send(self, digest: str) -> None:
-        """Put a version from this disk, unless another gateway is doing so.
+        """Put a version from this disk into Redis, unless another gateway is doing so.
 
         Raises:
             StoreUnavailable: Redis is down.
-            WritesRefused: Redis refuses writes; raised before the version is read.
+            WritesRefused: Redis refuses writes, usually at the claim, before the version is read.
         """
         try:
-            # A gateway that does not have it must not keep the others from putting it.
+            # Do not claim a version that is not on this disk: the claim would stop other gateways
+            # from putting it.
             if not await self._link.run(partial(self._disk.has, digest)):
                 return
             if await self._link.call(lambda redis: redis.claim(digest)):
@@ -261,7 +268,7 @@ class Versions:
         self._mark_sent({digest})
 
     def _mark_unsent(self, digests: Sequence[str], error: StoreError) -> None:
-        """Record versions that Redis has yet to get, since it cannot take them now."""
+        """Record and log versions that Redis could not store now and must get later."""
         some = ", ".join(digest[:12] for digest in digests[:_MAX_LOGGED_VERSIONS])
         more = (
             f" and {len(digests) - _MAX_LOGGED_VERSIONS} more"

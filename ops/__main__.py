@@ -1,4 +1,4 @@
-"""`python -m ops` is the `gateway` command."""
+"""Entry point of `python -m ops`, which runs the `gateway` command."""
 
 from ops.cli import main
 

@@ -1,4 +1,4 @@
-"""The `gateway` command. Each subcommand imports what it needs, so that --help is quick."""
+"""The `gateway` command. Subcommands import their modules when they run: --help stays fast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
 
 
 class _Version(argparse.Action):
-    """argparse's version action with a late lookup, so that other commands start fast."""
+    """argparse action of --version. The version is looked up only on demand, to start fast."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -49,7 +49,7 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (default: the process') and return the exit code."""
+    """Run the command line `arguments` (default: `sys.argv[1:]`) and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gateway",
         description="OpenAI-compatible API gateway for Triton running TensorRT-LLM.",
@@ -66,14 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader closed the pipe; nothing may be written at exit either.
+        # The reader closed the pipe. Redirect stdout: Python's flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
-    """Write option names with dashes: some of upstream's scripts use underscores."""
+    """Yield the arguments with dashes in option names, where upstream's scripts use underscores.
+
+    Arguments after `--` are unchanged.
+    """
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":

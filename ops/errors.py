@@ -1,7 +1,10 @@
-"""Errors of operators' tools that refer to the command line."""
+"""Errors that operators' tools report about their command line."""
 
 from __future__ import annotations
 
 
 class OptionError(ValueError):
-    """An option is unsupported, alone or by this server; the text begins with its name."""
+    """A command line option is wrong, or the server does not support it.
+
+    The message begins with the option's name.
+    """

@@ -1,6 +1,6 @@
-"""The `inflight_batcher_llm` model repository of three releases, as templates.
+"""Templates of the `inflight_batcher_llm` model repository, for three releases.
 
-`triton_repo.render` fills the templates into a folder that tritonserver can load;
-`triton_repo.parameters` lists what they take; `triton_repo.cpu_executor` is the CPU stand-in
-for TensorRT-LLM's executor, which `tensorrt_llm/1/model.py` uses on hosts without one.
+`triton_repo.render` writes a repository that tritonserver can load. `triton_repo.parameters` lists
+the template parameters. `triton_repo.cpu_executor` replaces TensorRT-LLM's executor on hosts
+without TensorRT-LLM: `tensorrt_llm/1/model.py` then uses it.
 """

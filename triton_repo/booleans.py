@@ -1,7 +1,7 @@
 """Parser of boolean parameters in config.pbtxt, shared by checks and models.
 
-A copy is rendered beside each Python model, so it imports nothing of this project. Upstream's
-models and backend silently read other words as false, or as a default.
+Each Python model gets a copy of this file, which therefore imports nothing of this project. Words
+that are refused here, upstream's models and backend silently read as false or as a default.
 """
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
@@ -11,9 +11,9 @@ MODEL_TRUE, MODEL_FALSE = (*TRUE, "t", "yes", "y"), (*FALSE, "f", "no", "n")
 
 
 def parse_boolean(value: str, *, of_text_model: bool = False) -> bool:
-    """Return the value that the engine's backend, or a text model, reads.
+    """Return the value of a boolean parameter of the core model or, if so marked, of a text model.
 
-    Raises ValueError, which lists the accepted words, for any other word.
+    Raises ValueError for a word that the model does not accept.
     """
     true, false = (MODEL_TRUE, MODEL_FALSE) if of_text_model else (TRUE, FALSE)
     word = value.lower()

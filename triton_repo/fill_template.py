@@ -1,9 +1,9 @@
-"""Fill `${name}` in a config.pbtxt from `key:value,key:value`, as tools/fill_template.py does.
+"""Replace `${name}` in a config.pbtxt by values from `key:value,key:value`.
 
-Format and escapes are those of tensorrtllm_backend v0.16 and later: a backslash takes the next
-character literally, and the text is split twice, at commas and then at colons. So a comma in a
-value is written `\\,` and a colon `\\\\:`. Missing keys stay as `${name}`, which both backends read
-as unset in a string and Triton cannot parse in a number.
+Works like tools/fill_template.py of tensorrtllm_backend v0.16 and later, with the same escapes. A
+backslash takes the next character literally. The text is split twice, at commas and then at colons:
+write a comma in a value as `\\,` and a colon as `\\\\:`. Missing keys stay as `${name}`. Both
+backends read such a string parameter as unset; Triton cannot parse such a number.
 
     python -m triton_repo.fill_template [-i] FILE "key:value,key:value"
 """
@@ -22,13 +22,13 @@ PRESET: Mapping[str, str] = {
 
 
 class SubstitutionError(ValueError):
-    """The text is not `key:value,key:value`."""
+    """The text does not have the format `key:value,key:value`."""
 
 
 def parse_substitutions(text: str) -> dict[str, str]:
-    """Return the values by key; the last value of a repeated key counts.
+    """Return the values by key. The last value of a repeated key counts.
 
-    Raises SubstitutionError, which names the part that is not one key and one value.
+    Raises SubstitutionError with the first part that is not one key and one value.
     """
     values: dict[str, str] = {}
     for part in _split(text, ",") if text else ():
@@ -43,12 +43,12 @@ def parse_substitutions(text: str) -> dict[str, str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the text of a config.pbtxt with `values`, and `PRESET` for missing ones."""
+    """Return the template's text with `values` filled in, and `PRESET` for keys without a value."""
     return Template(template).safe_substitute({**PRESET, **values})
 
 
 def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
-    """Return keys that are absent from the file; upstream refuses them since v0.19."""
+    """Return the keys that do not occur in the template. Upstream refuses such keys since v0.19."""
     read = re.sub(r"(?m)^ *#.*$", "", template)
     return [key for key in values if key not in read]
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Fill one file; return 1 if it cannot be read or the substitutions are not allowed."""
+    """Fill one file and return the exit code: 1 for an unreadable file or wrong substitutions."""
     try:
         values = parse_substitutions(parsed.substitutions)
         template = parsed.file.read_text(encoding="utf-8")

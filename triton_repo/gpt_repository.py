@@ -1,8 +1,8 @@
 """Renderer of the GPT repository, `all_models/gpt` of tensorrtllm_backend.
 
-It has neither in-flight batching nor streaming: its `tensorrt_llm` answers complete requests, one
-static batch after another. The templates in `gpt` have only string values, so any
-`fill_template.py` can fill them.
+The repository has neither in-flight batching nor streaming: its `tensorrt_llm` sends complete
+answers, one static batch after another. The templates in `gpt` have only string values: every
+version of upstream's `fill_template.py` can fill them.
 """
 
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE)
 PARAMETERS = (
     Parameter("engine_dir", (CORE,), text(), mandatory=True),
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
-    # Set explicitly for readers of config.pbtxt: the releases' defaults differ.
+    # Set these explicitly, because the releases' defaults differ.
     Parameter("add_special_tokens", (PREPROCESSING,), boolean(), default="true"),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean(), default="true"),
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
-    # Specific to this project and inflight_batcher_llm: the polling interval for disconnected
-    # clients.
+    # Polling interval for disconnected clients. Upstream's GPT repository does not have this
+    # parameter; inflight_batcher_llm does.
     Parameter("cancellation_check_period_ms", (CORE,), integer(1), default="100"),
 )
 
-# Below `TEMPLATES`. The modules that convert tensors to executor requests, and text to ids, are
-# shared with inflight_batcher_llm.
+# By model: its Python files, as paths below `TEMPLATES`. All except the GPT repository's own
+# model.py are shared with inflight_batcher_llm.
 _MODULES = {
     PREPROCESSING: ("preprocessing/1/model.py", "booleans.py"),
     CORE: (
@@ -60,7 +60,7 @@ def render_gpt(
     Args:
         destination: the model repository; created with its parents.
         parameters: values by name, for the names in `PARAMETERS`.
-        release: one of `triton_repo.releases.RELEASES`. Only names of inputs differ between them.
+        release: one of `triton_repo.releases.RELEASES`, which differ only in names of inputs.
 
     Raises:
         RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. All

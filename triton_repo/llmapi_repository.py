@@ -1,6 +1,7 @@
-"""Renderer of the llmapi repository: one model, which includes the tokenizer and the engine.
+"""Renderer of the llmapi repository, whose only model runs both the tokenizer and the engine.
 
-TensorRT-LLM's Triton backend has it since release 1.0, and since July 2026 only this one.
+TensorRT-LLM's Triton backend has this repository since release 1.0, and no other one since July
+2026.
 """
 
 import re
@@ -24,7 +25,7 @@ from triton_repo.parameters import (
 from triton_repo.render import TEMPLATES, values
 
 MAIN, V1_3, V1_2 = "main", "1.3", "1.2"
-# Inputs that a release's config.pbtxt does not have yet.
+# By release: a pattern of the inputs that the release's config.pbtxt does not have yet.
 _LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
 _OWN = (CORE,)
 
@@ -52,7 +53,8 @@ PARAMETERS = (
     Parameter("model", _OWN, _quoted_text(), mandatory=True),
     Parameter("tokenizer", _OWN, _quoted_text(), default="null"),
     Parameter("decoupled", _OWN, boolean(), default="true"),
-    # Specific to this project: clients see the behaviour of upstream's model in that release.
+    # Release of upstream's model that this project's model imitates. Upstream does not have this
+    # parameter.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
     Parameter("polls_ended_requests", _OWN, boolean(), default="false"),
     Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
@@ -64,18 +66,23 @@ PARAMETERS = (
     Parameter("max_seq_len", _OWN, integer(1), default="null"),
     Parameter("enable_chunked_prefill", _OWN, boolean(), default="null"),
     Parameter("enable_block_reuse", _OWN, boolean(), default="true"),
-    # The LLM API's own default; it may not accept null.
+    # Write the LLM API's own default, because the API may not accept null.
     Parameter("free_gpu_memory_fraction", _OWN, fraction(), default="0.9"),
     Parameter("max_tokens_in_kv_cache", _OWN, integer(1), default="null"),
-    # Without any of these the model is loaded without adapters.
+    # If none of these is given, the model is loaded without adapters.
     *_LORA,
 )
 
 
 def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: str = CORE) -> None:
-    """Write the model into `destination`, under the name `model`.
+    """Write the repository, which has one model, into `destination`.
 
     Nothing is written unless all parameters are valid. Existing files are replaced.
+
+    Args:
+        destination: the model repository; created with its parents.
+        parameters: values by name, for the names in `PARAMETERS`.
+        model: the model's name in Triton.
 
     Raises:
         RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.
@@ -89,7 +96,7 @@ def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: 
     config = config.replace(f'name: "{CORE}"', f'name: "{model}"', 1)
     if lacks := _LACKS[written["behaves_as"]]:
         config = re.sub(rf'(?m)^  {{ name: "({lacks})" .*\n', "", config)
-        # The last of a list has no comma.
+        # Remove the comma after the last input: pbtxt does not allow one.
         config = re.sub(r",\n\]", "\n]", config)
     arguments = Template((source / "1" / "model.yaml").read_text("utf-8"))
     version.mkdir(parents=True, exist_ok=True)

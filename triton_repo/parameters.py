@@ -1,14 +1,14 @@
 """The parameters of the repository's templates, with their types and allowed values.
 
-Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19
-(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); V0_20 has those of
-v0.19. All sets here have guided decoding, which upstream added in v0.19 and its backend llguidance
-later.
+Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19. Sources
+are `docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend. The template set
+V0_20 has the parameters of v0.19. All sets here have guided decoding, which upstream added in v0.19
+(the backend llguidance later).
 
-`lora_weights_data_type` is specific to this project: upstream requires editing three files by hand
-for an engine whose LoRA type is not float16. The templates contain float16 literally, like
-upstream's, and `render` replaces it. `trust_remote_code` is specific to this project, too:
-upstream's models always run the code of a tokenizer's folder.
+Two parameters are specific to this project. `lora_weights_data_type` is the type of LoRA weights:
+the templates contain float16, like upstream's, and `render` replaces it. With upstream's files, an
+engine with another type requires editing three files by hand. `trust_remote_code` allows code in
+a tokenizer's folder to run; upstream's models always run such code.
 """
 
 import re
@@ -34,11 +34,11 @@ _BOOLEAN = "true or false"
 
 @dataclass(frozen=True)
 class ParameterKind:
-    """A type of value: its allowed values in words, and its form in a config.pbtxt."""
+    """A type of parameter: its allowed values in words, and its conversion to pbtxt text."""
 
     allowed: str
     write: Callable[[Value], str | None]
-    """Conversion to pbtxt text; None if the value is not allowed."""
+    """Function that returns a value as pbtxt text, or None if the value is not allowed."""
 
 
 def integer(minimum: int = 0) -> ParameterKind:
@@ -75,7 +75,7 @@ def boolean() -> ParameterKind:
 
 def text() -> ParameterKind:
     def write(value: Value) -> str | None:
-        # Both Triton backends read a value with an unfilled ${...} as unset.
+        # Refuse ${...}, because both Triton backends read such a value as unset.
         if not isinstance(value, str) or not value.isprintable() or not value or "${" in value:
             return None
         return value.replace("\\", "\\\\").replace('"', '\\"')
@@ -84,7 +84,7 @@ def text() -> ParameterKind:
 
 
 def is_boolean(kind: ParameterKind) -> bool:
-    """Return True for a boolean kind, whose words each model parses differently."""
+    """Return True for the type of booleans. Models accept different words for them."""
     return kind.allowed == _BOOLEAN
 
 
@@ -120,15 +120,15 @@ def tree() -> ParameterKind:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A `${name}` of the templates.
+    """A template parameter: a placeholder `${name}` in the templates.
 
     Attributes:
-        name: the key to give to the renderer.
-        models: the models whose template contains it.
-        kind: its type and allowed values.
-        mandatory: True if rendering fails without it.
-        default: the value written if it is not given; "" leaves the server's own default.
-        releases: the releases that have it.
+        name: the parameter's name.
+        models: the models whose template contains the parameter.
+        kind: the type and the allowed values.
+        mandatory: True if rendering fails without a value.
+        default: text to write if no value is given; "" leaves the server's own default.
+        releases: the template sets that have the parameter.
     """
 
     name: str
@@ -232,8 +232,8 @@ PARAMETERS = (
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
-    # tensorrt_llm: guided decoding, which needs the tokenizer: its folder if triton_backend is
-    # python, and the output file of generate_xgrammar_tokenizer_info.py if it is tensorrtllm
+    # tensorrt_llm: guided decoding. With triton_backend python it needs tokenizer_dir, with
+    # tensorrtllm the output file of generate_xgrammar_tokenizer_info.py.
     Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),
@@ -241,5 +241,5 @@ PARAMETERS = (
 
 
 def parameters_of(release: str) -> tuple[Parameter, ...]:
-    """Return the parameters that the templates of one release have."""
+    """Return the parameters of one template set."""
     return tuple(entry for entry in PARAMETERS if release in entry.releases)

@@ -1,12 +1,13 @@
-"""The sets of templates of `inflight_batcher_llm`, named after the first release of each.
+"""The template sets of `inflight_batcher_llm`, each named after the first release that uses it.
 
-A template is stored in the form of v0.17, so that upstream's `fill_template.py` can fill it. Where
-a comment begins with `#0.19 `, the rest is a line since v0.19. A line that ends with ` #0.17` is
-last in v0.17. In Python such lines end with `# since 0.19` and `# until 0.17`.
+A template is stored in the form of v0.17, which upstream's `fill_template.py` can fill. Marks
+select lines for other sets. A comment that begins with `#0.19 ` contains a line of the sets since
+v0.19. A line that ends with ` #0.17` belongs only to the sets up to v0.17. In Python files such
+lines end with `# since 0.19` and `# until 0.17`.
 
-V0_20 is the set of NVIDIA's containers since 25.05, whose TensorRT-LLM is 0.19.0; the tag v0.19.0
-of upstream's repository still has the older names of V0_19. Each backend reads only the names of
-its own set and silently ignores others.
+V0_20 is for NVIDIA's containers since 25.05. The first of these has TensorRT-LLM 0.19.0, but other
+input names than upstream's tag v0.19.0, which uses V0_19. Each backend reads only the names of its
+own set and silently ignores others.
 
 See decision 050 in docs/decisions.
 """
@@ -24,7 +25,7 @@ _MARKED_LINE = re.compile(r"(?m)^(.*)  # (since|until) (0\.\d+)\n")
 
 
 def template_of(release: str, template: str) -> str:
-    """Return the template of one set, without the marks of any."""
+    """Return a template's text for one template set, without marks."""
 
     def select(line: re.Match[str]) -> str:
         indent, since, text, until = line.groups()
@@ -34,7 +35,7 @@ def template_of(release: str, template: str) -> str:
 
 
 def module_of(release: str, module: str) -> str:
-    """Return the module that reads the names of one set alone, without the marks of any."""
+    """Return a Python module's text for one template set, without marks."""
 
     def select(line: re.Match[str]) -> str:
         text, word, named = line.groups()
@@ -45,7 +46,7 @@ def module_of(release: str, module: str) -> str:
 
 
 def _has(release: str, since: str | None, until: str | None) -> bool:
-    """Return True if a line of these marks belongs to the set."""
+    """Return True if a line with these marks belongs to the template set `release`."""
     at = RELEASES.index(release)
     first = RELEASES.index(since) if since else 0
     last = RELEASES.index(until) if until else len(RELEASES)

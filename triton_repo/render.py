@@ -1,4 +1,4 @@
-"""Renderer of the repository's templates into a folder that tritonserver can load.
+"""Renderer of the templates to a model repository that tritonserver can load.
 
 See decision 050 in docs/decisions.
 """
@@ -13,14 +13,14 @@ from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
 BOOLEANS = TEMPLATES / "booleans.py"
-"""A copy is rendered beside each Python model, which imports it."""
-# The core model's own name, and its name as a step of the ensemble.
+"""Module that Python models import: each of them gets a copy in its version folder."""
+# Matches the core model's name in its own config.pbtxt and in the ensemble's steps.
 _CORE_NAMED = re.compile(rf'(?m)^( *(?:model_)?name: "){CORE}(")$')
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
 
 class RenderError(ValueError):
-    """The parameters do not fit the templates; one line per problem."""
+    """The parameters do not fit the templates. The message has one line per problem."""
 
 
 def render(
@@ -38,10 +38,11 @@ def render(
     Args:
         destination: the model repository; created with its parents.
         parameters: values by name, for the names in `triton_repo.parameters.PARAMETERS` that belong
-            to `models` and `release`. Strings are read as the parameter's own type.
+            to `models` and `release`. A string is converted to the parameter's type.
         models: the models to render.
         release: one of `triton_repo.releases.RELEASES`.
-        core_name: name of `tensorrt_llm` in Triton, also used for its folder and by its callers.
+        core_name: name in Triton of the model `tensorrt_llm`. Its folder and the models that call
+            it use this name, too.
 
     Raises:
         RenderError: a release, a model or a parameter is unknown, a mandatory parameter is missing,
@@ -71,13 +72,13 @@ def render(
 
 
 def write_module(source: Path, destination: Path, release: str) -> None:
-    """Write a model's module in the form of one release."""
+    """Write a copy of a Python module for one template set."""
     text = source.read_text(encoding="utf-8")
     destination.write_text(module_of(release, text), encoding="utf-8")
 
 
 def core_inputs(release: str) -> frozenset[str]:
-    """Return the inputs of `tensorrt_llm` that one set of templates declares."""
+    """Return the names of the inputs in the `tensorrt_llm` template of one template set."""
     template = (TEMPLATES / CORE / "config.pbtxt").read_text(encoding="utf-8")
     declared, _, _ = template_of(release, template).partition("\noutput [")
     return frozenset(re.findall(r'\{ name: "(\w+)"', declared))
@@ -86,10 +87,11 @@ def core_inputs(release: str) -> frozenset[str]:
 def filled_values(
     parameters: Mapping[str, Value], models: Sequence[str] = MODELS, release: str = DEFAULT
 ) -> dict[str, str]:
-    """Return the text for each parameter of `models`; raise RenderError as `render` does."""
+    """Return the pbtxt text of each parameter of `models`. Raises RenderError as `render` does."""
     table: dict[str, Parameter] = {}
     for entry in parameters_of(release):
-        # A parameter may be mandatory for one model and optional for another.
+        # Prefer the mandatory entry: a parameter may be mandatory in one model and optional in
+        # another.
         if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
             table[entry.name] = entry
     return values(table, parameters, models)
@@ -98,7 +100,7 @@ def filled_values(
 def values(
     table: Mapping[str, Parameter], parameters: Mapping[str, Value], models: Sequence[str]
 ) -> dict[str, str]:
-    """Return the text for each parameter of `table`; raise RenderError as `render` does."""
+    """Return the pbtxt text of each parameter in `table`. Raises RenderError as `render` does."""
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"
         for name in parameters

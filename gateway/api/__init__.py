@@ -1,1 +1,1 @@
-"""HTTP handlers of a few lines each: parse, run the pipeline, frame the answer."""
+"""HTTP handlers: they parse a request, run the pipeline and write the answer."""

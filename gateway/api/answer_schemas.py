@@ -1,7 +1,8 @@
-"""Models of answers that are not built as models, for the OpenAPI document.
+"""Models that describe the server's answers in the OpenAPI document.
 
-Generations are written as bytes (`answers`), errors by the error handlers. The models declare the
-members that a client may rely on; optional members have defaults.
+Most of these models are never instantiated: generations are written as bytes (`answers`), errors by
+the error handlers. A model has the members that a client may rely on. Members that an answer may
+lack have defaults.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Described(BaseModel):
-    """Base of models that are rarely needed except by the OpenAPI document, so built on demand."""
+    """Base of models that mainly serve the OpenAPI document. pydantic builds each on first use."""
 
     model_config = ConfigDict(defer_build=True)
 
 
 class AnswerModel(Described):
-    """Base of answers that are built as models; members with defaults are always present."""
+    """Base of models that answers are serialized from. Members with defaults are always present."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 

@@ -19,8 +19,8 @@ from gateway.service import Service
 def authenticate_tenant(request: Request) -> Tenant | None:
     """Return the tenant whose key was sent; None if the gateway needs no keys.
 
-    Raise InvalidKey for a missing or wrong key. Without keys, raise ForWebsites for a request that
-    a website sent.
+    Raise InvalidKey for a missing or wrong key, and KeysUnavailable if a key cannot be checked now.
+    If the gateway needs no keys, raise ForWebsites for a request that a website sent.
     """
     scope = request.scope
     tenant = service_of(scope).access.tenant(credentials_of(scope))
@@ -32,16 +32,16 @@ def authenticate_tenant(request: Request) -> Tenant | None:
 
 
 def credentials_of(scope: Scope) -> Sequence[str]:
-    """Return what a request presents as its keys, as values of `Authorization`.
+    """Return the credentials of a request, each as a value of `Authorization`: `Bearer KEY`.
 
-    Anthropic's clients have the header `x-api-key`. A program may send both, one of them for
-    another server, so either may hold the key of this gateway.
+    Anthropic's clients send the key in the header `x-api-key`. A program may send both headers, one
+    of them for another server. So either header may hold the key of this gateway.
     """
     return credentials_in(exchange_of(scope).fields)
 
 
 def credentials_in(fields: Mapping[bytes, bytes]) -> Sequence[str]:
-    """Return the credentials of a request with these headers, as `credentials_of`."""
+    """Return the credentials in these request headers, in the form of `credentials_of`."""
     authorization = fields.get(b"authorization")
     found = [] if authorization is None else [authorization.decode("latin-1")]
     if (key := fields.get(b"x-api-key")) is not None:
@@ -73,9 +73,11 @@ async def _get_service_for_admin(
 
 
 def authenticate_metrics_reader(request: Request) -> Service:
-    """Return the service to a caller that may read metrics, which contain tenant names.
+    """Return the service if the caller may read metrics. Metrics contain tenant names.
 
-    On a separate admin port, or if the gateway needs no keys at all, any caller may.
+    If there is a separate admin port, any caller on that port may read metrics. Otherwise an
+    admin's key is needed, unless the gateway needs no keys at all. Errors of the checks pass
+    through.
     """
     _check_port(request)
     service = service_of(request.scope)
@@ -89,8 +91,8 @@ def authenticate_metrics_reader(request: Request) -> Service:
 def may_read_details(request: Request) -> bool:
     """Return True if `authenticate_metrics_reader` would admit the caller.
 
-    It is for endpoints that show other callers less. Probes may send any key, so a key that is not
-    an admin's does not count as a wrong key here.
+    Endpoints that show fewer details to other callers use this function. Health probes may send any
+    key, so a key that is not an admin's does not count as a wrong key here.
     """
     if not is_for_admins(request):
         return False
@@ -132,5 +134,5 @@ def is_for_admins(request: Request) -> bool:
 
 def _check_port(request: Request) -> None:
     if not is_for_admins(request):
-        # The same error as for an unknown URL, so that the path is not revealed.
+        # Raise the same error as for an unknown URL, to hide that the path exists.
         raise UnknownUrl(request.method, request.url.path)

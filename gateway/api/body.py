@@ -1,7 +1,7 @@
 """Request bodies: checks of media type and size, and JSON parsing.
 
 FastAPI would read a complete body of any size before it authenticates the caller. It would also
-accept NaN, duplicate keys and any nesting depth. So endpoints declare `json_body` instead.
+accept NaN, duplicate keys and any nesting depth. So endpoints depend on `json_body` instead.
 
 See decision 037 in docs/decisions.
 """
@@ -25,9 +25,9 @@ from gateway.http.http_errors import ContentTooLarge, UnsupportedMediaType
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Bytes above which a body needs a share of the body budget before more of it is read."""
+"""Body size in bytes above which the rest is read only with a share of the body budget."""
 
-# Includes the default types of curl and of `fetch` in browsers.
+# Media types of a JSON body. The last two are the defaults of curl and of `fetch` in browsers.
 _JSON_MEDIA_TYPES = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
@@ -39,17 +39,18 @@ _GZIP = frozenset({"gzip", "x-gzip"})
 async def read_body(
     request: Request, limit: int, on_large: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
-    """Read a complete JSON body, plain or in gzip.
+    """Return the bytes of a complete JSON body, decompressed if it was sent in gzip.
 
     Args:
         request: the request.
-        limit: maximum bytes of the body, compressed or not.
-        on_large: awaited once before more than LARGE_BODY_BYTES are read, with the bytes to expect.
+        limit: maximum size in bytes, both as sent and after decompression.
+        on_large: awaited once before more than LARGE_BODY_BYTES are read, with the expected size in
+            bytes, or `limit` if the size is unknown.
 
     Raises:
         UnsupportedMediaType: The body is not JSON, or has an unknown encoding.
         InvalidRequest: The body is not valid gzip.
-        ContentTooLarge: The body exceeds `limit`. It is raised before the body is in memory.
+        ContentTooLarge: The body exceeds `limit`. Raised before the complete body is in memory.
         ClientDisconnected: The client left.
     """
     given = get_media_type(request)
@@ -62,7 +63,7 @@ async def read_body(
     if declared > limit:
         raise ContentTooLarge("request body", limit)
     if not compressed:
-        # Most bodies are short and arrive together with the headers.
+        # Fast path: most bodies are short and arrive together with the headers.
         whole = exchange_of(request.scope).take_complete_body(min(limit, LARGE_BODY_BYTES))
         if whole is not None:
             return whole
@@ -70,13 +71,13 @@ async def read_body(
         if on_large is not None and declared > LARGE_BODY_BYTES and not compressed:
             await on_large(declared)
             on_large = None
-        # For gzip, also limit compressed bytes: a stream can be endless and inflate to nothing.
+        # Limit the compressed bytes too: an endless gzip stream can inflate to nothing.
         stream = decompress(_stream_limited(request, limit)) if compressed else request.stream()
         async for chunk in stream:
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
-            if on_large is not None and size > LARGE_BODY_BYTES:  # no content-length
+            if on_large is not None and size > LARGE_BODY_BYTES:  # size unknown until now
                 await on_large(limit)
                 on_large = None
             chunks.append(chunk)
@@ -86,8 +87,8 @@ async def read_body(
 
 
 async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes, and
-    ClientDisconnect."""
+    """Yield the body as it arrives. Raise ContentTooLarge above `limit` bytes, and ClientDisconnect
+    if the client leaves."""
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -99,8 +100,9 @@ async def _stream_limited(request: Request, limit: int) -> AsyncIterator[bytes]:
 def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
     """Return a FastAPI dependency that reads the JSON body as `model`.
 
-    Dependencies run in the order of the endpoint's parameters. Put this one after the caller's key,
-    so that no body is read from strangers. `limit` is in bytes; None for the limit of the settings.
+    FastAPI runs dependencies in the order of the endpoint's parameters. Put this dependency after
+    the one that checks the caller's key, to read no body without a valid key. `limit` is the
+    maximum size in bytes; None for the setting `max_body_bytes`.
     """
 
     async def read(request: Request) -> BaseModel:
@@ -115,7 +117,7 @@ async def _read_json(request: Request, model: type[M], limit: int) -> M:
 
 
 def parse_json(model: type[M], body: bytes) -> M:
-    """Parse a body as `model`; an empty body is an empty object. Raise InvalidRequest."""
+    """Return a JSON body as `model`; an empty body counts as `{}`. Raise InvalidRequest."""
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
@@ -131,7 +133,7 @@ def get_media_type(request: Request) -> str:
 
 
 def refuse_encoding(request: Request) -> None:
-    """Raise UnsupportedMediaType for a compressed body (RFC 9110, 8.4.1)."""
+    """Raise UnsupportedMediaType if the body is compressed (RFC 9110, 8.4.1)."""
     encoding = _get_encoding(request)
     if encoding not in _PLAIN:
         raise UnsupportedMediaType("content-encoding", encoding, "identity")

@@ -1,6 +1,6 @@
 """Requests that find the event loop busy: which of them may wait, and how the rest is refused.
 
-A refusal must cost much less than an answer: nothing here reads a body or writes a line of the log.
+A refusal must cost much less than an answer. So nothing here reads a body or writes a log line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COUNT_INTERVAL_S = 0.1
 
 
 class BusyDoor:
-    """Implements `http.start_gate.Door` for one process."""
+    """The `http.start_gate.Door` of one process, which builds and counts the refusals."""
 
     def __init__(
         self,
@@ -37,7 +37,14 @@ class BusyDoor:
         exposed: str,
         service: Callable[[], Service],
     ) -> None:
-        """POSTs to `paths` may wait. Pages of `origins` may read the headers `exposed`."""
+        """Create the door.
+
+        Args:
+            paths: the paths to which POST requests may wait.
+            origins: the origins whose browser pages may read a refusal; `*` for all.
+            exposed: the names of response headers that such pages may read, comma-separated.
+            service: returns the service.
+        """
         self._paths = frozenset(paths)
         self._origins = frozenset(origins)
         self._exposed = exposed.encode()
@@ -59,7 +66,8 @@ class BusyDoor:
     ) -> RefusalAnswer:
         self._note(path, tenant)
         answer = _answer(max(1, math.ceil(wait_s)), is_anthropic=is_anthropic(path, fields))
-        # Nothing is looked up by it, and the system's random numbers take longer than the rest.
+        # Nothing is looked up by this id, so it need not be hard to guess. The system's random
+        # numbers would take longer than the rest of the refusal.
         own_id = find_own_id(fields) or b"%032x" % getrandbits(128)
         lines = b"%bx-request-id: %b\r\n%b" % (answer.header_lines, own_id, self._cors(fields))
         return RefusalAnswer(answer.status, lines, answer.body)
@@ -70,8 +78,10 @@ class BusyDoor:
         self._refused[path, tenant] += 1
 
     def count(self) -> None:
-        """Add the refusals since the last call to the metrics: one by one, they would take a
-        third of the time of a refusal."""
+        """Add the refusals since the last call to the metrics.
+
+        Counting each refusal at once would take a third of the time of a refusal.
+        """
         service = self._service()
         for (path, tenant), refused in self._refused.items():
             service.metrics.requests.labels(path, "503").inc(refused)
@@ -80,7 +90,7 @@ class BusyDoor:
         self._refused.clear()
 
     def _cors(self, fields: Mapping[bytes, bytes]) -> bytes:
-        """Return what lets a browser's page read the answer, where pages may call."""
+        """Return the CORS header lines that let an allowed browser page read the refusal."""
         origin = fields.get(b"origin")
         if origin is None or not self._origins:
             return b""

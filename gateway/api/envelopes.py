@@ -25,7 +25,8 @@ def build_error_response(path: str, fields: Mapping[bytes, bytes], error: Failur
 def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
     """Return True if a request uses Anthropic's protocol.
 
-    The paths for models are the same in both protocols, so the header decides there.
+    The paths for models are the same in both protocols. For these paths, the header
+    `anthropic-version` decides.
     """
     return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))
 

@@ -48,7 +48,7 @@ def _convert_framework_error(request: Request, error: HTTPException) -> GatewayE
 
 
 def _list_methods(request: Request) -> list[str]:
-    """Return all methods of this path; Starlette reports only those of the first matching route."""
+    """Return the methods of all routes for this path; Starlette reports only the first route's."""
     fitting = [
         route.methods or ()
         for route in request.app.routes

@@ -22,7 +22,7 @@ from gateway.http import http_errors
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
 """Base classes of all errors in `TABLE`."""
 
-# A message quotes the value found, which may be megabytes.
+# Limits in characters: an error quotes what the client sent, which may be megabytes.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
 
@@ -36,8 +36,8 @@ class ErrorRow(NamedTuple):
 
     Attributes:
         status: the HTTP status.
-        type: OpenAI's `type`, which says whose fault it is.
-        code: a stable word for programs.
+        type: OpenAI's `type`, which says whether the client or the server is at fault.
+        code: OpenAI's `code`, a stable word that programs can check.
         retry_after_s: seconds after which the same request may succeed; None if it will not.
     """
 
@@ -67,9 +67,9 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     errors.KeyNotFound: ErrorRow(404, _CLIENT, "key_not_found"),
     # No retry-after, as a retry with a wrong key does not help.
     errors.TooManyWrongKeys: ErrorRow(429, _CLIENT, "too_many_wrong_keys"),
-    # `_get_type` and `_build_headers` use the limit's own type and time to retry.
+    # The type and the time to retry depend on the limit: see `_get_type` and `_build_headers`.
     errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
-    # OpenAI's word for an error that SDKs must not retry: the wait may be weeks.
+    # OpenAI's code for an error that SDKs must not retry: the quota may be used up for weeks.
     errors.InsufficientQuota: ErrorRow(429, "insufficient_quota", "insufficient_quota"),
     errors.ClientDisconnected: ErrorRow(499, _CLIENT),  # nginx's status; only for logs and metrics
     errors.InternalError: ErrorRow(500, _SERVER),
@@ -102,7 +102,7 @@ TABLE: Mapping[type[Exception], ErrorRow] = {
     http_errors.SlowRequest: ErrorRow(408, _CLIENT, "request_timeout"),
     http_errors.ContentTooLarge: ErrorRow(413, _CLIENT, "content_too_large"),
     http_errors.UnsupportedMediaType: ErrorRow(415, _CLIENT, "unsupported_media_type"),
-    # Codex continues over HTTP after this status, but retries for seconds after any other.
+    # The Codex client falls back to HTTP after this status; after others it retries for seconds.
     http_errors.WebSocketNotOffered: ErrorRow(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: ErrorRow(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
@@ -150,7 +150,7 @@ class ErrorResponse(NamedTuple):
 
 
 def build_response(error: Failure, body: Callable[[Failure], bytes] | None = None) -> ErrorResponse:
-    """Build the complete error response; `body` builds the envelope if it is not OpenAI's."""
+    """Build the complete error response. `body` builds its body; None for OpenAI's envelope."""
     return ErrorResponse(
         TABLE[type(error)].status, _build_headers(error), (body or build_envelope)(error)
     )
@@ -175,7 +175,8 @@ def build_envelope(error: Failure) -> bytes:
 def status_of(error: BaseException | None) -> int:
     """Return the HTTP status for an error, 200 for None.
 
-    It is also used after the response has started with another status.
+    For an error after the response has started, only logs and metrics show this status: the client
+    has already received another one.
     """
     if error is None:
         return 200
@@ -183,7 +184,7 @@ def status_of(error: BaseException | None) -> int:
 
 
 def get_refusal_reason(error: Failure) -> str | None:
-    """Return a word for operators why a request was refused; None if the error is not a refusal."""
+    """Return the reason of a refusal as a word for operators; None if the error is no refusal."""
     if isinstance(error, errors.RateLimited):
         return error.limit
     if isinstance(error, errors.Overloaded) and error.cause is not None:
@@ -195,7 +196,7 @@ def get_refusal_reason(error: Failure) -> str | None:
 
 
 def _build_headers(error: Failure) -> dict[str, str]:
-    """Build the response headers, which say whether to retry.
+    """Build the response headers that say whether and when to retry.
 
     Without `x-should-retry`, openai-python retries every 429 and 5xx twice.
     """
@@ -209,7 +210,7 @@ def _build_headers(error: Failure) -> dict[str, str]:
         if error.wait_ms is not None:
             headers["retry-after-ms"] = str(error.wait_ms)
             retry_after_s = -(-error.wait_ms // 1000)
-    elif status < 429:  # SDKs do not retry these
+    elif status < 429:  # SDKs do not retry these statuses
         return {}
     else:
         headers = {}
@@ -231,7 +232,7 @@ def _get_type(error: Failure) -> str:
 def build_message(error: Failure) -> str:
     """Return the message for the client, valid in JSON."""
     if isinstance(error, StoreUnavailable):
-        return "The adapter store does not answer; try again."  # the error's own text has addresses
+        return "The adapter store does not answer; try again."  # the error's text names servers
     text = str(error)
     if isinstance(error, StoreError):
         text = f"{text[0].upper()}{text[1:]}."
@@ -239,6 +240,6 @@ def build_message(error: Failure) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    """Cut a text to `limit` characters and replace lone surrogates, which form fields may hold."""
+    """Return a text cut to `limit` characters, with lone surrogates (from form fields) replaced."""
     text = text if len(text) <= limit else text[:limit] + "..."
     return text.encode(errors="replace").decode()

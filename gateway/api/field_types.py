@@ -15,22 +15,23 @@ from gateway.generation.options import MODEL_MAXIMUM
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-# Total characters over all bad_words. Worst case: 4 ids per character, 2 spellings, per choice.
+# Limit of the characters of all bad_words together. In the worst case, each becomes 8 token ids for
+# each choice: 4 ids in each of 2 spellings.
 _MAX_BAD_WORD_CHARS = 4096
 INT32 = 2**31
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _to_int(value: Any) -> Any:
-    """Convert 30.0 to 30: JSON has one number type, and some clients write floats only."""
+    """Return 30 for 30.0, as some clients write all numbers as floats; other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _to_int64(value: Any) -> Any:
-    """Convert a value to a 64-bit integer.
+    """Return the value as `_to_int` does. Raise for an integer that does not fit 64 bits.
 
-    orjson reads a larger integer as the nearest float, which may equal a limit. A limit declared in
-    pydantic would be printed as a float.
+    orjson reads a longer integer as the nearest float. That float may be equal to `MIN_INT64`, so
+    such a float is refused too. pydantic's own limits, `ge` and `le`, would be printed as floats.
     """
     number = _to_int(value)
     if type(number) is int:
@@ -61,7 +62,10 @@ def _check_total_chars(bad_words: list[str]) -> list[str]:
 
 
 def allow_unset(name: str) -> Callable[[dict[str, Any]], None]:
-    """Return a function that adds the values equal to null to the schema of parameter `name`."""
+    """Return a function for `json_schema_extra` that adds the values in `UNSET[name]` to a schema.
+
+    For the parameter `name`, these values mean the same as null.
+    """
 
     def add(schema: dict[str, Any]) -> None:
         schema["anyOf"] += [{"const": value, "description": "As null."} for value in UNSET[name]]
@@ -85,7 +89,7 @@ TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # An empty string in a list would have no effect, so it is refused as a mistake.
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-# May be empty: some clients send an empty string for no stop string.
+# Unlike `Word`, may be empty: some clients send an empty string to set no stop string.
 StopString = Annotated[str, StringConstraints(max_length=1024)]
 StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOPS)]
 StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOPS)]

@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator
 from gateway.errors import InvalidRequest
 
 PIECE_BYTES = 64 * 1024
-"""Bytes that are decompressed at once, which takes a fraction of a millisecond."""
+"""Maximum of bytes that are decompressed at once. This takes a fraction of a millisecond."""
 
 _GZIP = 16 + zlib.MAX_WBITS  # the gzip format (RFC 1952)
 _WRONG = "content-encoding: the body is not one complete gzip stream."
 
 
 async def decompress(packed: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the body in pieces of at most `PIECE_BYTES`, with a turn of the event loop after each.
+    """Yield the decompressed body in chunks of at most `PIECE_BYTES` bytes.
 
-    Raise InvalidRequest if the body is not gzip, is truncated, or has data after its end.
+    The event loop can run other tasks between two chunks. Raise InvalidRequest if the body is not
+    gzip, is truncated, or has data after its end.
     """
     inflater = zlib.decompressobj(_GZIP)
     async for chunk in packed:

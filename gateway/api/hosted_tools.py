@@ -1,7 +1,7 @@
 """Tools that a provider runs, or that a provider's models know without a schema.
 
 This server does not run such tools or describe them to the model. The prompt omits them, and
-`x-ignored-parameters` names them. Only a tool choice that demands a call of one is refused.
+`x-ignored-parameters` names them. Only a tool choice that demands a call of such a tool is refused.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import NamedTuple
 from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
-# Hints are held in memory during the answer; `ignored` limits the header.
+# Limits of the hints, which are in memory during the answer. `ignored` limits the header.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
 _MAX_MISSPELLED_CHARS = 16
 
 
 class HostedTool(NamedTuple):
-    """A tool's `type`, and the path of that field in the request."""
+    """A hosted tool in a request: its `type`, and the path of that field as `param`."""
 
     param: str
     type: str
 
 
 def find_meant_type(kind: str) -> str | None:
-    """Return `function` or `custom` if the letters of `kind` differ from it by at most one.
+    """Return the type, `function` or `custom`, that `kind` seems to misspell; None for neither.
 
-    A misspelled type of the client's own tool would otherwise be left out like a hosted tool.
+    The set of letters may differ by one letter. Without this check, a client's own tool with a
+    misspelled type would be left out like a hosted tool.
     """
     if len(kind) > _MAX_MISSPELLED_CHARS:
         return None
@@ -37,7 +38,7 @@ def find_meant_type(kind: str) -> str | None:
 
 
 def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:
-    """Return a hint for the first tool of each type, of 64 types at most."""
+    """Return a hint, `param=type`, for the first tool of each type; for 64 types at most."""
     first: dict[str, str] = {}
     for param, kind in hosted:
         first.setdefault(kind, param)
@@ -46,7 +47,10 @@ def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:
 
 
 def refuse_hosted(hosted: Sequence[HostedTool]) -> None:
-    """Raise UnsupportedParameter if a demanded call could only use these hosted tools."""
+    """Raise UnsupportedParameter unless `hosted` is empty.
+
+    Use this if the tool choice demands a call that only these hosted tools could serve.
+    """
     if hosted:
         param, kind = hosted[0]
         raise UnsupportedParameter(

@@ -1,6 +1,6 @@
 """The header `x-ignored-parameters`, which names parameters that had no effect.
 
-Names come from clients, so each is escaped and cut, and the header has a bound.
+The names come from clients. So each name is escaped and cut, and the header's length is bounded.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ MAX_NAME_CHARS = 200
 MAX_HEADER_CHARS = 2048
 _CUT = "..."
 _MORE_CHARS = len(", and 200000 more")
-# A comma separates names, and a backslash begins an escape.
+# Characters to escape: all but visible ASCII, the comma (between names), and the backslash.
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
 def build_headers(names: Iterable[str], more: int = 0) -> dict[str, str]:
-    """Return the header; empty without names. `more` counts further names."""
+    """Return the header as a dict, empty without names. `more` is the number of further names."""
     value = format_names(names, more)
     return {HEADER: value} if value else {}
 
 
 def format_names(names: Iterable[str], more: int = 0) -> str:
-    """Return the value of the header: distinct names, comma-separated, then `and N more`.
+    """Return the header's value: distinct names, comma-separated, then `and N more` for the rest.
 
     The value is visible ASCII and spaces, of at most `MAX_HEADER_CHARS` characters.
     """
@@ -42,7 +42,7 @@ def format_names(names: Iterable[str], more: int = 0) -> str:
 
 
 def escape(name: str) -> str:
-    r"""Return a name in visible ASCII, others escaped as in JSON (`\u00e9`), cut when long."""
+    r"""Return a name with all but visible ASCII escaped as in JSON (`\u00e9`), cut if long."""
     written = _UNSAFE.sub(_escape_char, name[: MAX_NAME_CHARS + 1])
     if len(written) > MAX_NAME_CHARS:
         written = written[: MAX_NAME_CHARS - len(_CUT)] + _CUT

@@ -1,8 +1,8 @@
-"""Reading and parsing of a request within memory budgets that are shared fairly by tenant.
+"""Reading and parsing of a request within memory budgets that tenants share fairly.
 
-A large body needs many times its size in memory (bytes, parsed values, prompt, tokens). So its
-request waits for a share of the budget before it is read; until then, TCP backpressure stops the
-client. Large bodies are processed in a thread instead of on the event loop.
+A large body needs many times its size in memory (bytes, parsed values, prompt, tokens). So the
+gateway waits for a share of the budget before it reads the body. Until then, TCP backpressure stops
+the client. Large bodies are processed in a thread instead of on the event loop.
 
 See decision 040 in docs/decisions.
 """
@@ -24,18 +24,19 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
-# Parts of a body, up to which it is parsed on the event loop. Bytes alone do not decide: a tool or
-# message costs up to 40 us, any other value up to 1.5 us (tests/gateway/api/test_loop_turns.py).
+# A body with more parts (see `_count_parts`) is parsed in a thread, not on the event loop. Bytes
+# alone do not say how long parsing takes: a tool or message costs up to 40 us, any other value up
+# to 1.5 us (tests/gateway/api/test_loop_turns.py).
 _MAX_INLINE_PARTS = 4096
 _PARTS_PER_OBJECT = 32
 _MAX_INLINE_HISTORY_BYTES = LARGE_BODY_BYTES // 8
 
 
 class Intake:
-    """The memory permits of a request, held from before its body is read until it is token ids.
+    """The shares of the memory budgets that one request holds, and the reader of its body.
 
-    Use it with `async with`. If the client disconnects, the code inside is cancelled and
-    ClientDisconnected is raised.
+    Use it with `async with`, from before the body is read until the prompt is token ids. If the
+    client disconnects, the code inside is cancelled and ClientDisconnected is raised.
     """
 
     def __init__(self, request: Request, tenant: Tenant | None) -> None:
@@ -82,10 +83,10 @@ class Intake:
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run work whose time depends on the body's size, in a thread if that may take long."""
+        """Return the result of `work`, run in a thread if it may take long for the body's size."""
         if not self._offloads and self._size <= LARGE_BODY_BYTES:
             return work()
-        # Count small bodies as large here, as their work was offloaded because it takes long.
+        # Count a small body as a large one here: its work was offloaded because it takes long.
         chars = max(self._size, LARGE_BODY_BYTES)
         return await self._service.prompts.threads.run(self._tenant, chars, work)
 
@@ -126,8 +127,8 @@ class Intake:
 def _count_parts(body: bytes) -> int:
     """Estimate the number of values in a JSON body, weighted by their cost.
 
-    `<` counts too, as most control tokens begin with it: if a template replaces words, each costs
-    0.5 us.
+    `<` counts as a part too, because most control tokens begin with this character. If a template
+    replaces words, each `<` costs 0.5 us.
     """
     others = body.count(b"[") + body.count(b",") + body.count(b"<")
     return _PARTS_PER_OBJECT * body.count(b"{") + others

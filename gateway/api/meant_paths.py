@@ -11,19 +11,22 @@ _PATHS = frozenset(
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
     }
 )
-# Each part is bounded, as a path may be 64 KiB long.
+# Each repetition has a limit, as a path may be 64 KiB long.
 _WRITTEN = re.compile(r"/{1,4}((?:v1/{1,4}){0,4})([a-z_/]{1,32}?)/?")
 
 
 class MeantPath(NamedTuple):
-    """A path of this server, and what the client's user should change."""
+    """The endpoint that a client probably meant, and advice for the client's user."""
 
     path: str
     advice: str
 
 
 def find_meant_path(path: str) -> MeantPath | None:
-    """Return the endpoint that an unknown path differs from by `/v1` or slashes only."""
+    """Return the endpoint that a client with an unknown path probably meant; None without one.
+
+    The two paths may differ only in slashes and in the number of times `/v1` occurs.
+    """
     found = _WRITTEN.fullmatch(path)
     if found is None:
         return None

@@ -78,7 +78,7 @@ _REQUEST_ID = {
     "required": True,
     "schema": {"type": "string"},
 }
-# Path parameters are strings, so FastAPI never refuses one and these schemas are unused.
+# Schemas of FastAPI's own errors, which never occur: path parameters are strings.
 _UNUSED = ("HTTPValidationError", "ValidationError")
 
 
@@ -90,7 +90,7 @@ class OpenApi(Described):
 
 @router.get("/openapi.json", summary="This document.", response_model=OpenApi, responses=refusals())
 async def document(request: Request) -> Response:
-    # In a thread, as the first call takes a tenth of a second.
+    # Use a thread: the first call builds the document, which takes a tenth of a second.
     text = await asyncio.to_thread(request.app.state.openapi)
     return Response(text, media_type="application/json")
 
@@ -159,7 +159,8 @@ def _build_schemas() -> dict[str, Schema]:
 def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
     """Allow unknown names in the schemas of most requests, at any depth.
 
-    Inputs of embeddings and reranking keep their closed schemas, as their members are content.
+    The schemas of the inputs of embeddings and reranking still forbid unknown names: the members of
+    an input are content, none of which can be ignored.
     """
     waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN_REQUESTS)]
     found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}

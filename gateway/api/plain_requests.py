@@ -1,4 +1,7 @@
-"""Requests without generation options: parsing, with the same rules for unknown names."""
+"""Parsing of requests without generation options.
+
+Unknown names are treated as in generation requests.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ async def read_plain(
     """Return the JSON body as a model, and the response headers that name ignored parameters.
 
     Args:
-        request: The request that `intake` takes in.
-        intake: Reads the body.
-        model: Its fields are served; the settings decide about other names.
+        request: The HTTP request.
+        intake: The reader of the request's body.
+        model: The model of the body. The settings decide about names that are not its fields.
 
     Raises:
         InvalidRequest: A field is malformed, or its name is refused.

@@ -18,10 +18,10 @@ log = logging.getLogger("gateway.cors")
 
 
 class PreflightHints:
-    """The hint of one process, logged once: strangers send preflights without a key."""
+    """The hint of one process, logged only once: anyone may send preflights without a key."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """Create the hint for the allowed origins."""
+        """Create the hint. `origins` are the allowed origins; with `*`, nothing is logged."""
         self._origins = origins
         self._is_logged = "*" in origins
 

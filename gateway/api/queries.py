@@ -24,7 +24,7 @@ def has_too_many(scope: Scope) -> bool:
 
 
 async def refuse_many(request: Request) -> Response:
-    """Answer a request for which `has_too_many` is true. Raise InvalidRequest."""
+    """Refuse a request for which `has_too_many` is true, by raising InvalidRequest."""
     found = request.scope["query_string"].count(b"&") + 1
     raise InvalidRequest(
         f"The URL has {found} parameters; allowed: {_MAX_PARAMETERS}. Send each parameter once."
@@ -39,12 +39,12 @@ def describe_parameter(name: str, description: str, **schema: Any) -> Schema:
 def parse_int(request: Request, name: str, *, minimum: int, maximum: int) -> int | None:
     """Return a query parameter as an integer; None if it is missing.
 
-    Raise InvalidRequest if it is not a number from `minimum` to `maximum`.
+    Raise InvalidRequest if the value is not an integer from `minimum` to `maximum`.
     """
     text = request.query_params.get(name)
     if text is None:
         return None
-    # Limit the digits, as `int` takes long for many.
+    # Limit the number of digits, as `int` takes long for many digits.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
     if not minimum <= number <= maximum:
         raise InvalidRequest(

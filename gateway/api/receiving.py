@@ -21,7 +21,7 @@ from gateway.tenancy.limits.reservation import Reservation
 W = TypeVar("W", bound=Strict)
 
 Rename = Callable[[InvalidRequest], InvalidRequest]
-"""Names a chat's parameter in an error as the protocol calls it."""
+"""A function that returns an error with a chat's parameter renamed as in the client's protocol."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class ReceivedRequest(Generic[W]):
 
     Attributes:
         request: the HTTP request.
-        tenant: its tenant; None without tenants.
-        intake: the memory budgets that hold its body, and threads for work on it.
-        reservation: counts it with one sequence.
+        tenant: the tenant that sent the request; None without tenants.
+        intake: the request's shares of the memory budgets, and threads for work on its body.
+        reservation: counts the request, with one sequence, toward the tenant's limits.
         wanted: the parsed body.
         hints: names of parameters without effect.
     """
@@ -54,10 +54,11 @@ class ReceivedRequest(Generic[W]):
 async def receive(
     request: Request, parse: Callable[[bytes], Parsed[W]], rename: Rename | None = None
 ) -> AsyncIterator[ReceivedRequest[W]]:
-    """Read and parse a request, and hold its memory budgets and its reservation.
+    """Yield a request, read and parsed. Hold its memory budgets and its reservation meanwhile.
 
-    Raises errors that are listed in `failures.TABLE`. Parameters in errors of the body of the
-    context are renamed by `rename`; those of `parse` have the client's names already.
+    Raises errors that are listed in `failures.TABLE`. If the code inside the context raises
+    InvalidRequest, `rename` renames the parameter. Errors of `parse` already have the client's
+    names.
     """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)

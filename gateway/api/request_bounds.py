@@ -13,15 +13,15 @@ from gateway.api.validation import show_value
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 
-# Stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can match two
-# parts of the pattern, so a header of 64 KiB is scanned in linear time.
+# The pattern is stricter than `float`, which accepts `1_0` and spaces of any alphabet. No digit can
+# match two parts of the pattern, so a header of 64 KiB is scanned in linear time.
 _NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 def count_sequences(tenant: Tenant | None, wanted: GenerationRequest) -> int:
-    """Return the number of generated sequences, each of which counts for `concurrent_requests`.
+    """Return the number of sequences to generate. Each counts toward `concurrent_requests`.
 
-    Raise InvalidRequest if it exceeds the tenant's limit.
+    Raise InvalidRequest if the number exceeds that limit of the tenant.
     """
     sequences, prompts = wanted.num_sequences, wanted.num_prompts
     total = prompts * sequences
@@ -55,7 +55,7 @@ def parse_timeout(request: Request, max_s: float) -> float | None:
 
 
 def resolve_output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
-    """Return the output token limit of a choice, from the request and the tenant's limit.
+    """Return the output token limit of a choice: the request's, else the tenant's, else None.
 
     Raise InvalidRequest if the request asks for more than the tenant may have.
     """

@@ -1,6 +1,7 @@
-"""Middleware of every request: its id, and at its end one log line, count and trace span.
+"""Middleware that gives every request an id and, at its end, a log line, a count and a trace span.
 
-A request is counted by how it ended: a stream that failed later has sent status 200 in its headers.
+A request is counted with the status at its end. A stream that fails later has sent status 200 in
+its headers, but counts as an error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CONTEXT, _SERVICE = "gateway.request", "gateway.service"
 _DISCONNECTED_STATUS = status_of(ClientDisconnected())
 _BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-# Not traced, as machines poll these every few seconds.
+# Paths that are not traced, as machines poll them every few seconds.
 _UNTRACED = {
     *("/health", "/health/live", "/health/ready", "/healthz", "/metrics", "/ping"),
     *("/v1/health/ready", "/v2/health/ready"),
@@ -55,7 +56,13 @@ class RequestLog:
     def __init__(
         self, app: ASGIApp, paths: Mapping[object, str], *, generates: bool = False
     ) -> None:
-        """Wrap `app`; `paths` maps endpoints to labels, `generates` is set for generations."""
+        """Wrap `app`.
+
+        Args:
+            app: the application.
+            paths: the path of each endpoint, for logs and metrics.
+            generates: True if `app` serves generation requests.
+        """
         self._app = app
         self._paths = paths
         self._generates = generates
@@ -73,7 +80,7 @@ class RequestLog:
         exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
         service: Service = scope["app"].state.service
         scope[_SERVICE] = service
-        # Requests of other workers have no port; the client's request is logged there.
+        # A request from another worker has no port. That worker logs the client's request.
         of_worker = scope["server"][1] is None
         if service.tracer is not None and scope["path"] not in _UNTRACED and not of_worker:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
@@ -85,7 +92,7 @@ class RequestLog:
             context.error = type(unexpected)
             if exchange.status:
                 context.late_status = status_of(unexpected)
-                raise  # half an answer cannot become an error
+                raise  # an answer that has started cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
             code, headers, body = build_error_response(scope["path"], exchange.fields, failed)
@@ -96,7 +103,8 @@ class RequestLog:
             path = self._paths.get(scope.get("endpoint"), "unmatched")
             status = exchange.status or _DISCONNECTED_STATUS
             ended = context.late_status or status
-            # Alerts use this count, and must not fire because a client sets short deadlines.
+            # Count a missed deadline of the client like a disconnect: alerts use this count, and
+            # must not fire because a client sets short deadlines.
             counted = _DISCONNECTED_STATUS if context.error in _BY_DEADLINE else ended
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
@@ -109,7 +117,7 @@ class RequestLog:
 
 
 def service_of(scope: Scope) -> Service:
-    """Return the service, within `RequestLog`; ten times faster than Starlette's `app.state`."""
+    """Return the service, inside `RequestLog`. Ten times faster than Starlette's `app.state`."""
     service: Service = scope[_SERVICE]
     return service
 
@@ -122,13 +130,13 @@ def header_of(scope: Scope, name: bytes) -> str | None:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """Return the exchange of a request."""
+    """Return the HTTP exchange of a request: its headers, its connection and its response."""
     exchange: Exchange = scope["extensions"][EXCHANGE]
     return exchange
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of a request, within `RequestLog`."""
+    """Return the context of a request, inside `RequestLog`."""
     context: RequestContext = scope[_CONTEXT]
     return context
 

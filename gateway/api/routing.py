@@ -15,9 +15,9 @@ Schema = dict[str, Any]
 Key = Literal["api_key", "admin_key"]
 
 BODY = (400, 413, 415)
-"""Statuses of endpoints with a body."""
+"""Error statuses of endpoints that read a body."""
 ADMIN = (401, 403, 429)
-"""Statuses of endpoints for admins."""
+"""Error statuses of endpoints for admins."""
 _DESCRIPTIONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
     401: "The key is missing or wrong.",
@@ -37,7 +37,7 @@ _DESCRIPTIONS = {
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
-"""A path parameter. An empty one is not refused as malformed but unknown, like any wrong name."""
+"""A path parameter. An empty name is refused as unknown, not as malformed."""
 
 
 def _build_operation_id(route: APIRoute) -> str:
@@ -48,8 +48,8 @@ def _build_operation_id(route: APIRoute) -> str:
 def _without_pydantic_1() -> Iterator[None]:
     """Prevent FastAPI from importing `pydantic.v1`, which takes 1.4 MiB that nothing else uses.
 
-    FastAPI imports it to check whether a route's models are pydantic 1's. None in `sys.modules`
-    makes the import fail, which FastAPI takes for a pydantic without it.
+    FastAPI imports the module to check whether a route's models are of pydantic 1. None in
+    `sys.modules` makes the import fail. FastAPI then assumes that pydantic has no such module.
     """
     name = "pydantic.v1"
     if name in sys.modules:
@@ -104,10 +104,10 @@ def needs(
 
     Args:
         key: the kind of key; None for no key.
-        optional: a gateway may be configured without this key.
+        optional: True if a gateway may be configured without such keys.
         json: the model of a JSON body; `openapi.build` adds its schema to the document.
         form: the schema of a multipart form.
-        empty: the body may be left out.
+        empty: True if the body may be left out.
         query: descriptions of query parameters.
     """
     described: Schema = {}

@@ -1,7 +1,7 @@
 """Preparation and answer of a generation request in any protocol.
 
-A protocol provides its request in OpenAI's form, functions that render its prompts, and a writer of
-its answer. `receiving` reads the request before.
+A protocol provides its request in OpenAI's form, a function that renders the prompts, and a writer
+of the answer. `receiving` has read and parsed the request before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from gateway.service import Service
 from gateway.tenancy.accounting import Account
 from gateway.tokenization.chat_format import ChatFormat
 
-# Writing so many takes at most 5 ms, like other work on the event loop.
+# Tokens whose log probabilities are written on the event loop: this takes at most 5 ms. Answers
+# with more are written in a thread.
 _MAX_INLINE_LOGPROBS = 100
 
 _Permit = AbstractAsyncContextManager[object]
@@ -61,7 +62,7 @@ class AnswerWriter(Protocol):
     def count_logprobs(self, received: list[list[TextDelta]]) -> int:
         """Return the number of tokens whose log probabilities `build_complete` would write.
 
-        Each takes 50 us with 20 alternatives.
+        Writing one token takes 50 us with 20 alternatives.
         """
 
 
@@ -70,7 +71,7 @@ MakeAnswer = Callable[[Service, R, Options, Batch], AnswerWriter]
 
 @dataclass(slots=True)
 class PreparedRequest:
-    """A request that is ready to run, without its body, which may have been megabytes."""
+    """A request that is ready to run. Its body, which may be megabytes, is no longer referenced."""
 
     batch: Batch
     account: Account
@@ -92,7 +93,7 @@ async def prepare_request(
 
     Args:
         received: the request.
-        wanted: what it asks for, as a chat or a completion.
+        wanted: the same request in OpenAI's form, as a chat or a completion.
         prompts: renders the prompts.
         make_answer: creates the writer of the answer.
     """
@@ -121,7 +122,8 @@ async def prepare_request(
 
     def build_prompts() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)
-        # Building guides may take long: it serializes all tools or parses JSON text.
+        # Build the options here, in `work`: building guides may take long, as it serializes all
+        # tools or parses JSON text.
         return given, wanted.build_options(lora, message, caller)
 
     given, options = await received.intake.work(build_prompts)
@@ -135,7 +137,7 @@ async def prepare_request(
     batch = await prepare(service, given, options, chat=isinstance(wanted, ChatCompletionRequest))
     context.batch = batch
     answer = make_answer(service, wanted, options, batch)
-    # Last step that may fail or wait: the caller closes the account after this.
+    # Open the account as the last step that may fail or wait: from here on, the caller closes it.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
         context,
@@ -161,7 +163,7 @@ async def prepare_request(
 def _permit_upload(service: Service, caller: Caller, nbytes: int) -> _Permit:
     """Return a permit to load and upload `nbytes` of weights.
 
-    An adapter above the tenant's share of the budget needs all of that share.
+    An adapter that is larger than the tenant's share of the budget takes up all of that share.
     """
     budget = service.upload_budget
     cost = min(nbytes, budget.max_cost() or nbytes)
@@ -177,7 +179,7 @@ class AnswerRecorder(Protocol):
     async def record_stream(self, body: Body) -> None:
         """Store a streamed answer, then write the last events, which its sink has held back.
 
-        Raise like `record_complete`.
+        An exception becomes the error of the request.
         """
 
 
@@ -205,7 +207,7 @@ async def respond(
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = build_headers(prepared)
     if prepared.stream:
-        # A closure would take 350 bytes more for each open stream.
+        # Use `partial`: a closure would take 350 bytes more for each open stream.
         write = partial(_write, service, context, batch, answer, prepared.usage, recorder)
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
     collector = DeltaCollector(batch.choices)

@@ -26,7 +26,10 @@ class WorkerResponse(NamedTuple):
 
 
 def is_internal(request: Request) -> bool:
-    """Return True if another worker sent the request: its Unix socket has no port."""
+    """Return True if another worker sent the request.
+
+    Such a request comes through a Unix socket, which has no port.
+    """
     return request.app.state.worker is not None and request.scope["server"][1] is None
 
 
@@ -37,9 +40,9 @@ def check_internal(request: Request) -> None:
 
 
 async def ask(path: Path, target: str, method: str = "GET") -> WorkerResponse | None:
-    """Send a request to the worker at a socket and return its response.
+    """Send a request to the worker at the socket `path` and return the response.
 
-    Return None if it does not answer in time, for example because it is starting or stuck.
+    Return None if the worker does not answer in time, for example because it is starting or stuck.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class WireFormat(NamedTuple):
-    """The parts of a protocol's streams beside the frames of an answer.
+    """The frames of a protocol's streams that are not part of an answer.
 
     Attributes:
         done: the last frame, also sent after an error.
@@ -40,7 +40,7 @@ class WireFormat(NamedTuple):
 
 OPENAI = WireFormat(
     done=b"data: [DONE]\n\n",
-    # Only a comment: openai-python's decoder fails on an `id:`, `event:` or `retry:` line alone.
+    # Send a comment: openai-python's decoder fails on an `id:`, `event:` or `retry:` line alone.
     keep_alive=b": keep-alive\n\n",
     failure=lambda error: b"data: " + build_envelope(error) + b"\n\n",
 )
@@ -48,7 +48,7 @@ OPENAI = WireFormat(
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Stops nginx from buffering tokens.
+    # This header stops nginx from buffering tokens.
     (b"x-accel-buffering", b"no"),
 )
 
@@ -56,11 +56,12 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class cancel_on_disconnect:
-    """Context manager that cancels its body when the client disconnects.
+    """Context manager that cancels the code inside when the client disconnects.
 
-    It then raises ClientDisconnected. Without it, a non-streaming handler would run to its end for
-    a client that has left. If the task is cancelled from outside, raise ShuttingDown: the server
-    cancels requests that exceed the shutdown grace.
+    Leaving the context then raises ClientDisconnected. Without this context manager, a
+    non-streaming handler would run to its end for a client that has left. If the task is cancelled
+    for another reason, leaving the context raises ShuttingDown: the server cancels requests that
+    exceed the shutdown grace.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -74,7 +75,8 @@ class cancel_on_disconnect:
         self._task = task
         if self._client.disconnected:
             raise ClientDisconnected
-        # A callback, as a task that waits for ASGI's message costs as much as validation.
+        # Use a callback: a task that waits for ASGI's disconnect message costs as much CPU as
+        # the validation of a request.
         self._client.on_disconnect = self._cancel
 
     async def __aexit__(
@@ -99,9 +101,10 @@ class cancel_on_disconnect:
 
 
 class EventBody:
-    """The body of an `EventStream`. The headers pass the middlewares, frames do not.
+    """The body of an `EventStream`.
 
-    Several tasks may drain it, as bytes are taken and written without awaiting in between.
+    Headers are sent through the middlewares, frames directly to the connection. Several tasks may
+    call `drain` at once: it takes and writes the waiting bytes without an await in between.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class EventBody:
         Further calls have no effect.
         """
         if self._timer is None and not self._is_stopped:
-            # A timer is cheaper than a task, and the first frame is rarely late.
+            # Use a timer, which is cheaper than a task: the first frame is rarely late.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._keep_alive_s, self._start_comments)
 
@@ -142,7 +145,7 @@ class EventBody:
             self.stop_keep_alive()
             await self._start()
             self._exchange.write(self._take_waiting())
-            # Further frames go directly to the exchange, without any cost here.
+            # From now on, write frames directly to the exchange, without any cost here.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain(by)
 
@@ -182,11 +185,12 @@ class EventBody:
 class EventStream(Response):
     """A response that streams frames as they are written, then the protocol's last frame.
 
-    The headers wait for the first frame, so that a refusal by the engine is a real 4xx or 5xx. If
-    the first frame takes longer than `keep_alive_s` after `EventBody.start_keep_alive`, headers and
-    keep-alive frames are sent first, so that proxies keep the connection open. An error after the
-    headers is sent as a frame. Everything runs in one task. (sse-starlette costs twice as much CPU
-    per frame, and Starlette's StreamingResponse does not wait for the first frame.)
+    The headers are sent with the first frame. Until then, an error is answered with its own status,
+    4xx or 5xx. If the first frame takes longer than `keep_alive_s` after
+    `EventBody.start_keep_alive`, headers and keep-alive frames are sent first, so that proxies keep
+    the connection open. An error after the headers is sent as a frame. Everything runs in one task.
+    (sse-starlette costs twice as much CPU per frame, and Starlette's StreamingResponse does not
+    wait for the first frame.)
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class EventStream(Response):
             write: writes the frames.
             headers: additional response headers.
             keep_alive_s: seconds of silence before a keep-alive frame.
-            account: a context manager around `write`, which sees its error.
+            account: a context manager that is entered around `write` and sees its errors.
             wire: the protocol's frames.
         """
         self._account = account
@@ -225,7 +229,7 @@ class EventStream(Response):
         # Free the request's headers, which are not needed during the stream.
         scope["headers"], exchange.fields = (), _NO_FIELDS
         body = EventBody(head, exchange, send, self._keep_alive_s, self._wire.keep_alive)
-        del head  # else it would stay in memory until the end of the stream
+        del head  # otherwise the message would stay in memory until the end of the stream
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):
@@ -246,7 +250,7 @@ class EventStream(Response):
 
 
 def to_failure(error: Exception) -> Failure:
-    """Return the error to report within a stream; log unexpected errors as InternalError."""
+    """Return the error to report in a stream. Log an unexpected error; return InternalError."""
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

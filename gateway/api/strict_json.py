@@ -1,8 +1,8 @@
 """Parsing of untrusted JSON, within a fraction of a second.
 
-Stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no NaN, no lone
-surrogates, no duplicate keys. The limits bound the time of later processing, and the depth below
-the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
+The rules are stricter than RFC 8259, as I-JSON (RFC 7493) asks: UTF-8, numbers that fit 64 bits, no
+NaN, no lone surrogates, no duplicate keys. The limits bound the time of later processing. The limit
+of nesting is below the recursion limits of serializers (orjson: 254 levels, pydantic: 255).
 
 See decision 037 in docs/decisions.
 """
@@ -19,9 +19,10 @@ from pydantic_core import from_json
 from gateway.errors import InvalidRequest
 
 _MAX_DEPTH = 100
-# Limit of objects and arrays, and of keys and strings: parsing and validating takes about 0.2 s.
+# Limit of objects and arrays together, and of keys and strings together. Parsing and validating so
+# many takes about 0.2 s.
 _MAX_PARTS = 200_000
-_MAX_KEYS = 4096  # of an object; pydantic collects an error for every unknown key, 4 us each
+_MAX_KEYS = 4096  # in one object; pydantic collects an error for every unknown key, 4 us each
 _CONTAINERS = frozenset({dict, list})
 _SHORT_BYTES = 16 * 1024
 
@@ -33,12 +34,13 @@ def load(
     repeated_keys: bool = False,
     max_depth: int = _MAX_DEPTH,
 ) -> Any:
-    """Parse JSON. Raise InvalidRequest, whose message begins with `what`.
+    """Return the value of a JSON text. Raise InvalidRequest, with `what` as the message's subject.
 
     Args:
         text: the JSON text.
         what: the name of the text in errors.
-        repeated_keys: accept duplicate keys and use the last value; for text written by a model.
+        repeated_keys: True to accept duplicate keys and use the last value, for text that a model
+            wrote.
         max_depth: the maximum nesting depth.
     """
     plain = _strip_strings(text, what)
@@ -49,7 +51,8 @@ def load(
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
     if len(text) <= _SHORT_BYTES and containers <= max_depth and colons <= _MAX_KEYS:
-        # Serializing drops duplicate keys, so counting colons is faster than visiting each part.
+        # Count the keys as the colons of the value written again, which has no duplicate keys. This
+        # is faster than visiting each part.
         keys = _strip_strings(orjson.dumps(value), what).count(b":")
     else:
         keys, largest = _count_keys(value, what, max_depth)
@@ -85,7 +88,7 @@ def load_object(body: bytes) -> dict[str, Any]:
 
 
 def _strip_strings(text: bytes, what: str) -> bytes:
-    """Return the text without strings, after removing escaped quotes. Raise InvalidRequest."""
+    """Return a JSON text without its strings. Raise InvalidRequest for too many strings."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     _check_parts(text.count(b'"') // 2, "keys and strings", what)
@@ -98,7 +101,7 @@ def _check_parts(count: int, kind: str, what: str) -> None:
 
 
 def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
-    """Return the number of keys in total, and in the largest object.
+    """Return the number of keys in all objects together, and in the largest object.
 
     Raise InvalidRequest if the value is nested too deeply.
     """
@@ -123,7 +126,7 @@ def _count_keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
 
 
 def _find_repeated_key(text: bytes) -> str:
-    """Return the first duplicate key; orjson accepts duplicates and does not report them."""
+    """Return the first duplicate key of a text. orjson accepts duplicates without reporting any."""
     found: list[str] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:

@@ -1,7 +1,8 @@
-"""Suggested names for parameters of other endpoints, by endpoint.
+"""Parameters of other endpoints, and the name to suggest instead, by endpoint.
 
-Each name here is also in `parameter_table`, `renamed_parameters` or a request's fields, so it is
-never accepted as unknown. The path of a field also stands for the names that are renamed to it.
+Each parameter here is also in `parameter_table`, `renamed_parameters` or a request's fields. So it
+is never accepted as an unknown name. An entry for a path such as `a.b` also applies to parameters
+that are renamed to that path.
 """
 
 from __future__ import annotations

@@ -11,19 +11,19 @@ from pydantic import Discriminator
 def by_type(
     tags: Mapping[str, str], untyped: str = "", *, expected: str | None = None
 ) -> Discriminator:
-    """Return a discriminator by `type`.
+    """Return a discriminator, which chooses a union's branch by the `type` of an object.
 
     Args:
         tags: the tag of each type; any other type has the tag `[other]`. The brackets mark tags, so
-            that `gateway.api.validation.get_path` can remove them.
-        untyped: the type of an object without one.
-        expected: the allowed types as the error names them, if the union has no `[other]`.
+            that `gateway.api.validation.get_path` can remove them from the path of an error.
+        untyped: the type to assume for an object without a `type`.
+        expected: the allowed types, as text for the error, if the union has no branch `[other]`.
     """
 
     def tag(value: Any) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind is None:
-            # An item reference may consist of an id only.
+            # An item reference may have an `id` only. A message without a `type` has a `role`.
             bare = isinstance(value, dict) and "id" in value and "role" not in value
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"

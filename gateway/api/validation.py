@@ -12,9 +12,10 @@ from pydantic_core import ErrorDetails
 from gateway.api import ignored
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Union branches that pydantic adds to a path. Further ones contain a bracket, such as `list[...]`.
+# Names of union branches that pydantic adds to a path. Other names of branches contain a bracket,
+# such as `list[...]`.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
-# Chat parameters that are replaced anywhere in a message, as they are not English words.
+# Chat parameters that are renamed anywhere in a message, as they cannot be English words.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
@@ -61,7 +62,7 @@ def build_invalid_request(
         error: pydantic's error.
         tagged: fields with lists of tagged objects. If given, paths are written as Anthropic does
             (`system.0.text`), else as OpenAI does (`stop[0]`).
-        unserved: types of such objects that are refused elsewhere, so errors do not suggest them.
+        unserved: types of such objects that are always refused. So errors do not suggest them.
     """
     problem = find_problem(error, unserved)
     path = _without_tags(problem.path, tagged)
@@ -79,9 +80,12 @@ def build_invalid_request(
 
 
 def rename_parameters(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """Return the error of a chat with another protocol's names; `names` maps chat parameters."""
+    """Return an error about a chat with its parameters named as in another protocol.
+
+    `names` maps chat parameters to the names in that protocol.
+    """
     if type(error).__init__ is not InvalidRequest.__init__:
-        return error  # Its message quotes a client's name, which may be equal to a parameter.
+        return error  # The message quotes a name that the client chose, which must not be renamed.
     param, message = error.param or "", error.message
     head = get_top_field(param)
     name = names.get(param) or names.get(head, head) + param.removeprefix(head)
@@ -100,8 +104,8 @@ def get_top_field(param: str) -> str:
 def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()) -> Problem:
     """Return the problem to report.
 
-    For a union, report the branch that got furthest, as it is most likely what the client meant.
-    If several got as far, the message lists what each accepts.
+    For a union, report the branch that validated most of the value: the client most likely meant
+    that branch. If several branches got as far, the message lists what each of them accepts.
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
@@ -158,7 +162,7 @@ def show_value(value: Any) -> str:
 
 
 def list_names(names: Collection[str]) -> str:
-    """Join the first eight names, escaped and cut."""
+    """Return the first eight names as a comma-separated list, each name escaped and cut."""
     shown = [ignored.escape(name[:_MAX_VALUE_CHARS]) for name in [*names][:_MAX_NAMES]]
     return ", ".join(shown) + (", ..." if len(names) > _MAX_NAMES else "")
 
@@ -168,17 +172,17 @@ def _shorten(text: str) -> str:
 
 
 def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
-    """Return a sort key for how far the union branch with this problem got."""
+    """Return a sort key: the further validation of a union branch got, the higher the key."""
     path, kind = get_path(problem), problem["type"]
-    # pydantic does not validate the items of a list that is too long.
+    # Rank a list that is too long highest, as pydantic does not validate the items of such a list.
     is_too_long = kind == "too_long"
-    # Among branches for items of several types, the one that failed last fits most items.
+    # Then rank by the index of the item at fault: the branch that failed last fits most items.
     indexes = [part for part in path if isinstance(part, int)]
     rank = 1
     if kind in _JSON_TYPES or (kind == "literal_error" and isinstance(problem["input"], dict)):
         rank = 0
     elif kind == "literal_error" and path[-1:] == ["type"]:
-        rank = 2  # Above missing members, as an object of a wrong type also lacks members.
+        rank = 2  # Rank above missing members: an object of a wrong type also lacks members.
     return is_too_long, len(path), indexes, rank
 
 
@@ -205,7 +209,7 @@ def _describe(problem: ErrorDetails) -> str:
 
 
 def _describe_found(problem: ErrorDetails) -> str:
-    """Return a suffix that says what was found; empty if the message says so already."""
+    """Return a suffix of the message with the value found; empty if the message has the value."""
     kind, value = _get_kind(problem), problem["input"]
     if kind == "missing":
         return _describe_fields(value)

@@ -27,7 +27,7 @@ _LOCAL_NAMES = re.compile(
 
 
 def check_website(scope: Scope) -> None:
-    """Raise ForWebsites for a request that a website sent. Call it if no key is needed."""
+    """Raise ForWebsites for a request that a website sent. Call this only if no key is needed."""
     settings = service_of(scope).settings
     # With `allow_anonymous`, the operator accepts requests by any host name.
     if not settings.allow_anonymous and not _is_local_name(host := header_of(scope, b"host") or ""):

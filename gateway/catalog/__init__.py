@@ -1,1 +1,1 @@
-"""Model names, and the adapters and models that serve them."""
+"""Catalog of models for clients: adapters of the base model, embedding and ranking models."""

@@ -1,6 +1,6 @@
-"""Adapter names of the base model, and the version behind each: what requests read.
+"""Catalog of the base model's adapters, from which requests resolve names to versions.
 
-`administration` changes them, `disk_placement` knows which replicas have them on disk.
+`administration` changes the adapters. `disk_placement` knows which replicas have them on disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lora_store.tiered import TieredStore
 
 
 class AdapterCatalog:
-    """Adapter names and versions; requests read an immutable snapshot of them.
+    """Catalog of adapter names and versions. Requests read an immutable snapshot.
 
     Use as an async context manager on the event loop.
     """
@@ -47,8 +47,8 @@ class AdapterCatalog:
         self._model_name = settings.model_name
         self._capabilities = capabilities
         self._is_taken = is_taken
-        # Each base model has its own adapters: another model may share their shapes, but never
-        # their weights.
+        # Separate folder and Redis keys for each base model: an adapter of another model may have
+        # fitting shapes, but would give wrong answers.
         home = quote(settings.model_name, safe="")
         self.folder = settings.store_dir / home
         """Folder of this base model's adapters."""
@@ -80,12 +80,12 @@ class AdapterCatalog:
         await self.store.__aexit__(None, None, None)
 
     def all_records(self) -> Iterable[Record]:
-        """Return the records of all names, those of other base models among them."""
+        """Return the records of all names, including adapters of other base models."""
         return self.registry.snapshot.records.values()
 
     @property
     def records(self) -> list[Record]:
-        """Served names, sorted."""
+        """Records of the adapters that this gateway serves, sorted by name."""
         own = [
             record
             for record in self.all_records()
@@ -97,7 +97,9 @@ class AdapterCatalog:
         return version.base == self._model_name
 
     def has(self, name: str) -> bool:
-        """Return True if an adapter of this name exists, served or not."""
+        """Return True if an adapter of this base model has this name, even if another model hides
+        it.
+        """
         known = self.registry.snapshot.records.get(name)
         return known is not None and self._is_own(known.version)
 
@@ -106,10 +108,12 @@ class AdapterCatalog:
         return self.registry.snapshot.record(name)
 
     def resolve(self, model: str) -> tuple[Lora, Version]:
-        """Return the adapter version that ``NAME`` or ``NAME@DIGEST12`` means now.
+        """Return the adapter version that ``NAME`` or ``NAME@DIGEST`` selects now, as (adapter for
+        the request, version).
 
-        A request uses this version to its end, even if the name changes. Raise ModelNotFound for an
-        unknown name.
+        A request uses this version until its end, even if the name is changed meanwhile. Raise
+        ModelNotFound for an unknown name, and another GatewayError if no replica can run the
+        version.
         """
         try:
             version = self.registry.snapshot.resolve(model)
@@ -138,7 +142,9 @@ class AdapterCatalog:
     def _find_refusal(
         self, served: ModelCapabilities, model: str, version: Version
     ) -> GatewayError | None:
-        """Return why replicas of a variant cannot run this version, None if they can."""
+        """Return the error for the client if replicas of this model variant cannot run the version.
+        Return None if they can.
+        """
         wanted = served.lora_dtype
         if served.reads_adapters:
             if self.disks.is_followed:
@@ -166,7 +172,9 @@ class AdapterCatalog:
         return None
 
     def name_of(self, task_id: int) -> str:
-        """Return the name of the version with this task id, for metrics."""
+        """Return the adapter name whose version has this task id, for metrics. Return "removed" if
+        there is none.
+        """
         for record in self.registry.snapshot.records.values():
             if any(version.task_id == task_id for version in record.versions):
                 return record.name
@@ -174,6 +182,8 @@ class AdapterCatalog:
 
     @property
     def names_in_use(self) -> set[str]:
-        """Names of adapters that run now on replicas that read adapters from disk, for metrics."""
+        """Names of adapters in use by running requests on replicas that read adapters from disk,
+        for metrics.
+        """
         used = self.disks.placement.in_use()
         return {r.name for r in self.all_records() if any(v.weights in used for v in r.versions)}

@@ -1,7 +1,7 @@
-"""Changes of adapters by operators: adding, rolling back, removing and verifying them.
+"""Administration of adapters: adding, rolling back, removing and verifying them.
 
-Connects `adapters` (the format of an adapter), `lora_store` (the stored versions) and the engine
-(the adapters it accepts). Conversion runs in a thread.
+This module connects the packages `adapters` (formats and registry) and `lora_store` (stored
+versions) with the requirements of the engines. Conversion runs in a thread.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 
 
 class AddedVersion(NamedTuple):
-    """A name after a version was added to it, and notes for the operator."""
+    """Result of adding a version: the adapter's new record, and notes for the operator."""
 
     record: Record
     notes: tuple[str, ...]
 
 
 class AdapterAdmin:
-    """Changes of the catalog's adapters. Use as an async context manager.
+    """Administration of a catalog's adapters. Use as an async context manager.
 
     Attributes:
-        fit: how the served adapters fit the engines.
-        sources: where adapters are fetched from.
-        refused: adapters of the settings that could not be registered, with the reason.
-        declared_dir: folder in which the processes of this store agree which one loads declared
-            adapters.
+        fit: warnings about how the served adapters fit the engines.
+        sources: the sources that adapters are fetched from.
+        refused: adapters of GATEWAY_ADAPTERS that could not be registered: the reason by name.
+        declared_dir: folder whose lock file decides which process of this store loads the adapters
+            of the configuration file.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class AdapterAdmin:
         fit: EngineFit,
         is_taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Change the adapters of a catalog.
+        """Create the administration of the catalog `adapters`.
 
         Args:
             settings: the settings of this process.
             adapters: the catalog.
-            converter: converts them to what the engines take.
+            converter: converts adapters to the form that the engines require.
             prompts: checks chat templates.
-            fit: knows what to warn of after a change.
+            fit: provides the warnings to log after a change.
             is_taken: returns True if a name belongs to another model.
         """
         self._settings = settings
@@ -83,7 +83,8 @@ class AdapterAdmin:
         self.declared_dir = adapters.folder / "declared"
         self.refused: dict[str, str] = {}
         self.sources = Sources(
-            settings.store_dir / "@incoming",  # no model's folder has this name
+            # no model's folder has this name, because `quote` encodes @
+            settings.store_dir / "@incoming",
             map(parse_prefix, settings.adapter_sources),
             root=settings.adapter_root,
             max_bytes=settings.max_adapter_bytes,
@@ -101,9 +102,10 @@ class AdapterAdmin:
         self._converter.aliases = configuration.base_model_aliases
 
     async def register_configured(self) -> None:
-        """Add the adapters of the settings, unless their content is already known under that name.
+        """Add the adapters of GATEWAY_ADAPTERS.
 
-        Known content is skipped, so that a restart does not undo a rollback.
+        Content that is a version of its name already is skipped, so that a restart does not undo a
+        rollback. Refused adapters are logged and recorded in `refused`.
         """
         for name, folder in self._settings.adapters.items():
             try:
@@ -133,6 +135,8 @@ class AdapterAdmin:
     ) -> AddedVersion:
         """Convert the adapter in `folder` (PEFT or npy files) and serve it under `name`.
 
+        `source` describes the origin for the record.
+
         Every file must resolve to a path inside `within`. Raise a subclass of AdapterError if the
         adapter is refused.
         """
@@ -141,10 +145,11 @@ class AdapterAdmin:
         return AddedVersion(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
-        """Serve the content of `folder` under `name`, and return its digest.
+        """Serve the adapter in `folder`, which the configuration file specifies, under `name`.
+        Return the digest of its version.
 
-        Content that was declared last is skipped, so that a rollback holds. Raise a subclass of
-        AdapterError if the adapter is refused.
+        If the file's source had the same content last time, nothing changes, so that a rollback
+        stays in force. Raise a subclass of AdapterError if the adapter is refused.
         """
         base = self._settings.model_name
         self.check(name, base)
@@ -168,7 +173,9 @@ class AdapterAdmin:
             return await self._converter.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
-        """Raise a subclass of AdapterError if this model cannot have an adapter of this name."""
+        """Raise a subclass of AdapterError if the base model `base` cannot have an adapter called
+        `name`.
+        """
         served = self._settings.model_name
         if not self._converter.is_base(base):
             raise BaseMismatch("request", "base", base, self._converter.base_names)
@@ -204,16 +211,21 @@ class AdapterAdmin:
         return record
 
     async def rollback(self, name: str, digest: str | None) -> Record:
-        """Serve another version of a name: `digest`, or None for the one before."""
+        """Serve another version of an adapter and return its record.
+
+        `digest` selects the version; None selects the one served before.
+        """
         return await self._adapters.registry.rollback(name, digest)
 
     async def remove(self, name: str) -> Record:
-        """Remove a name with its versions, and return what it was."""
+        """Remove a name with its versions, and return the record after the removal."""
         return await self._adapters.registry.remove(name)
 
     async def verify(self, name: str) -> Record:
-        """Read every version of `name` and check its checksums. Raise a subclass of StoreError on
-        damage.
+        """Read every version of `name`, check its checksum and repair damaged copies. Return the
+        record.
+
+        Raise a subclass of StoreError if a copy cannot be repaired.
         """
         record = self._adapters.record(name)
         for version in record.versions:
@@ -223,9 +235,9 @@ class AdapterAdmin:
 
 @asynccontextmanager
 async def _require_unchanged(folder: Path) -> AsyncIterator[None]:
-    """Raise `SourceUnavailable` on leaving if the adapter's files changed inside the context.
+    """Raise `SourceUnavailable` at the end of the context if the adapter's files changed within it.
 
-    Otherwise some of the files could be of one release, and some of the next.
+    Without this check, the files read could be a mix of two releases of the adapter.
     """
     before = await asyncio.to_thread(stamp_of, folder)
     yield

@@ -18,14 +18,17 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class Conversion(NamedTuple):
-    """An adapter as engines take it, and notes for the person who adds it."""
+    """An adapter in the form that engines accept, and notes for the person who adds it."""
 
     converted: Converted
     notes: tuple[str, ...] = ()
 
 
 class _ReadAdapter(NamedTuple):
-    """A converted adapter, the base model that it names, and True if its weights are all zeros."""
+    """A converted adapter. `trained_on` is the base model that its configuration names.
+
+    `changes_nothing` is True if A or B is zero in each row.
+    """
 
     converted: Converted
     trained_on: str | None
@@ -33,23 +36,27 @@ class _ReadAdapter(NamedTuple):
 
 
 class Converter:
-    """Converts adapters in a thread, one at a time."""
+    """Converter of adapters for the engines. It converts in a thread, one adapter at a time."""
 
     def __init__(
         self, settings: Settings, capabilities: Callable[[], Sequence[ModelCapabilities]]
     ) -> None:
-        """Convert for the model variants whose capabilities `capabilities` returns."""
+        """Create the converter. `capabilities` returns the capabilities of each model variant in
+        the pool.
+        """
         self._settings = settings
         self._capabilities = capabilities
         self.aliases: Sequence[str] = ()
-        """Aliases of the configuration file; GATEWAY_BASE_MODEL_ALIASES has more."""
+        """Aliases of the base model in the configuration file. Those of GATEWAY_BASE_MODEL_ALIASES
+        apply, too.
+        """
         self._lock = asyncio.Lock()
 
     def _reference_capabilities(self) -> ModelCapabilities:
-        """Return the capabilities of the variant that sets the requirements for adapters.
+        """Return the capabilities of the model variant that adapters are converted for.
 
-        A variant that adapters are uploaded to knows its own limits and data type, so it goes
-        before one that reads adapters of any type from disk.
+        Variants to which adapters are uploaded come first, because they report their data type.
+        Variants that read adapters from disk accept any data type.
         """
         served = self._capabilities()
         sent = (each for each in served if each.lora_dtype is not None)
@@ -61,13 +68,13 @@ class Converter:
         return (*self._settings.base_model_aliases, *self.aliases)
 
     def is_base(self, name: str) -> bool:
-        """Return True if a request may use this name for the base model."""
+        """Return True if `name` is the base model's name or one of its aliases."""
         served = self._settings.model_name
         return name == served or any(is_same_model(name, alias) for alias in self._aliases)
 
     @property
     def base_names(self) -> str:
-        """Names that a request may use for the base model, for messages."""
+        """The base model's name and aliases, separated by commas, for messages."""
         return ", ".join((self._settings.model_name, *self._aliases))
 
     def base_model(self) -> BaseModel:
@@ -89,11 +96,12 @@ class Converter:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
             )
-        # The engine's folder may be on another host; the tokenizer's folder then provides the
-        # shapes.
+        # Fall back to the tokenizer's folder, which has the model's shapes: the engine's folder may
+        # be on another host.
         folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
-        # Adapters name their base model, often by the tokenizer's folder.
+        # Accept the name of the tokenizer's folder: adapters often name their base model like this
+        # folder.
         tokenizer = model_id(str(self._settings.tokenizer_dir.resolve()))[1]
         names = (self._settings.model_name, tokenizer, *self._aliases)
         return read_base_model(folder, names, dtype=capabilities.lora_dtype)
@@ -106,7 +114,7 @@ class Converter:
         """
         base = self.base_model()
         limit = self._settings.max_adapter_bytes
-        # One at a time: a conversion holds the whole adapter in memory.
+        # Convert one adapter at a time, because a conversion needs memory for the complete adapter.
         back = any(each.reads_adapters for each in self._capabilities())
         async with self._lock:
             try:
@@ -126,7 +134,7 @@ def _notes(read: _ReadAdapter, own_names: Sequence[str]) -> Iterator[str]:
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
-    """Return the same refusal with the setting that lifts it."""
+    """Return the same error with advice which setting to change if the base models are the same."""
     alias = suggested_alias(error.trained_on)
     if alias is None:
         why = f"if it is the same model, write one of these into {error.field}"
@@ -142,8 +150,10 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
 def _read_adapter(
     folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool
 ) -> _ReadAdapter:
-    """Read and convert an adapter. With `back`, check that it has a PEFT form, too."""
-    # Only conversion needs numpy; serving works without it.
+    """Read and convert an adapter. With `back`, also check that it can be converted back to PEFT
+    files.
+    """
+    # Import here: these modules need numpy, and serving works without numpy.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
     named: str | None = None

@@ -1,8 +1,10 @@
-"""Adapters that the configuration file declares: its `adapters`, and the subfolders of a folder.
+"""Loading of declared adapters: those that the configuration file lists in `adapters`, and the
+subfolders of `adapters_folder`.
 
-A change of a source's content is applied once, by its digest, and becomes the served version.
-Several gateways that see the same change therefore do the same, and a rollback holds until the next
-change. One of the processes of a store does the work; all of them can report its state.
+When the content of an adapter's source changes, the new content becomes the served version. Content
+is identified by its digest and applied once, so several gateways that see the same change have the
+same result, and a rollback stays in force until the next change. One of the processes of a store
+does the work. All of them can report the state.
 
 See decision 032 in docs/decisions.
 """
@@ -42,7 +44,9 @@ LoadState = Literal["waiting", "loaded", "failed"]
 
 
 class ReportedStatus(NamedTuple):
-    """Status of one declared adapter. `version` is the digest that was loaded last, or ""."""
+    """Status of one declared adapter. `version` is the digest that was loaded last, "" before the
+    first.
+    """
 
     name: str
     source: str
@@ -71,7 +75,7 @@ class _State:
 
 
 class DeclaredAdapters:
-    """The declared adapters. Belongs to one event loop."""
+    """Loader of the declared adapters. It must be used on one event loop."""
 
     def __init__(
         self,
@@ -79,9 +83,9 @@ class DeclaredAdapters:
         admin: AdapterAdmin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Change `adapters` by `admin`.
+        """Create the loader, which changes the catalog `adapters` through `admin`.
 
-        Processes agree in `admin.declared_dir` which of them does the work.
+        A lock file in `admin.declared_dir` decides which process does the work.
         """
         self._adapters = adapters
         self._admin = admin
@@ -92,18 +96,20 @@ class DeclaredAdapters:
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._last_poll: object = None
-        """Reload number and names of the last poll; None if it failed."""
+        """(reload number, names) of the last poll; None if it failed."""
         self._pruned: object = None
         self._lock = FolderLock(self._folder / ".lock")
         self._written = ""
 
     def update(self, configuration: Configuration) -> None:
-        """Take over a new configuration. Call this for each one that comes into force."""
+        """Apply a configuration. Call this for each configuration that comes into force."""
         self._configuration = configuration
         self._reloads += 1
 
     async def follow(self, troubles: Troubles) -> None:
-        """Load declared adapters and their changes. Runs until cancelled."""
+        """Load declared adapters, and load them again when their sources change. Run until
+        cancelled.
+        """
         try:
             while True:
                 try:
@@ -112,10 +118,11 @@ class DeclaredAdapters:
                 except (AdapterError, StoreError, GatewayError, OSError) as error:
                     text = f"declared adapters stay as they are: {error}"
                     troubles.hold("declaration", logging.ERROR, text)
-                except Exception as error:  # polling must continue after any error
+                except Exception as error:  # Continue to poll after any error.
                     text = f"looking after declared adapters failed: {error!r}"
                     troubles.hold("declaration", logging.ERROR, text, exc_info=True)
-                # Every process reports all failures, whichever does the work and logs them.
+                # Report all failures in every process. The process that loads the adapters logs
+                # them.
                 failed = await asyncio.to_thread(self._failure_messages)
                 troubles.hold_each("declared_adapters", logging.ERROR, failed, logs=False)
                 await asyncio.sleep(_POLL_INTERVAL_S)
@@ -126,12 +133,16 @@ class DeclaredAdapters:
             self._release_lock()
 
     def counts(self) -> dict[str, int]:
-        """Return the number of adapters in each state, of those that this process loads."""
+        """Return the number of adapters in each state, among those that this process loads."""
         found = [state.load_state for state in self._states.values()]
         return {standing: found.count(standing) for standing in get_args(LoadState)}
 
     def read_report(self) -> list[ReportedStatus]:
-        """Read the file with the status of all adapters, written by the process that loads them."""
+        """Return the status of all declared adapters, from the file that the loading process
+        writes.
+
+        Return an empty list if the file cannot be read.
+        """
         if not self._has_declarations:
             return []
         try:
@@ -156,7 +167,7 @@ class DeclaredAdapters:
         return self._folder / "state.json"
 
     async def _poll(self) -> None:
-        """Start loading new and changed sources, and remove undeclared adapters.
+        """Start loading new and changed sources, and remove adapters that are no longer declared.
 
         Raises:
             OSError: the folder cannot be read.
@@ -217,7 +228,7 @@ class DeclaredAdapters:
         )
 
     async def _find_changed(self, reloads: int) -> list[str]:
-        """Return the names of watched, loaded sources that have changed.
+        """Return the names of loaded adapters whose watched sources have changed.
 
         Raise `SourceUnavailable` if a disk does not respond.
         """
@@ -229,8 +240,8 @@ class DeclaredAdapters:
         stamps = await self._admin.sources.read_stamps(each.source for each in watched.values())
         changed = []
         for (name, state), stamp in zip(watched.items(), stamps, strict=True):
-            # Changed, but unmodified since the last poll, so writing has probably ended. A source
-            # that has disappeared does not remove its name.
+            # The source has changed since it was loaded, but not since the last poll: writing has
+            # probably ended. If the source has disappeared, its adapter remains.
             if stamp is not None and stamp == state.last_stamp != state.stamp:
                 changed.append(name)
             state.last_stamp = stamp or ()
@@ -258,7 +269,7 @@ class DeclaredAdapters:
         sources = self._admin.sources
         if state.stamp and await sources.read_stamp(state.source, trusted=True) == state.stamp:
             return
-        # One download per source: a slow source delays only its own adapters.
+        # Limit concurrent downloads by source, so that a slow source delays only its own adapters.
         who = f"{DECLARED} {state.source.scheme}://{state.source.authority}"
         async with sources.fetch(state.source, who, trusted=True) as found:
             if self._states.get(name) is not state:
@@ -269,11 +280,11 @@ class DeclaredAdapters:
         state.stamp, state.digest = found.stamp, digest
 
     async def _prune(self, wanted: Collection[str]) -> None:
-        """Remove adapters that came only from declarations and are no longer declared.
+        """Remove adapters all of whose versions were declared and that are not in `wanted`.
 
-        Runs only after a change of the declarations, so that a gateway with an older list does not
-        remove what others have just added. Two polls in a row must agree: while a folder is being
-        replaced, its name is missing for a moment.
+        The caller prunes only after a change of the declared names, so that a gateway with an older
+        configuration does not remove adapters that others have just added. Two polls in a row must
+        find the same names: while a folder is being replaced, its name is missing for a moment.
         """
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
@@ -282,7 +293,7 @@ class DeclaredAdapters:
                 log.warning("adapter %r was removed: it is declared no more", record.name)
 
     def _take_lock(self) -> bool:
-        """Return True if this process does the work from now on."""
+        """Try to take the lock. Return True if this process loads the adapters."""
         if not self._lock.is_held:
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._lock.take()
@@ -306,10 +317,10 @@ class DeclaredAdapters:
 
 
 def _find_subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
-    """Return each subfolder whose name is a valid adapter name, with its source.
+    """Return (name, source) of each subfolder whose name is a valid adapter name.
 
-    Raise OSError if no subfolder qualifies: the volume is probably not mounted, or is new and has
-    only its ``lost+found``.
+    Raise OSError if there is none: the volume is probably not mounted, or is new and has only
+    ``lost+found``.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
     if len(found) > _MAX_FOLDERS:

@@ -1,4 +1,4 @@
-"""Placement of adapter versions on the disks of replicas that read adapters from there."""
+"""Polling of the adapter versions on the disks of replicas that read adapters from disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _MIN_GRACE_S = 3600.0
 
 
 class DiskPlacement:
-    """Adapters on the disks of replicas, by a shared volume or by agents' reports in Redis.
+    """Adapter versions on the disks of replicas: a shared volume, or disks that agents fill and
+    report in Redis.
 
     Attributes:
-        placement: the versions on the disks.
-        shortfalls: versions that are missing there, for operators.
+        placement: the versions on each replica's disk.
+        shortfalls: log of versions that are missing on disks, for operators.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class DiskPlacement:
         records: Callable[[], Iterable[Record]],
         base_model: Callable[[], BaseModel],
     ) -> None:
-        """Use `folder` as the shared volume if the settings say so, else agents if there is a
-        Redis.
+        """Use `folder` as the shared volume if `settings.peft_dir` is set. Otherwise, use agents if
+        `redis` is set.
+
+        With neither, nothing copies adapters to the replicas' disks.
         """
         self.placement = Placement()
         self.shortfalls = ShortfallLog()
@@ -65,11 +68,14 @@ class DiskPlacement:
 
     @property
     def is_followed(self) -> bool:
-        """True if something copies adapters to the disks of replicas."""
+        """True if this gateway or agents copy adapters to the disks of replicas."""
         return self._disks is not None
 
     def folders_of(self, weights: str) -> Folders | None:
-        """Return the folders of a version; None if nothing copies adapters to replicas' disks."""
+        """Return the folders of the version with these weights on the replicas' disks.
+
+        Return None if nothing copies adapters to the disks.
+        """
         return None if self._disks is None else self.placement.of(weights)
 
     def close(self) -> None:
@@ -78,9 +84,11 @@ class DiskPlacement:
             self._disks.close()
 
     async def follow(self, disks: Callable[[], Mapping[str, bool]], troubles: Troubles) -> None:
-        """Update `placement` while some replica reads adapters from disk. Runs until cancelled.
+        """Poll the disks and update `placement`, as long as a replica reads adapters from disk. Run
+        until cancelled.
 
-        `disks` returns, by replica endpoint, whether it currently reads adapters from disk.
+        `disks` returns, by endpoint of the replica, True if the replica reads adapters from disk
+        now.
         """
         while True:
             try:
@@ -91,7 +99,7 @@ class DiskPlacement:
             except (StoreError, OSError, AdapterError, GatewayError) as error:
                 text = f"what replicas have on their disks is as it was: {error}"
                 troubles.hold("placement", logging.WARNING, text)
-            except Exception as error:  # polling must continue after any report
+            except Exception as error:  # continue to poll, even after a malformed report
                 text = f"reading what replicas have on their disks failed: {error!r}"
                 troubles.hold("placement", logging.ERROR, text, exc_info=True)
             self.placement.wake()

@@ -1,7 +1,7 @@
-"""Disks of replicas that read adapters from disk: their content, and the processes that fill them.
+"""Disks of replicas that read adapters from disk.
 
-`AgentDisks` are filled by agents beside the replicas, which report through Redis. The `SharedDisk`
-is a folder of this gateway's own store, on a volume that all replicas mount.
+`AgentDisks` are filled by agents on the replicas' machines, which report through Redis. A
+`SharedDisk` is a folder of this gateway's store, on a volume that all replicas mount.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from lora_store.peft_keeper import PeftDiskManager, WantedVersion, list_wanted
 from lora_store.peft_notices import AgentState, GatewayState, Heartbeats, PeftNotices
 from lora_store.tiered import TieredStore
 
-# A restarted agent is back sooner, and its files are still on the disk until then.
+# Seconds without a report after which an agent counts as gone. A restart takes less, and the files
+# remain on the disk meanwhile.
 _AGENT_TIMEOUT_S = 60.0
 _BASE_REPORT_INTERVAL_S = 10.0
-# Longest time without a poll that counts against agents: Redis may have been down.
+# Limit of the time between two polls that counts as silence of agents: Redis may have been down for
+# the rest.
 _MAX_UNHEARD_S = 2.0
 _MAX_WORK_S = 1.0
 
 
 class AgentDisks:
-    """Disks whose content agents report. Belongs to one event loop."""
+    """Disks whose content agents report. The object must be used on one event loop."""
 
     def __init__(
         self,
@@ -47,7 +49,8 @@ class AgentDisks:
         self._beat = 0
         self._clock = clock
         self._base_reported_at = -math.inf
-        # Seconds in which Redis answered: while it is down, agents cannot report.
+        # Time in which Redis was up, by which the silence of agents is measured: while Redis is
+        # down, agents cannot report.
         self._redis_uptime_s = 0.0
         self._polled_at = clock()
         self._beats: Heartbeats[str] = Heartbeats(lambda: self._redis_uptime_s)
@@ -56,7 +59,7 @@ class AgentDisks:
     async def poll(self) -> None:
         """Read the agents' reports, and report which versions this gateway uses.
 
-        Raise StoreError, or what `base` raises; the known state then stands.
+        Raise StoreError, or the errors of `base`. The placement then remains as it was.
         """
         beats = await asyncio.to_thread(self._notices.read_beats)
         now = self._clock()
@@ -72,7 +75,8 @@ class AgentDisks:
                 if held is not None:
                     self._held[agent] = held
         self._update_placement()
-        # Computed right after the update above: a request can only name versions in that update.
+        # Compute this right after the update above, without an await in between. So each version
+        # that a request has chosen is either in `in_use`, or available by the states in `seen`.
         self._beat += 1
         named = GatewayState(
             beat=self._beat,
@@ -93,7 +97,7 @@ class AgentDisks:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
                 lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
-        # An adapter is unusable only if every agent rejected it.
+        # Refuse requests for a version only if every agent refused it.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
         refused = {digest: agents[0][digest] for digest in everywhere}
@@ -104,9 +108,10 @@ class AgentDisks:
 
 
 class SharedDisk:
-    """The folder `root`, which replicas see as `seen_as`. Belongs to one event loop.
+    """The folder `root` on a shared volume, which replicas mount as `seen_as`.
 
-    One of the processes that share the folder fills it.
+    One of the gateway's processes that share the folder fills it. The object must be used on one
+    event loop.
     """
 
     def __init__(
@@ -120,8 +125,10 @@ class SharedDisk:
         base: Callable[[], BaseModel],
         grace_s: float,
     ) -> None:
-        """Use a folder. A version is removed `grace_s` after its last name: longer than any request
-        takes.
+        """Use a folder.
+
+        A version is removed `grace_s` seconds after no record names it any more. `grace_s` must be
+        longer than any request takes.
         """
         self._folders = PeftFolders(root)
         self._seen_as = seen_as
@@ -133,9 +140,9 @@ class SharedDisk:
         self._keeper: PeftDiskManager | None = None
 
     async def poll(self) -> None:
-        """Fill the folder if this is the process that does so, and update the placement.
+        """Update the placement, after filling the folder if this is the process that does so.
 
-        Raise OSError, or what `base` raises.
+        Raise OSError, or the errors of `base`.
         """
         loop = asyncio.get_running_loop()
 
@@ -150,7 +157,11 @@ class SharedDisk:
     def _work(
         self, wanted: list[WantedVersion], fetch: Callable[[str], Converted]
     ) -> Iterable[str]:
-        """Work for up to `_MAX_WORK_S`. Return the digests of the versions on the disk."""
+        """Fill the folder for up to `_MAX_WORK_S` seconds. Return the digests of the versions in
+        the folder.
+
+        If another process fills the folder, only list the versions.
+        """
         if not self._folders.take():
             return self._folders.list_versions()
         if self._keeper is None:
@@ -163,8 +174,8 @@ class SharedDisk:
     def _is_unused(self, digest: str, _revision: int) -> bool:
         """Return True if no request of this process uses the version.
 
-        Other processes no longer use it either, because the grace time is longer than their
-        requests.
+        Requests of other processes have ended by now, because the grace time is longer than any
+        request.
         """
         return digest not in self._placement.in_use()
 

@@ -1,4 +1,4 @@
-"""Comparison of the served adapters with the engines: LoRA caches, and tensor parallelism."""
+"""Warnings about adapters that do not fit the engines' LoRA caches or tensor parallel size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.triton.model_capabilities import ModelCapabilities
 
 
 class EngineFit:
-    """Conditions of the engines with the served adapters."""
+    """Comparison of the served adapters with the engines."""
 
     def __init__(
         self,
@@ -27,7 +27,9 @@ class EngineFit:
         self._base_model = base_model
 
     def warnings(self) -> dict[str, str]:
-        """Return the text of each condition of the engine with this set of adapters, by a key."""
+        """Return a warning for each problem of the served adapters with the engines, by a fixed
+        key.
+        """
         found = {}
         served = [(record.name, record.version.tp_size) for record in self._adapters.records]
         made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
@@ -49,22 +51,25 @@ class EngineFit:
         return found
 
     def compute_cache_fit(self) -> sizes.CacheFit | None:
-        """Return how the served versions fit the engine's caches, None while that is unknown."""
+        """Return how the served versions fit the engine's LoRA caches. Return None if this is
+        unknown.
+        """
         served = [record.version.modules for record in self._adapters.records]
-        # An engine that reads adapters from disk has the LLM API's cache, whose limit is a count.
+        # Consider only engines to which adapters are uploaded: others have the LLM API's cache,
+        # which is limited by the number of adapters.
         if not (sent := self._upload_capabilities()):
             return None
         settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
         try:
             return sizes.cache_fit(self._base_model(), served, settings)
         except (GatewayError, AdapterError):
-            return None  # without the engine's config.json its cache pages are unknown
+            return None  # without config.json, the engine's cache pages are unknown
 
     def _upload_capabilities(self) -> list[ModelCapabilities]:
-        """Return the capabilities of variants that adapters are uploaded to.
+        """Return the capabilities of the model variants to which adapters are uploaded.
 
-        Variants that read adapters from disk report little about their limits, so they are left
-        out.
+        Variants that read adapters from disk are left out, because they report little about their
+        limits.
         """
         try:
             return [each for each in self._capabilities() if not each.reads_adapters]

@@ -1,4 +1,6 @@
-"""Embedding and ranking models that the configuration file names."""
+"""Mapped models: the embedding and ranking models that the configuration file maps to Triton
+models.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ _ENDPOINTS: Mapping[type[mapped.MappedModelEntry], str] = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Generic[C]):
-    """A model by its name for clients. `tokenizer` is None if texts are sent without counting
-    tokens.
+    """An embedding or ranking model. `name` is its name for clients.
+
+    `tokenizer` is None if texts are sent to Triton without counting tokens.
     """
 
     name: str
@@ -38,7 +41,7 @@ AnyModel = ServedModel[mapped.EmbeddingModel] | ServedModel[mapped.RerankModel]
 
 
 class MappedModels:
-    """The embedding and ranking models in force."""
+    """The embedding and ranking models of the configuration in force."""
 
     def __init__(self) -> None:
         self._models: Mapping[str, AnyModel] = {}
@@ -59,22 +62,27 @@ class MappedModels:
         return self._models.get(name)
 
     def resolve(self, name: str) -> AnyModel:
-        """Return the model of either type. Raise ModelNotFound for an unknown name."""
+        """Return the embedding or ranking model of this name. Raise ModelNotFound for an unknown
+        name.
+        """
         if name not in self._models:
             raise ModelNotFound(name)
         return self._models[name]
 
     def refuse(self, name: str) -> None:
-        """Raise InvalidRequest if `name` is one of these models, for a request of another type."""
+        """Raise InvalidRequest if `name` is one of these models. Used by endpoints that these
+        models do not serve.
+        """
         found = self._models.get(name)
         if found is not None:
             does = _ENDPOINTS[type(found.entry)]
             raise InvalidRequest(f"The model `{name}` {does}.", param="model")
 
     def check(self, configuration: Configuration) -> tuple[FieldPath, str] | None:
-        """Return the field of a configuration that cannot be served and the reason, else None.
+        """Return (field, reason) if a model of the configuration cannot be served. Return None if
+        all can.
 
-        Loads tokenizers, so run it in a thread.
+        This loads tokenizers, so call it in a thread.
         """
         tokenizers: dict[str, InputTokenizer] = {}
         adapters = set(self.adapters())
@@ -92,7 +100,9 @@ class MappedModels:
         return None
 
     def update(self, configuration: Configuration) -> None:
-        """Apply a configuration that comes into force. Call this for each one, after `check`."""
+        """Apply a configuration. Call this for each configuration that comes into force, after
+        `check`.
+        """
         found: dict[str, AnyModel] = {}
         for name, embedding in configuration.embedding_models.items():
             found[name] = self._build_model(name, embedding)
@@ -115,7 +125,7 @@ class MappedModels:
 
 
 class MappedRouter(Generic[C]):
-    """Resolves the names of models of one type."""
+    """Resolver of model names for the endpoint of one type of mapped models."""
 
     def __init__(self, models: MappedModels, router: ModelRouter, kind: type[C]) -> None:
         self._models = models

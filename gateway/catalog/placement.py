@@ -1,4 +1,4 @@
-"""Adapter versions on the disks of replicas, as requests need them.
+"""Placement: which adapter versions are on which replicas' disks, and in which folders.
 
 See decision 029 in docs/decisions.
 """
@@ -17,16 +17,17 @@ HELD, COMING = "held", "on its way"
 
 
 def address_of(endpoint: str) -> str:
-    """Return the ``host:port`` of an endpoint: without its scheme, and the name that its TLS
-    certificate must have (``grpcs://host:port#name``).
+    """Return ``host:port`` of an endpoint such as ``grpcs://host:port#name``.
+
+    The part after # is the name that the endpoint's TLS certificate must have.
     """
     return endpoint.rpartition("://")[2].partition("#")[0]
 
 
 class Placement:
-    """Versions on replicas' disks, as known to this process. Belongs to one event loop.
+    """Versions on replicas' disks, as known to this process.
 
-    The task that polls the disks calls `set`.
+    The task that polls the disks calls `set`. The object must be used on one event loop.
     """
 
     def __init__(self) -> None:
@@ -46,14 +47,15 @@ class Placement:
         refused: Mapping[str, str],
         lacks: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Replace what is known.
+        """Replace all that is known about the disks.
 
         Args:
-            folders: the folder of each version as the replica sees it, by the replica's address and
+            folders: path of each version's folder in the replica's file system, by the replica's
+                address and the version's digest.
+            everywhere: folders of versions on the volume that all replicas mount, by digest.
+            refused: for each version that no replica will ever hold: the reason, by digest.
+            lacks: for each version that a replica cannot hold now: the reason, by address and
                 digest.
-            everywhere: the folders of versions that all replicas see, by digest.
-            refused: versions that no replica will ever hold, with the reason.
-            lacks: versions that a replica cannot hold now, with the reason, by address and digest.
         """
         self._folders, self._everywhere, self._refused = folders, everywhere, refused
         self._lacks = lacks
@@ -64,34 +66,38 @@ class Placement:
         self._polled = asyncio.Event()
 
     def of(self, digest: str) -> VersionFolders:
-        """Return a view of one version."""
+        """Return the folders of one version."""
         return VersionFolders(self, digest)
 
     def in_use(self) -> dict[str, frozenset[str]]:
-        """Return the addresses where requests run now, by the digest of their version."""
+        """Return the addresses of replicas that run requests with a version now, by digest of the
+        version.
+        """
         found: dict[str, set[str]] = {}
         for address, digest in self._in_use:
             found.setdefault(digest, set()).add(address)
         return {digest: frozenset(where) for digest, where in found.items()}
 
     def at(self, digest: str, endpoint: str) -> str | None:
-        """Return the version's folder as the replica sees it, None if the replica lacks the
-        version.
+        """Return the version's folder in the replica's file system. Return None if the replica
+        lacks the version.
         """
         found = self._folders.get(address_of(endpoint), {}).get(digest)
         return self._everywhere.get(digest) if found is None else found
 
     def count(self, endpoint: str) -> int:
-        """Return how many versions that replica holds."""
+        """Return how many versions are on the replica's disk."""
         return len({*self._folders.get(address_of(endpoint), {}), *self._everywhere})
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Addresses of the replicas that agents report on."""
+        """Addresses of the replicas whose disks agents report."""
         return frozenset(self._folders)
 
     def state(self, digest: str, endpoint: str) -> str:
-        """Return whether that replica holds the version, in words: `HELD`, `COMING`, or why not."""
+        """Return the state of a version on a replica: `HELD`, `COMING`, or "not held: " with the
+        reason.
+        """
         if self.at(digest, endpoint) is not None:
             return HELD
         why = self._lacks.get(address_of(endpoint), {}).get(digest) or self._refused.get(digest)
@@ -102,12 +108,12 @@ class Placement:
         return COMING
 
     def count_lacking(self, endpoint: str) -> Counter[str]:
-        """Return how many versions that replica cannot hold now, by reason."""
+        """Return how many versions the replica cannot hold now, by reason."""
         return Counter(self._lacks.get(address_of(endpoint), self._refused).values())
 
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
-        """Count the version as in use on the replica inside the context."""
+        """Count the version as in use on the replica while the context is entered."""
         key = address_of(endpoint), digest
         self._in_use[key] += 1
         try:
@@ -130,7 +136,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class VersionFolders:
-    """Folders of one version: implements `gateway.generation.Folders`."""
+    """Folders of one version on the replicas' disks. Implements `gateway.generation.Folders`."""
 
     placement: Placement
     digest: str

@@ -13,10 +13,11 @@ from gateway.generation.lora import Lora
 
 @dataclass(slots=True)
 class Route:
-    """The target of a model name.
+    """The base model or adapter version that a model name selects.
 
-    `name` labels metrics (an adapter's without its version); `version` is exact, for headers.
-    `chat_template` is the version's own, None for the base model's.
+    `name` is the label in metrics, without the version. `version` is ``NAME@DIGEST`` of an adapter,
+    for headers. `chat_template` is that of the adapter version; None if the base model's template
+    applies.
     """
 
     name: str
@@ -26,13 +27,14 @@ class Route:
 
 
 class ModelRouter:
-    """Resolves names against the adapters known at that moment."""
+    """Resolver of model names, by the adapters that exist at the time of the call."""
 
     def __init__(
         self, base: str, adapters: AdapterCatalog, refuse: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Route to `base` and `adapters`; `refuse` raises InvalidRequest for other endpoints'
-        models.
+        """Route to the model named `base` and to `adapters`.
+
+        `refuse` raises InvalidRequest for a model of another endpoint.
         """
         self._base = base
         self._adapters = adapters

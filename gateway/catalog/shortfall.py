@@ -1,4 +1,4 @@
-"""Adapter versions missing on replicas' disks, for operators; clients are not told the reason."""
+"""Warnings for operators about adapter versions that are missing on replicas' disks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from gateway.catalog.placement import Placement, address_of
 
 log = logging.getLogger(__name__)
 
-# Starting and restarted agents have reported by then.
+# Seconds after which a shortfall is logged. Agents that start or restart have reported by then.
 _LOG_AFTER_S = 15.0
 
 
 def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str]:
-    """Return a sentence for each shortfall.
+    """Return a message for each shortfall: missing versions, replicas without an agent, and agents
+    of unknown replicas.
 
-    `disks` maps each replica's endpoint to True if it reads adapters from disk now.
+    `disks` maps each replica's endpoint to True if the replica reads adapters from disk now.
     """
     found = []
     for endpoint in sorted(endpoint for endpoint, reads in disks.items() if reads):
@@ -33,7 +34,7 @@ def find_shortfalls(placement: Placement, disks: Mapping[str, bool]) -> list[str
 
 
 class ShortfallLog:
-    """Logs each shortfall once, after it has lasted for a while."""
+    """Log of shortfalls. Each is logged once, after it has lasted for `_LOG_AFTER_S` seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,11 +43,11 @@ class ShortfallLog:
 
     @property
     def lasting(self) -> list[str]:
-        """Shortfalls that were logged and still hold."""
+        """Shortfalls that were logged and still exist."""
         return sorted(self._logged)
 
     def update(self, found: list[str]) -> None:
-        """Take over the current shortfalls, and log those that have lasted."""
+        """Record the current shortfalls, and log those that have lasted."""
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}
         self._logged &= self._since.keys()

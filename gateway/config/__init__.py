@@ -1,1 +1,1 @@
-"""Settings and the configuration file."""
+"""Settings from environment variables, and the configuration file."""

@@ -1,4 +1,4 @@
-"""Settings of adapters, and of the disk and the Redis that store them."""
+"""Settings of adapters, and of the disk and Redis in which they are stored."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ class AdapterSettings(BaseModel):
     @field_validator("redis_url")
     @classmethod
     def _check_redis_url(cls, url: str | None) -> str | None:
-        # redis-py's own error would quote part of the password, which it takes for the port.
+        # Check the URL here: if the password is not %-encoded, redis-py's error quotes part of it
+        # as the port.
         if url is not None:
             redis_url.parse(url)
         return url

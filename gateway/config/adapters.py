@@ -1,4 +1,4 @@
-"""The adapters that the configuration file declares."""
+"""Entries of the configuration file for adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of this process, read from the environment and checked against this machine."""
+"""Reading of the settings from environment variables, and checks of the paths on this machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gateway.config.file import ConfigurationError
 from gateway.config.setting_types import is_service_link
 from gateway.config.settings import Settings
 
-# Variables of other parts of this project: the ranks of `gateway triton launch`, the commands that
-# talk to a gateway, and docker-compose.yml.
+# GATEWAY_* variables that are no settings: those of `gateway triton launch`, of the commands that
+# send requests to a gateway, and of docker-compose.yml.
 _OTHER_VARIABLES = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
-# Kubernetes sets these for a Service named `gateway`, or `gateway-` and anything.
+# Variables that Kubernetes sets for a Service named `gateway` or `gateway-...`.
 _SERVICE_LINK = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
     r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
 
-# Advice for settings without a default.
+# Advice to the operator for settings that have no default.
 _REQUIRED = {
     "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
     "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
@@ -35,7 +35,9 @@ _REQUIRED = {
 
 
 def settings_from_environment() -> Settings:
-    """Read the GATEWAY_* variables. Raise ConfigurationError with a line for each wrong one."""
+    """Return the settings in the GATEWAY_* variables. Raise ConfigurationError with a line for each
+    problem.
+    """
     problems = find_unknown_variables()
     try:
         settings = Settings()  # type: ignore[call-arg]  # pydantic reads the environment
@@ -47,19 +49,20 @@ def settings_from_environment() -> Settings:
         problems += _find_missing(settings)
         if not problems:
             return settings
-    # Not inside `except`: pydantic's own text may quote secrets.
+    # Raise outside `except`, so that the traceback does not include pydantic's error, which may
+    # quote secrets.
     raise ConfigurationError("\n".join(problems))
 
 
 def find_unknown_variables() -> list[str]:
-    """Return a line for each unknown GATEWAY_* variable, with the nearest setting.
+    """Return a message for each unknown GATEWAY_* variable, with the most similar setting.
 
     Variables that Kubernetes sets for Services are ignored.
     """
     known = [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
     problems = []
     for name, value in sorted(os.environ.items()):
-        upper = name.upper()  # pydantic takes both
+        upper = name.upper()  # pydantic accepts upper and lower case
         if not upper.startswith("GATEWAY_") or upper in known or upper in _OTHER_VARIABLES:
             continue
         if _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and is_service_link(value)):
@@ -70,7 +73,7 @@ def find_unknown_variables() -> list[str]:
 
 
 def _describe_json_error(error: SettingsError) -> str:
-    """Describe a JSON error by its variable; pydantic names only its source. Quote no value."""
+    """Return a message for a variable that is no JSON, with its name but without its value."""
     field = re.search(r'field "(\w+)"', str(error))
     if field is None:
         return str(error)
@@ -81,14 +84,15 @@ def _describe_problem(problem: Any) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         message = f"is not set; {_REQUIRED[str(problem['loc'][0])]}"
-    # An error of several settings names them in its message.
+    # An error without a location concerns several settings, which its message names.
     name = "_".join(str(part) for part in problem["loc"]).upper()
     return f"GATEWAY_{name}: {message}" if name else message
 
 
 def _find_missing(settings: Settings) -> Iterator[str]:
-    """Yield what is missing on this machine. Settings alone cannot tell: they may be for another
-    one.
+    """Yield a message for each file or folder that is missing or not writable on this machine.
+
+    `Settings` does not check these, because settings may be for another machine.
     """
     if not settings.tokenizer_dir.is_dir():
         yield f"GATEWAY_TOKENIZER_DIR: {settings.tokenizer_dir} is not a folder"
@@ -106,7 +110,7 @@ def _find_missing(settings: Settings) -> Iterator[str]:
 
 
 def _is_writable(path: Path) -> bool:
-    """Return True if the path can be written, or created if it does not exist yet."""
+    """Return True if the path can be written to or, if it does not exist, can be created."""
     if path.exists():
         return os.access(path, os.W_OK)
     above = next(folder for folder in path.absolute().parents if folder.exists())

@@ -1,7 +1,7 @@
-"""The configuration file: YAML, validated as one, with a line number for each error.
+"""The configuration file. It is YAML and is validated as a unit; each error has a line number.
 
-A section is a field of `Configuration`. The owner of a section subscribes to `ConfigurationFile`
-and is called with every configuration that comes into force.
+Each section of the file is a field of `Configuration`. The parts of the gateway that use a section
+subscribe to `ConfigurationFile`, and are called with each configuration that comes into force.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
-# A source may contain a password or a signature.
+# Fields whose values error messages must not quote. A `source` may contain a password or a
+# signature.
 _SECRET_FIELDS = {"keys", "admin_keys", "source"}
 _MESSAGE_BY_ERROR_TYPE = {
     "missing": "missing",
@@ -51,7 +52,7 @@ _MESSAGE_BY_ERROR_TYPE = {
 
 
 class LimitsSection(BaseModel):
-    """Counting of all tenants' limits."""
+    """Counting of limits, for all tenants."""
 
     model_config = _STRICT
     when_redis_is_away: RedisUnavailablePolicies = Field(
@@ -61,7 +62,9 @@ class LimitsSection(BaseModel):
 
 
 class ReplicaEntry(BaseModel):
-    """A Triton, or a name of several Tritons. A string is the endpoint alone."""
+    """A Triton, or a DNS name that stands for several Tritons. A string in place of the object is
+    the endpoint.
+    """
 
     model_config = _STRICT
     endpoint: Annotated[str, AfterValidator(check_endpoint)] = Field(
@@ -89,10 +92,11 @@ class ReplicaEntry(BaseModel):
 
 
 class Configuration(BaseModel):
-    """The contents of the file.
+    """The contents of the configuration file.
 
-    Without `tenants` anybody may use the gateway, and the file must say so with `anonymous`: a file
-    that is only partly written, or whose tenants are commented out, must not turn keys off.
+    A file without `tenants` lets anybody use the gateway, so it must state `anonymous: true`.
+    Without this rule, a file that is only partly written, or whose tenants are commented out, would
+    turn keys off.
     """
 
     model_config = _STRICT
@@ -150,16 +154,23 @@ class Configuration(BaseModel):
 
 
 class ConfigurationError(Exception):
-    """Everything wrong with a file, one line each: ``FILE:LINE: FIELD: problem``."""
+    """Error of an invalid configuration file. Its message has a line ``FILE:LINE: FIELD: problem``
+    for each problem.
+    """
 
 
 FieldPath = Sequence[str | int]
 Check = Callable[[Configuration], tuple[FieldPath, str] | None]
-"""Function that returns a field that cannot be served here and the reason, else None."""
+"""Function that checks a configuration for this gateway. It returns (field, reason) for a field
+that cannot be applied here, or None.
+"""
 
 
 def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedYaml]:
-    """Read and validate the file. Raise ConfigurationError with all problems."""
+    """Read and validate the file, and return (configuration, parsed YAML).
+
+    `check` is called with a valid configuration. Raise ConfigurationError with all problems.
+    """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -191,7 +202,9 @@ def _format_path(field: FieldPath) -> str:
 
 
 def _describe_error(error: dict[str, Any]) -> tuple[FieldPath, str]:
-    """Return the field and text of a pydantic error; quote the value unless it may be a secret."""
+    """Return (field, message) of a pydantic error. The message quotes the value, unless it may be a
+    secret.
+    """
     field: FieldPath = error["loc"]
     found = error.get("input")
     if error["type"] == "extra_forbidden":
@@ -211,7 +224,7 @@ def _list_allowed_fields(field: FieldPath) -> list[str]:
     """Return the names that are allowed in the mapping at `field`."""
     model: type[BaseModel] = Configuration
     for part in field:
-        # Other parts are list indices, and names that the file chooses.
+        # Skip parts that are no field names: list indices, and names that the file's author chose.
         if isinstance(part, str) and part in model.model_fields:
             model = next(_find_models(model.model_fields[part].annotation), model)
     return list(model.model_fields)
@@ -225,7 +238,7 @@ def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[FieldPath, str]]:
-    """Yield endpoints that occur twice with different values."""
+    """Yield an error for each endpoint that occurs twice with different values."""
     known: dict[str, ReplicaEntry] = {}
     for number, entry in enumerate(replicas):
         if known.setdefault(entry.endpoint, entry) != entry:
@@ -235,14 +248,18 @@ def _find_conflicting_replicas(replicas: Sequence[ReplicaEntry]) -> Iterator[tup
 def _find_repeated_names(
     section: str, names: Iterable[str], taken: Mapping[str, str]
 ) -> Iterator[tuple[FieldPath, str]]:
-    """Yield names that are already used elsewhere."""
+    """Yield an error for each name that `taken` has. `taken` maps names to the field that uses them
+    first.
+    """
     for name in names:
         if name in taken:
             yield (section, name), f"used twice; first by {taken[name]}"
 
 
 def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPath, str]]:
-    """Validate across fields: anonymous vs. tenants; unique names and keys."""
+    """Yield errors that concern several fields: anonymous with tenants, and repeated names, keys or
+    endpoints.
+    """
     if configuration.anonymous and configuration.tenants is not None:
         yield ("anonymous",), "not together with tenants, who have keys"
     elif not configuration.anonymous and configuration.tenants is None:
@@ -287,7 +304,7 @@ def _find_contradictions(configuration: Configuration) -> Iterator[tuple[FieldPa
 
 
 class ConfigurationFile:
-    """The file, and the configuration in force: the last valid one."""
+    """The configuration file. `current` is the last valid configuration, which is in force."""
 
     def __init__(
         self,
@@ -299,9 +316,9 @@ class ConfigurationFile:
         """Read the file.
 
         Args:
-            path: None for an empty configuration.
+            path: the file; None for an empty configuration.
             check: called with each configuration before it comes into force.
-            problem: returns why a configuration in force has less effect than it should, or "".
+            problem: returns why the configuration in force is not fully applied, or "".
 
         Raises:
             ConfigurationError: the file cannot be read, or `check` refuses it.
@@ -318,20 +335,23 @@ class ConfigurationFile:
             raise ConfigurationError(found[1])
 
     def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
-        """Call `subscriber` now and with each new configuration in force; it must not raise."""
+        """Call `subscriber` with the current configuration now, and later with each new one.
+
+        The function must not raise.
+        """
         self._subscribers.append(subscriber)
         subscriber(self.current)
 
     def reload_now(self) -> None:
-        """Make `watch` read the file, changed or not."""
+        """Make `watch` read the file now, even if it has not changed."""
         self._wake.set()
 
     async def watch(self, troubles: Troubles) -> None:
-        """Reload the file after it has changed and then been unmodified for a while. Runs until
-        cancelled.
+        """Reload the file when it has changed and has then remained unmodified for one poll. Run
+        until cancelled.
 
-        A file that is still being written may be valid but incomplete: a tenant whose limits are
-        not written yet would have no limits.
+        The wait is needed because a file that is still being written may be valid but incomplete. A
+        tenant whose limits are not written yet would then have no limits.
         """
         if self._path is None:
             return
@@ -350,11 +370,12 @@ class ConfigurationFile:
             await self._reload(self._path, troubles)
 
     async def _reload(self, path: Path, troubles: Troubles) -> None:
-        # Read the stamp first: a change during the read is then found by the next poll.
+        # Read the file's status before its content, so that the next poll finds a change during the
+        # read.
         self._stamp = await asyncio.to_thread(self._read_stamp)
         try:
             configuration, _ = await asyncio.to_thread(load, path, self._check)
-        except Exception as error:  # any error leaves the old configuration in force
+        except Exception as error:  # on any error, the old configuration stays in force
             log.error("the configuration was refused, the old one stays in force:\n%s", error)
             text = f"the configuration was refused, the old one stays in force: {error}"
             troubles.hold("configuration", logging.ERROR, text, logs=False)
@@ -368,8 +389,9 @@ class ConfigurationFile:
         self.on_reload(True)
 
     def _read_stamp(self) -> tuple[int, int, int] | None:
-        """Return values that change with the file's content, replaced or rewritten; None without a
-        file.
+        """Return (inode, mtime in ns, size), which changes when the file is replaced or rewritten.
+
+        Return None without a file.
         """
         if self._path is None:
             return None

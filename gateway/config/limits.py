@@ -1,6 +1,7 @@
-"""The limits that a tenant may have, one row each: what it counts, and over what time.
+"""Table of the limits that a tenant may have: the unit and the period of each.
 
-To add a limit, add a row, its policy without Redis, and a field of `Tenant`.
+To add a limit, add a row to `LIMITS`, a field of `RedisUnavailablePolicies`, and a field of
+`Tenant`.
 
 See decision 093 in docs/decisions.
 """
@@ -20,18 +21,19 @@ LimitName = Literal[
     "tokens_per_month",
 ]
 Counted = Literal["requests", "tokens", "slots"]
-"""Unit of a limit. A slot is one choice, prompt or beam while it runs."""
+"""Unit of a limit. A slot is occupied by one choice, prompt or beam while it runs."""
 
 
 class LimitKind(NamedTuple):
     """Unit and period of a limit.
 
     Attributes:
-        code: a letter that its fields in Redis begin with; `script.lua` knows what it counts over.
-        counts: its unit.
-        budget: True if over a day or a month of the calendar, in UTC. The others are over the last
-            minute, or over what runs now.
-        header: its name in OpenAI's ``x-ratelimit-*``.
+        code: letter with which the limit's fields in Redis begin. `script.lua` derives the period
+            from it.
+        counts: the unit.
+        budget: True if the period is a calendar day or month in UTC. Other limits apply to the last
+            minute, or to the requests that run now.
+        header: name of the limit in OpenAI's headers ``x-ratelimit-*``; None without headers.
     """
 
     code: str
@@ -56,7 +58,8 @@ class RedisUnavailablePolicies(BaseModel):
     """Policy for each limit while Redis cannot count it for all gateways together.
 
     ``local``: each gateway process counts alone. ``allow``: the limit does not apply; usage of a
-    budget is counted once Redis is back. ``refuse``: requests of tenants with this limit get 503.
+    budget is added once Redis is available again. ``refuse``: requests of tenants with this limit
+    get 503.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

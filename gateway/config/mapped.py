@@ -1,4 +1,6 @@
-"""Embedding and ranking models of the same Triton, and the tensors that they have."""
+"""Entries of the configuration file for embedding and ranking models of the same Triton, with their
+tensor names.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ _Tensor = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class MappedModelEntry(BaseModel):
-    """Common fields: either tensors of text (BYTES) or of token ids (INT32 or INT64).
+    """Fields of embedding and ranking models.
 
-    Token ids need the folder of the model's `tokenizer`; with a tokenizer, texts are counted in
-    tokens.
+    A model's inputs are either tensors of text (BYTES) or of token ids (INT32 or INT64). Token ids
+    need the folder of the model's `tokenizer`. With a tokenizer, the tokens of texts are counted,
+    too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,7 +52,7 @@ class MappedModelEntry(BaseModel):
     @property
     @abstractmethod
     def texts(self) -> tuple[str, ...]:
-        """The tensors of text."""
+        """Names of the input tensors of text; empty for a model with `input_ids`."""
 
     def _check(self, names: str) -> None:
         if bool(self.texts) is (self.input_ids is not None):
@@ -63,7 +66,7 @@ class MappedModelEntry(BaseModel):
 
 
 class EmbeddingModel(MappedModelEntry):
-    """An embedding model: its tensors, either `input` or `input_ids`, and its vectors."""
+    """An embedding model. It has either `input` or `input_ids`."""
 
     input: _Tensor | None = Field(default=None, description="Input tensor of text, BYTES.")
     dimensions: bool = Field(
@@ -83,7 +86,7 @@ class EmbeddingModel(MappedModelEntry):
 
 
 class RerankModel(MappedModelEntry):
-    """A ranking model: its tensors, either `query` and `document` or `input_ids`."""
+    """A ranking model. It has either `query` and `document`, or `input_ids`."""
 
     query: _Tensor | None = Field(
         default=None, description="Input tensor of the query's text, BYTES."
@@ -109,4 +112,4 @@ class RerankModel(MappedModelEntry):
 
 EmbeddingModels = dict[AdapterName, EmbeddingModel]
 RerankModels = dict[AdapterName, RerankModel]
-"""Models by their names for clients."""
+"""Ranking models by their names for clients, like `EmbeddingModels`."""

@@ -1,7 +1,7 @@
-"""YAML to plain data with the line of each value, for error messages.
+"""Parsing of YAML to plain data with the line of each value, for error messages.
 
-PyYAML is imported with the first document: it takes 1 MiB, which a gateway without a configuration
-file saves.
+PyYAML is imported with the first document, because it takes 1 MiB that a gateway without a
+configuration file need not spend.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 Node = Any
-"""PyYAML's node: a mapping, a sequence or a scalar, by its `id`."""
+"""PyYAML's node. Its `id` is "mapping", "sequence" or "scalar"."""
 
 
 class YamlProblem(Exception):
@@ -29,7 +29,8 @@ class MarkedYaml:
     def __init__(self, text: str) -> None:
         """Parse a document. Raise YamlProblem for invalid YAML and for repeated keys."""
         yaml = import_module("yaml")
-        # libyaml's parser is ten times as fast; without it PyYAML's own gives the same result.
+        # Use libyaml's parser, which is ten times as fast, if PyYAML was built with it. The results
+        # are the same.
         loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             loader = loader_class(text)
@@ -41,7 +42,8 @@ class MarkedYaml:
             finally:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:
-            # Use `problem` alone: the rest quotes the file, which may contain secrets.
+            # Use only `problem`: the other parts of the error quote the file, which may contain
+            # secrets.
             mark = error.problem_mark or error.context_mark
             raise YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -62,7 +64,11 @@ class MarkedYaml:
 
 
 def _find_child(node: Node | None, part: str | int) -> tuple[int, Node] | None:
-    """Return the line of a member (in a mapping, of its key) and the member."""
+    """Return (line, node) of a member of a mapping or sequence. In a mapping, the line is that of
+    the key.
+
+    Return None if there is no such member.
+    """
     if node is None:
         return None
     if node.id == "mapping":

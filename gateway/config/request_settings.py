@@ -1,4 +1,4 @@
-"""Settings of requests and connections: deadlines, limits, and parameters."""
+"""Settings of requests and connections: deadlines, limits, and the handling of parameters."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class RequestSettings(BaseModel):
 
     @property
     def refuse_unknown(self) -> bool:
-        """True if a parameter with an unknown name gets 400."""
+        """True if a request with an unknown parameter gets 400."""
         return self.strict_parameters or self.unknown_parameters == "refuse"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Types of settings, with their checks."""
+"""Types for the fields of settings, with validation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 MIN_ADMIN_KEY_CHARS = 32
-"""Minimum length; `gateway key new --admin` makes 46 characters of 256 random bits."""
+"""Minimum length of an admin key. `gateway key new --admin` prints 46 characters with 256 random
+bits.
+"""
 
 
 def _check_admin_key(key: SecretStr) -> SecretStr:
@@ -20,8 +22,10 @@ def _check_admin_key(key: SecretStr) -> SecretStr:
 
 
 def is_service_link(value: str) -> bool:
-    """Return True if Kubernetes writes such a value into the variable NAME_PORT for a Service
-    `name`.
+    """Return True if `value` looks like a service link.
+
+    For a Service `name`, Kubernetes sets the variable NAME_PORT to a URL such as
+    ``tcp://10.0.0.1:80``.
     """
     return value.startswith(("tcp://", "udp://", "sctp://"))
 

@@ -1,4 +1,6 @@
-"""Settings of one gateway process, read once at start: ``GATEWAY_*`` variables, and files."""
+"""Settings of one gateway process, read once at start from ``GATEWAY_*`` variables and secret
+files.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ class LogSettings(BaseModel):
     )
 
 
-# Fields of the last base come first.
+# The order of the base classes determines that of the fields: fields of the last base come first.
 class Settings(
     LogSettings,
     ConversationSettings,
@@ -124,13 +126,14 @@ class Settings(
     ServerSettings,
     BaseSettings,
 ):
-    """Settings of a process. Field `foo` is read from ``GATEWAY_FOO``; tests set it directly."""
+    """Settings of a process. The field `foo` is read from the variable ``GATEWAY_FOO``."""
 
     model_config = SettingsConfigDict(
         env_prefix="GATEWAY_",
         env_ignore_empty=True,
         frozen=True,
-        # Containers mount secrets here: the file gateway_foo is read if the variable is not set.
+        # Folder where containers mount secrets. If GATEWAY_FOO is not set, the file gateway_foo is
+        # read.
         secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
     )
 

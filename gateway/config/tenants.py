@@ -1,4 +1,6 @@
-"""A tenant: its keys, its models and its limits. Also makes keys."""
+"""Entries of the configuration file for tenants: keys, models and limits. Also creation and hashing
+of keys.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ KEY_PREFIX = "sk-"
 _KEY_BYTES = 32
 
 KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-"""``sha256:`` and the hex digest of a key's bytes. A key has 256 random bits: no salt is needed."""
+"""``sha256:`` and the hex digest of a key's bytes. No salt is needed, because a key has 256 random
+bits.
+"""
 
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 
@@ -26,7 +30,8 @@ Limit = Annotated[int, Field(ge=1, le=10**12)]
 class Tenant(BaseModel):
     """An entry of `tenants` in the configuration file. An absent limit does not apply.
 
-    Adapters called `NAME/...` are the tenant's own: it may always use them, and others may not.
+    Adapters called `NAME/...` belong to the tenant `NAME`. That tenant may always use them, and
+    other tenants may not unless their `models` have a pattern with a slash that matches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -89,22 +94,22 @@ class Tenant(BaseModel):
 
     @cached_property
     def request_limits(self) -> Mapping[LimitName, int]:
-        """Limits on requests and on concurrent slots."""
+        """The tenant's limits that count requests or slots, by name."""
         return self._limits("requests", "slots")
 
     @cached_property
     def slot_limits(self) -> Mapping[LimitName, int]:
-        """Limits on concurrent slots."""
+        """The tenant's limits that count slots, by name."""
         return self._limits("slots")
 
     @cached_property
     def token_limits(self) -> Mapping[LimitName, int]:
-        """Limits on tokens."""
+        """The tenant's limits that count tokens, by name."""
         return self._limits("tokens")
 
     @cached_property
     def budgets(self) -> Mapping[LimitName, int]:
-        """Limits over a day or a month."""
+        """The tenant's token limits for a calendar day or month, by name."""
         return {name: limit for name, limit in self.token_limits.items() if LIMITS[name].budget}
 
     def _limits(self, *counted: Counted) -> dict[LimitName, int]:
@@ -115,7 +120,7 @@ class Tenant(BaseModel):
         }
 
     def may_use(self, name: str, base: str) -> bool:
-        """Return True if the tenant may use the model called `name`; `base` is the base model's
+        """Return True if the tenant may use the model called `name`. `base` is the base model's
         name.
         """
         common = is_common(name, base)
@@ -126,9 +131,10 @@ class Tenant(BaseModel):
 
 
 def is_common(name: str, base: str) -> bool:
-    """Return True if a model is in everybody's catalogue, not in a tenant's namespace.
+    """Return True if the model called `name` does not belong to a tenant.
 
-    The base model always is, although its name may have a slash.
+    Models of tenants are called `TENANT/NAME`. The base model belongs to no tenant, although its
+    name may have a slash.
     """
     return name == base or "/" not in name
 
@@ -139,5 +145,5 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """Return the hash of a key that the configuration file stores; see `KeyHash`."""
+    """Return the hash of a key, in the form of `KeyHash`."""
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()

@@ -1,4 +1,4 @@
-"""Settings of the connection to Triton, and of the slots of its engines."""
+"""Settings of the connection to Triton, and of the slots (concurrent requests) of its engines."""
 
 from __future__ import annotations
 

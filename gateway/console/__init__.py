@@ -1,1 +1,3 @@
-"""The console's data: the state of one gateway with all its workers, and its changes."""
+"""Data of the console: the state of one gateway with all its workers, and the changes of that
+state.
+"""

@@ -1,8 +1,8 @@
 """State of adapters on replicas, as seen by one worker.
 
-Most adapters are not loaded anywhere at most times, so replicas without an adapter are not listed,
-and engine caches are iterated by their content. A thousand adapters on twenty replicas cost a few
-milliseconds, with regular yields to other tasks.
+At most times, most adapters are on no replica. So an adapter's facts list only the replicas that
+have the adapter, and the facts are collected from the content of each engine's cache. A thousand
+adapters on twenty replicas take a few milliseconds, and the event loop runs other tasks in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
 MAX_ADAPTERS = 2000
-"""Adapters that are listed; the others are only counted."""
+"""Maximum number of adapters that are listed. Further adapters are only counted."""
 _YIELD_EVERY = 100
 _MAX_REASON_CHARS = 200
 
@@ -25,8 +25,9 @@ Cell = dict[str, object]
 
 
 class AdapterFacts:
-    """Builder of the adapters' facts. It caches the static facts of a record, which never
-    changes."""
+    """Builder of the facts about adapters. It caches the facts that follow from a record, because
+    records are immutable.
+    """
 
     def __init__(self) -> None:
         self._cache: dict[str, tuple[Record, dict[str, object]]] = {}
@@ -34,8 +35,10 @@ class AdapterFacts:
     async def collect(
         self, service: Service, rates: Mapping[str, float], *, complete: bool
     ) -> dict[str, dict[str, object]]:
-        """Return facts by adapter name. Unless `complete`, only facts that differ between
-        workers."""
+        """Return facts by adapter name.
+
+        Unless `complete`, return only the facts that differ between workers.
+        """
         records = service.adapters.records[:MAX_ADAPTERS]
         replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
         cells = _find_cells(records, replicas)
@@ -87,11 +90,11 @@ def _describe_version(version: Version) -> dict[str, object]:
 
 
 def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
-    """Return states by adapter name and endpoint, for engines that receive adapters by upload.
-    Adapters that are neither loaded nor evicted are omitted.
+    """Return states by adapter name and endpoint, for engines to which adapters are uploaded.
 
-    The state is of the served version; evictions are of all versions. An engine stores equal
-    content once, so all names of that content share its state.
+    Adapters that an engine has neither loaded nor evicted are omitted. The state is that of the
+    served version; evictions are counted for all versions. An engine stores equal content once, so
+    all names with that content get the same state.
     """
     names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     for record in records:
@@ -116,8 +119,9 @@ def _find_cells(records: list[Record], replicas: list[Replica]) -> dict[str, dic
 
 
 def _find_disk_cell(service: Service, version: Version, replica: Replica) -> Cell | None:
-    """Return the state for an engine that reads adapters from its own disk; None for other
-    engines."""
+    """Return the state of a version on a replica that reads adapters from its own disk. Return None
+    for other replicas.
+    """
     selection = replica.engine.last_selection
     if selection is None or not selection.capabilities.reads_adapters:
         return None

@@ -1,6 +1,8 @@
-"""Feed of states for readers: first the complete state, then each reader's changes.
+"""Feed of the gateway's state for readers. Each reader receives the complete state first, then
+changes.
 
-A slow reader receives the changes since the state it last received, so it delays no other reader.
+A change is relative to the state that the reader received last, so a slow reader delays no other
+reader.
 
 See decision 008 in docs/decisions.
 """
@@ -21,7 +23,7 @@ _MAX_CACHED_CHANGES = 4
 
 
 class StateSnapshot:
-    """A state at one moment."""
+    """The state at one moment. `text` is the state as JSON."""
 
     def __init__(self, number: int, state: dict[str, Any]) -> None:
         self.number = number
@@ -36,7 +38,10 @@ class StateSnapshot:
 
 
 class Feed:
-    """Source of states and changes. `make` returns the current state. Belongs to one event loop."""
+    """Source of states and changes for all readers. It must be used on one event loop.
+
+    `make` returns the current state.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._make = make
@@ -48,7 +53,10 @@ class Feed:
         return await self._latest.get()
 
     async def follow(self) -> AsyncGenerator[bytes]:
-        """Yield complete events of a stream. Request the next event once the last one is sent."""
+        """Yield server-sent events for one reader: the state, then changes.
+
+        The caller asks for the next event once the last one was sent.
+        """
         shown = await self.latest()
         yield _frame_event("state", shown.number, shown.text)
         while True:
@@ -62,7 +70,10 @@ class Feed:
         return StateSnapshot(self._number, await self._make())
 
     def _build_change(self, before: StateSnapshot, after: StateSnapshot) -> bytes:
-        """Return the serialized change. Readers that keep pace share the same bytes."""
+        """Return the change between two snapshots as JSON.
+
+        The last changes are cached, so readers that received the same states share the bytes.
+        """
         key = before.number, after.number
         change = self._changes.get(key)
         if change is None:

@@ -1,7 +1,7 @@
-"""Merge of the parts of all workers into one state: counts are added, and the worst state wins.
+"""Merging of the parts from all workers into one state. Counts are added, and the worst state wins.
 
-Everything that appears and disappears is a named member of an object, and unknown values are
-omitted. So changes can be sent as merge patches, in which null removes a member.
+The state has no lists whose entries come and go, but objects with named members, and no null for
+unknown values. So changes can be sent as merge patches, in which null removes a member.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Facts = dict[str, Any]
 
 
 def merge_parts(parts: Sequence[Part], now: float) -> Facts:
-    """Return the state. The first part is complete; it is modified."""
+    """Return the gateway's state, merged from the parts.
+
+    The first part must be complete, and is modified. `now` is the time in the state.
+    """
     first, *others = parts
     state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
     for name in ("waiting", "waiting_to_begin", "in_flight", "places"):
@@ -58,8 +61,10 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _add_troubles(into: Facts, more: Facts) -> None:
-    """Add the troubles of another worker. If several workers have a trouble, use the worst level
-    and the earliest time."""
+    """Add the troubles of another worker to `into`.
+
+    For a trouble of several workers, use the worst level and the earliest time.
+    """
     for name, facts in more.items():
         own: Facts | None = into.get(name)
         if own is None:
@@ -109,15 +114,18 @@ def _join_tenant(own: Facts, other: Facts) -> None:
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
-        # Running requests are counted per worker. The other limits are shared, and the highest
-        # known value is the latest.
+        # Add the running requests of the workers. All workers share the counters of the other
+        # limits, so use the highest value, which is the latest.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
 
 
 def _pick_last_refusal(*of: Facts) -> Facts:
-    """Return the last refusal of all workers. A client's mistake counts only without a recent other
-    refusal."""
+    """Return the refusal to show for a tenant, among the last refusal of each of two workers.
+
+    This is the later one, except that a refusal for a client's mistake does not replace a recent
+    refusal for another reason.
+    """
     last = max(of, key=lambda refusal: refusal["time"])
     others = [refusal for refusal in of if "mistake" not in refusal]
     if "mistake" in last and others and last["time"] - others[0]["time"] < RECENT_S:

@@ -1,4 +1,4 @@
-"""The part of the state that one worker knows; `merge` joins it with the parts of the others."""
+"""Building of one worker's part of the state. `merge` combines the parts of all workers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.console.tenants import MAX_TENANTS, TenantFacts
 from gateway.service import Service
 
 MAX_REQUESTS = 1000
-"""Running requests of one worker that are listed."""
+"""Maximum number of running requests of one worker that are listed."""
 _RELEASE = version("triton-openai-gateway")
 
 Part = dict[str, Any]
 
 
 class PartBuilder:
-    """Builder of this worker's parts. `worker` is its number."""
+    """Builder of this worker's parts. `worker` is the worker's number."""
 
     def __init__(self, service: Service, worker: int) -> None:
         self._service = service
@@ -29,8 +29,11 @@ class PartBuilder:
         self._tenants = TenantFacts()
 
     async def make(self, *, complete: bool) -> Part:
-        """Build a part. Unless `complete`, omit what is the same in all workers: other parts are
-        merged into a complete one."""
+        """Return this worker's part of the state.
+
+        Unless `complete`, omit facts that are the same in all workers: the part will be merged into
+        the complete part of another worker.
+        """
         service, monitor = self._service, self._service.monitor
         _, _, rates = monitor.demand.per_minute()
         part: Part = {
@@ -52,8 +55,10 @@ class PartBuilder:
         return part
 
     def _add_requests(self, part: Part) -> None:
-        """Add running and ended requests, without awaiting, so that no request is in both lists or
-        in neither."""
+        """Add running and ended requests to `part`.
+
+        This is done without awaiting, so that no request is in both lists or in neither.
+        """
         requests = self._service.monitor.requests
         running = {
             watched.id: watched.facts() | {"worker": self._worker}

@@ -1,4 +1,4 @@
-"""JSON Merge Patch (RFC 7396): computing and applying patches.
+"""Computing and applying of JSON Merge Patches (RFC 7396).
 
 A null in a patch removes a member, so patched objects cannot contain null.
 """
@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 def difference(old: Json, new: Json) -> dict[str, Any]:
     """Return the patch that turns `old` into `new`; empty if they are equal.
 
-    Identical objects in both are not compared further.
+    Members that are the same Python object in both are not compared further.
     """
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
@@ -29,7 +29,7 @@ def difference(old: Json, new: Json) -> dict[str, Any]:
 
 
 def apply_patch(target: Json, patch: Json) -> dict[str, Any]:
-    """Return `target` with the patch, like the RFC's `MergePatch`; neither argument is changed."""
+    """Return a copy of `target` with the patch applied, as by the RFC's function `MergePatch`."""
     result = dict(target)
     for name, value in patch.items():
         if value is None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from gateway.scheduling.replica import Replica
 from gateway.service import Service
 
-_MAX_REASON_CHARS = 300  # characters of a reason
+_MAX_REASON_CHARS = 300  # of a reason; longer reasons are cut
 
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
 """Replica states in order of precedence: if workers disagree, the first of these wins."""
 
 SUMMED_FIELDS = ("in_flight", "requests", "places")
-"""Fields counted per worker, which are summed. All other fields are equal in each worker."""
+"""Fields that each worker counts separately. `merge` adds them."""
 
 
 def describe_replicas(service: Service) -> dict[str, dict[str, object]]:
-    """Return facts by endpoint. If a replica left and returned, the newer one is described."""
+    """Return facts about replicas, by endpoint.
+
+    If a replica was removed and added again, both exist for a while, and the newer one is
+    described.
+    """
     return {replica.endpoint: _describe_replica(service, replica) for replica in service.replicas}
 
 

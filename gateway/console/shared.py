@@ -1,4 +1,4 @@
-"""A result computed once for all readers, and only if a reader asks."""
+"""A result that is computed on demand and shared by all readers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 1.0
-# Minimum pause between two computations, as a multiple of the last duration, so that they use at
-# most a tenth of this process. The pause is limited, since another worker may have been the slow
-# part.
+# Minimum time between the starts of two computations, as a multiple of the last duration: so they
+# use at most a tenth of this process' time. The pause is limited, because the duration may be
+# mostly waiting for another worker.
 _REST_FACTOR, _MAX_REST_S = 10.0, 5.0
 
 
 class SharedResult(Generic[T]):
-    """A shared result. Belongs to one event loop. `make` is called at most once per second."""
+    """A shared result. `make` computes it, at most once per second.
+
+    The object must be used on one event loop.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self._make = make
         self._lock = asyncio.Lock()
         self._result: T | None = None
         self.fresh_until = 0.0
-        """Time until which the result is current, in `time.monotonic`."""
+        """Time by `time.monotonic` until which the result is not computed again."""
 
     async def get(self) -> T:
         """Return the latest result. Concurrent callers wait for the same computation."""

@@ -14,27 +14,32 @@ from gateway.service import Service
 from gateway.tenancy.keys.record import KeyRecord, Uses, key_id
 
 MAX_KEYS = 100
-"""Keys of one tenant that are listed."""
+"""Maximum number of keys of one tenant that are listed."""
 MAX_TENANTS = 1000
-"""Tenants that are listed."""
+"""Maximum number of tenants that are listed."""
 SUMMED_FIELDS = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
-"""Fields counted per worker, which are summed."""
+"""Fields that each worker counts separately. `merge` adds them."""
 _USES_INTERVAL_S = 15.0
 
 Facts = dict[str, object]
 
 
 class TenantFacts:
-    """Builder of the tenants' facts. It refreshes the last uses of keys rarely: they are read from
-    Redis or disk."""
+    """Builder of the facts about tenants.
+
+    The times of the keys' last uses are read from Redis or disk, so they are read only every
+    `_USES_INTERVAL_S` seconds.
+    """
 
     def __init__(self) -> None:
         self._uses: Uses = {}
         self._uses_read_at = 0.0
 
     async def collect(self, service: Service, *, complete: bool) -> dict[str, Facts]:
-        """Return facts by tenant name. Unless `complete`, only facts that differ between
-        workers."""
+        """Return facts by tenant name.
+
+        Unless `complete`, return only the facts that differ between workers.
+        """
         demand = service.monitor.demand
         requests, tokens, _ = demand.per_minute()
         running, places = Counter[str](), Counter[str]()
@@ -73,7 +78,7 @@ class TenantFacts:
         assert service.keys is not None
         if time.monotonic() - self._uses_read_at > _USES_INTERVAL_S:
             self._uses_read_at = time.monotonic()
-            with suppress(KeysUnavailable):  # the last known uses are shown
+            with suppress(KeysUnavailable):  # if they cannot be read, show the last known uses
                 self._uses = await service.keys.uses()
         by_tenant: dict[str, list[KeyRecord]] = {}
         with suppress(KeysUnavailable):

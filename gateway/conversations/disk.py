@@ -1,9 +1,9 @@
-"""The disk copy of the store: one SQLite file for all workers of a gateway.
+"""Disk copy of the store of conversations: one SQLite file for all workers of a gateway.
 
-A tenant's records belong to units: a group with its head, or a single record. A unit is renewed,
-expired and evicted as one, so a conversation is stored completely or not at all. Triggers maintain
-the totals of units and tenants. `shared` is the Redis epoch in which a record was uploaded, 0 if it
-was not.
+Each record belongs to a unit: a group (the records of a conversation or response, and its head), or
+a single record. Units are renewed, expired and evicted as one, so a conversation is stored
+completely or not at all. SQL triggers maintain the totals of units and tenants. The column `shared`
+is the Redis epoch in which the record was uploaded to Redis, 0 if it was not uploaded.
 
 See decision 067 in docs/decisions.
 """
@@ -75,7 +75,10 @@ _RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
 
 
 class DiskPut(NamedTuple):
-    """Result of a put. If `done` is False, repeat the put: so far it only evicted records."""
+    """Result of a put, and the number of records that it evicted.
+
+    If `done` is False, the put has stored nothing yet, only evicted records: repeat the put.
+    """
 
     done: bool
     evicted: int
@@ -85,9 +88,10 @@ class SavedState(NamedTuple):
     """State of Redis as last seen, saved for the next start.
 
     Attributes:
-        epoch: As in `shared.RedisState`, like `since`, `seen`, `departed_ms` and `gateways`; 0 if
-            nothing was saved.
-        key: The key of a record that was on disk some time before.
+        epoch: The epoch of `shared.RedisState`; 0 if nothing was saved. The other fields except
+            `key` are also those of `shared.RedisState`.
+        key: The highest key on disk some time before the state was saved. Redis may lack records
+            with higher keys if it loses its last writes.
     """
 
     epoch: int
@@ -99,12 +103,14 @@ class SavedState(NamedTuple):
 
 
 class ForeignFile(Exception):
-    """The file was written by another release with an unknown layout."""
+    """The SQLite file has an unknown layout, because another release has written it."""
 
 
 class ConversationDisk:
-    """The disk copy. Methods block, raise sqlite3.Error, and must be called by one thread at a
-    time."""
+    """Disk copy of the store.
+
+    Methods block on I/O and raise sqlite3.Error. Call them from one thread at a time.
+    """
 
     def __init__(
         self,
@@ -115,14 +121,27 @@ class ConversationDisk:
         renew_ms: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open or create the file. Raises OSError, sqlite3.Error and ForeignFile."""
+        """Open or create the file.
+
+        Args:
+            folder: The folder of the file; created if missing.
+            ttl_ms: Milliseconds after which an unused unit expires.
+            tenant_bytes: Maximum bytes of one tenant.
+            renew_ms: Minimum milliseconds between two renewals of a unit.
+            clock: Returns seconds since 1970.
+
+        Raises:
+            OSError: The file cannot be created.
+            sqlite3.Error: The file cannot be read or written.
+            ForeignFile: The file has an unknown layout.
+        """
         self._ttl_ms = ttl_ms
         self._tenant_bytes = tenant_bytes
         self._renew_ms = renew_ms
         self._clock = clock
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / FILE
-        # SQLite's log file inherits the mode
+        # Create the file with this mode; SQLite's log file gets the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._database = sqlite3.connect(
             path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -156,14 +175,21 @@ class ConversationDisk:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
     ) -> DiskPut:
-        """Store all records or none, skipping those with an equal or higher version on disk.
+        """Store all records or none. Skip records with an equal or higher version on disk.
 
-        Raises ConversationTooLarge if a unit would exceed what the tenant may have.
+        Args:
+            tenant: The owner.
+            records: The records to store.
+            epoch: The Redis epoch in which the records were put to Redis; 0 if they were not.
+            used_ms: The last use of the records, in ms since 1970; None for now.
+
+        Raises:
+            ConversationTooLarge: A unit would exceed the tenant's limit.
         """
         used_ms = self._now() if used_ms is None else used_ms
         units = {record.unit for record in records}
-        # Records read from Redis also pass through here. Most change nothing, and then no write
-        # lock is needed.
+        # Skip the transaction, and so the write lock, if nothing would change. This is usual for
+        # records that were read from Redis.
         if not (
             any(self._is_newer(tenant, record) for record in records)
             or self._has_stale(tenant, units, used_ms - self._renew_ms)
@@ -181,8 +207,10 @@ class ConversationDisk:
     def get(
         self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ_BYTES
     ) -> list[DiskRecord]:
-        """Return the records that exist, in no order. Raise ConversationTooLarge if they exceed
-        `max_bytes`."""
+        """Return the records that exist, in any order, and renew their units.
+
+        Raise ConversationTooLarge if the records have more than `max_bytes` bytes.
+        """
         wanted = list(ids)
         found: list[DiskRecord] = []
         for start in range(0, len(wanted), _MAX_VARIABLES):
@@ -195,7 +223,7 @@ class ConversationDisk:
         return found
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> list[str]:
-        """Return the ids of members, by order."""
+        """Return the ids of the first `limit` members of a group with an order above `after`."""
         query = (
             f"SELECT r.id {_RECORDS} WHERE u.tenant = ? AND u.name = ? AND u.used > ?"
             " AND r.grouped = u.name AND r.place > ? ORDER BY r.place, r.id LIMIT ?"
@@ -206,9 +234,16 @@ class ConversationDisk:
     def list_unshared(
         self, epoch: int, before: int | None, limit: int, max_bytes: int
     ) -> list[DiskRecord]:
-        """Return records not uploaded in `epoch`, last written first, with keys below `before`.
+        """Return a batch of records that were not uploaded to Redis in `epoch`, newest first.
 
-        The result has at least one record if any exists, then as many as fit in `max_bytes`.
+        The batch has at least one record if there is any. Further records are added only within
+        `max_bytes`.
+
+        Args:
+            epoch: The present epoch of Redis.
+            before: Return only records with keys below this one; None for all records.
+            limit: Maximum number of records.
+            max_bytes: Maximum bytes of data.
         """
         before = 2**63 - 1 if before is None else before
         keys: list[int] = []
@@ -237,26 +272,28 @@ class ConversationDisk:
         return int(key)
 
     def mark_unshared(self, after: int) -> None:
-        """Mark records with a key above `after` for another upload to Redis."""
+        """Mark all records with a key above `after` as not uploaded to Redis."""
         with self._transaction():
             self._database.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
-        """Delete a record that was deleted through another gateway, if it exists."""
+        """Replace a record by a tombstone, if the record exists: another gateway has deleted it."""
         query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
         if self._database.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
-        """Delete a group from disk after Redis evicted it: other gateways no longer have all of
-        it."""
+        """Delete a group from disk that Redis has evicted.
+
+        Other gateways may lack a part of the group, so this disk must not upload it again.
+        """
         with self._transaction():
             query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
             for (unit,) in self._database.execute(query, (tenant, name)).fetchall():
                 self._drop(unit, 2**31)
 
     def load_state(self) -> SavedState:
-        """Return the state that `save_state` saved last."""
+        """Return the state that `save_state` saved last, with zeros if there is none."""
         found = self._database.execute("SELECT epoch, name FROM gateways").fetchall()
         epoch = max((epoch for epoch, _ in found), default=0)
         last = self._database.execute("SELECT since, seen, key FROM looked").fetchone()
@@ -290,7 +327,7 @@ class ConversationDisk:
     def tidy(self) -> bool:
         """Remove some expired records and return some free pages to the file system.
 
-        Returns True if more of either remains.
+        Returns True if more expired records or free pages remain.
         """
         with self._transaction():
             query = "SELECT key FROM units WHERE used <= ? ORDER BY used LIMIT ?"
@@ -301,13 +338,13 @@ class ConversationDisk:
                 removed += self._drop(unit, _MAX_REMOVED_AT_ONCE - removed)
                 if removed == _MAX_REMOVED_AT_ONCE:
                     break
-        # `execute` would stop after one page.
+        # Use `executescript`: `execute` would free only one page.
         self._database.executescript(f"PRAGMA incremental_vacuum({_MAX_REMOVED_AT_ONCE})")
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
         return removed == _MAX_REMOVED_AT_ONCE or free > _MAX_REMOVED_AT_ONCE
 
     def usage(self) -> tuple[int, int]:
-        """Return bytes and records of all tenants."""
+        """Return the number of bytes and of records of all tenants."""
         query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
         total, records = self._database.execute(query).fetchone()
         return total, records
@@ -335,9 +372,10 @@ class ConversationDisk:
         return found is None or record.version > found[0]
 
     def _evict(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
-        """Evict the tenant's least recently used units, except `units`.
+        """Evict a tenant's least recently used units, except `units`, until `fresh` fits.
 
-        Returns the number of removed records, and True if `fresh` now fits.
+        Removes a limited number of records in one call. Returns the number of removed records, and
+        True if `fresh` fits now. Raises ConversationTooLarge if it can never fit.
         """
         need = sum(record.size for record in fresh)
         own, largest = self._measure(tenant, units)
@@ -359,7 +397,7 @@ class ConversationDisk:
             removed += self._drop(victim, _MAX_REMOVED_AT_ONCE - removed)
 
     def _measure(self, tenant: str, units: set[str]) -> tuple[int, int]:
-        """Return the total bytes of the units, and the largest record count among them."""
+        """Return the total bytes of these units, and the number of records in the largest one."""
         query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
         found = [
             self._database.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units
@@ -367,7 +405,10 @@ class ConversationDisk:
         return sum(size for size, _ in found), max((count for _, count in found), default=0)
 
     def _drop(self, unit: int, limit: int) -> int:
-        """Remove at most `limit` records of a unit, its head first. Return their number."""
+        """Remove at most `limit` records of a unit, its head first.
+
+        Returns the number of removed records.
+        """
         query = (
             "DELETE FROM records WHERE key IN"
             " (SELECT key FROM records WHERE unit = ? ORDER BY grouped <> '', place LIMIT ?)"
@@ -376,7 +417,8 @@ class ConversationDisk:
 
     def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
         run = self._database.execute
-        # A replaced record gets a higher key, so it is uploaded to Redis sooner.
+        # Delete and insert instead of updating: the record then gets a new, higher key, and is
+        # uploaded to Redis sooner.
         run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
         run(
             "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",
@@ -403,14 +445,14 @@ class ConversationDisk:
         ]
 
     def _touch(self, tenant: str, found: Sequence[DiskRecord]) -> None:
-        """Renew the units of these records; most reads need no write."""
+        """Renew the units of these records, unless they were renewed recently."""
         now = self._now()
         stale = {
             stored.record.unit
             for stored in found
             if stored.record.data and stored.used_ms < now - self._renew_ms
         }
-        # A read-only disk can still be read.
+        # Ignore a failed write: a read must succeed even if the disk is read-only.
         with suppress(sqlite3.OperationalError):
             if stale:
                 with self._transaction():
@@ -433,7 +475,10 @@ def _placeholders(values: Sequence[object]) -> str:
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script; `executescript` would end the transaction."""
+    """Yield the statements of an SQL script.
+
+    `executescript` cannot run them, because it would end the open transaction.
+    """
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""Access to the disk copy from the event loop: one thread, and failure handling."""
+"""Access to the disk copy from the event loop, through a thread, with handling of failures."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class DiskUnavailable(Exception):
 
 
 class DiskThread:
-    """The thread that uses the disk copy. Call `open` first.
+    """Thread that uses the disk copy. Call `open` first.
 
-    A file that is damaged or foreign is not used again until the next start. After any other
-    failure, such as a full disk, each call tries again, including to open the file.
+    A file that is damaged, or has an unknown layout, is not used again until the next start. After
+    any other failure, such as a full disk, each call tries again, if necessary to open the file.
     """
 
     def __init__(
@@ -54,13 +54,15 @@ class DiskThread:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
-        """Run `work` in the thread. Raise DiskUnavailable if the disk fails."""
+        """Run `work` in the thread, and return its result. Raise DiskUnavailable if it fails."""
         if self._is_disabled:
             raise DiskUnavailable
         try:
             result = await self._in_thread(lambda: work(self._open_disk()))
         except DISK_ERRORS as error:
-            # An OperationalError is temporary: a full disk, or another process that holds the lock.
+            # Disable the disk only for the exact type DatabaseError (a damaged file) and
+            # ForeignFile. Subclasses such as OperationalError (full disk, locked file) are
+            # temporary.
             self._is_disabled |= type(error) in (sqlite3.DatabaseError, ForeignFile)
             self._record_failure(error)
             raise DiskUnavailable from error
@@ -70,7 +72,7 @@ class DiskThread:
         return result
 
     def _open_disk(self) -> ConversationDisk:
-        """Return the disk copy, opened if necessary. Runs in the thread."""
+        """Return the disk copy, and open it if necessary. Runs in the thread."""
         if self._disk is None:
             self._disk = self._make()
         return self._disk
@@ -80,7 +82,7 @@ class DiskThread:
 
     @property
     def problem(self) -> str:
-        """The reason why nothing is stored on disk now; "" if the disk works."""
+        """Message for operators if nothing can be stored on disk now; "" if the disk works."""
         return (
             f"conversations are not stored in {self._folder} now: {self._reason}" * self._is_failing
         )

@@ -1,11 +1,14 @@
-"""Notices of deletions for all gateways, so that no gateway uploads a deleted record from its disk.
+"""Notices of deletions in Redis, by which gateways delete the records from their disks, too.
+
+Without notices, a gateway would upload a deleted record again from its disk.
 
 ``conversations:{.TENANT}:gone``  stream: ids of deleted records (i) and of evicted groups (u);
                                 put.lua writes them together with the deletion
 ``conversations:{all}:gone``      sorted set: tenants with notices, see announce.lua
 ``conversations:{all}:deleted``   stream of all tenants, written by older releases
 
-Each tenant has its own stream, so a tenant with many deletions loses only its own notices.
+The length of a stream is limited. Each tenant has a stream of its own, so a tenant with many
+deletions displaces only its own notices.
 
 See decision 069 in docs/decisions.
 """
@@ -23,11 +26,13 @@ _INDEX = "conversations:{all}:gone"
 _OLD_STREAM = "conversations:{all}:deleted"
 _TENANTS_AT_ONCE = 64
 _MIN_NOTICES, _MAX_NOTICES = 1000, 100_000
-_BYTES_PER_NOTICE = 4096  # of the tenant's limit: a notice takes some 80, so 2 % of them
+# A tenant may have one notice for this many bytes of its limit. A notice takes about 80 bytes, so
+# notices take up to 2 % of the limit.
+_BYTES_PER_NOTICE = 4096
 
 
 class Deletion(NamedTuple):
-    """A deleted record or evicted group, to be removed from all disks."""
+    """Notice of a deleted record or evicted group, which must be removed from all disks."""
 
     tenant: str
     id: str
@@ -40,18 +45,25 @@ def max_notices(tenant_bytes: int) -> int:
 
 
 def announce(client: Any, tenant: str, ttl_ms: int) -> None:
-    """Announce that a tenant has new notices, for as long as a disk may still hold the records."""
+    """Announce to all gateways that a tenant has new notices.
+
+    Args:
+        client: The Redis client.
+        tenant: The tenant's name.
+        ttl_ms: How long a disk may still have the deleted records, in ms.
+    """
     ANNOUNCE.run(client, [_INDEX], [tenant, ttl_ms * 1000])
 
 
 class NoticeReader:
-    """The position of one gateway in the notices of all tenants. Use from one thread at a time.
+    """Reader of all tenants' notices, with the positions up to which they were read.
 
-    Tenants are read round robin, so that one with many notices does not delay the others.
+    Use from one thread at a time. Tenants are read round robin, so that a tenant with many notices
+    does not delay the others.
     """
 
     def __init__(self, ttl_ms: int) -> None:
-        """Start at the first notice. `ttl_ms`: how long a disk stores an unused record."""
+        """Start at the first notices. A disk stores an unused record for `ttl_ms` milliseconds."""
         self._ttl_ms = ttl_ms
         self._must_restart = True
         self._seen: float = 0
@@ -59,16 +71,19 @@ class NoticeReader:
         self._pending: deque[str | None] = deque()
 
     def restart(self) -> None:
-        """Read all notices again: Redis may have lost some and received others since."""
+        """Let the next `read` start at the first notices again.
+
+        Call this when Redis may have lost notices and received others since.
+        """
         self._must_restart = True
 
     def read(self, client: Any, limit: int) -> list[Deletion]:
-        """Return some unread notices; empty if all were read."""
+        """Return unread notices of one tenant, at most `limit`; empty if all were read."""
         if self._must_restart:
             self._must_restart = False
             self._seen, self._positions = 0, {}
             self._pending.clear()
-            # Older releases renew it; it expires after the last of them
+            # Let the stream of older releases expire, unless one of them still runs and renews it.
             client.pexpire(_OLD_STREAM, self._ttl_ms)
         if not self._pending:
             self._find_tenants(client)

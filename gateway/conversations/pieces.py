@@ -1,4 +1,4 @@
-"""Division of records into pieces that each take Redis little time."""
+"""Division of a put into pieces: groups of records that one Redis script writes in a short time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from gateway.conversations.record import DELETED, Record
 
 MAX_RECORDS = 64
-"""Records that one script writes or reads: some 20 us of Redis each."""
+"""Maximum number of records that one script writes or reads. Each takes Redis about 20 us."""
 MAX_INLINE_BYTES = 512 * 1024
-"""Bytes that a script takes as arguments. They are copied three times, which takes 1 ms per MiB."""
+"""Maximum bytes of data in a script's arguments. Redis copies them three times: 1 ms per MiB."""
 MAX_COPIED_BYTES = 1024 * 1024
-"""Bytes of a value that one command writes or reads. Redis also copies them to its log on disk."""
+"""Maximum bytes that one command writes or reads. Redis also copies them to its log on disk."""
 _MAX_LISTED_BYTES = MAX_INLINE_BYTES // MAX_RECORDS
 
 
@@ -22,9 +22,10 @@ class Piece(NamedTuple):
 
     Attributes:
         records: The records of this piece.
-        staged: Indices in `records` of values that are too large for arguments.
-        later_bytes: Counted bytes of the records in later pieces.
-        later_units: New members in later pieces, by unit.
+        staged: Indices of the records that are too large for the script's arguments. Their values
+            are written to Redis before the script runs.
+        later_bytes: Bytes of the records in later pieces, as they count toward the tenant's limit.
+        later_units: Number of members in later pieces, by the name of their unit.
     """
 
     records: Sequence[Record]
@@ -34,11 +35,15 @@ class Piece(NamedTuple):
 
 
 def first_piece(records: Sequence[Record], *, with_later: bool) -> Piece:
-    """Return the first piece of many records. `with_later` reserves space for all of them."""
+    """Return the first piece of `records`.
+
+    With `with_later`, the piece has the totals of the remaining records, so that the script can
+    check the limits for all of them.
+    """
     some = records[:MAX_RECORDS]
     is_large = sum([len(each.data) for each in some]) > MAX_INLINE_BYTES
     staged = [n for n, each in enumerate(some) if is_large and len(each.data) > _MAX_LISTED_BYTES]
-    # Deletions only free memory.
+    # Leave deletions out of the totals, because they only free memory.
     later = [each for each in records[MAX_RECORDS:] if with_later and each.version != DELETED]
     units = Counter[str]()
     for each in later:

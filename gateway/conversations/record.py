@@ -8,17 +8,18 @@ from typing import NamedTuple
 from gateway.errors import ConversationTooLarge
 
 DELETED = 2**63 - 1
-"""The version of a tombstone, written by `Conversations.delete`. No version follows it."""
+"""Version of a tombstone, which marks a deleted record. It is the highest possible version."""
 FINAL = 2**52
-"""The lowest version of an immutable record. Any copy of such a record is current until its
-deletion."""
+"""Lowest version of immutable records. Such a record never changes, and can only be deleted."""
 GROWING_PREFIX = "conv_"
-"""Id prefix of groups to which any gateway may add. An old copy of such a group may be incomplete.
+"""Prefix of the ids of conversations, to which any gateway may add records.
+
+An old copy of such a group may be incomplete.
 """
 MAX_READ_BYTES = 32 * 1024 * 1024
-"""Bytes of data in one answer of the store, and so of one record."""
+"""Maximum bytes of data in one answer of the store, and so also of one record."""
 MAX_MEMBERS = 10_000
-"""Records of one group."""
+"""Maximum number of records in one group."""
 OVERHEAD_BYTES = 512
 """Bytes counted for each record in addition to its data, for its names and indices."""
 
@@ -33,13 +34,15 @@ class Record(NamedTuple):
     """Stored value of a tenant.
 
     Attributes:
-        id: For example resp_… or conv_…, or a name below one, "resp_…/beat".
+        id: Id of the record, for example resp_… or conv_…, or a name below an id ("resp_…/beat").
         data: The stored bytes; b"" for a tombstone.
-        version: Of two copies, the one with the higher version wins; of equal versions, the first.
-        group: The id of the conversation or response that the record is a member of.
-        order: The position within the group. For a record without group, the time when it began,
-            `Conversations.redis_time_ms`; it shows whether a restored record can be trusted to be
-            complete.
+        version: Of two copies of a record, the one with the higher version wins. Of two equal
+            versions, the one that was stored first wins.
+        group: The id of the conversation or response that the record is a member of; "" without a
+            group.
+        order: The position within the group. For a record without a group,
+            `Conversations.redis_time_ms` when the record was created; it shows if a restored
+            record may be incomplete.
     """
 
     id: str
@@ -50,12 +53,15 @@ class Record(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The unit of eviction and expiry: a group with its head, or the record alone."""
+        """Name of the unit that is expired and evicted as one: the record's group, or its own id.
+
+        The head of a group is the record whose id is the group's.
+        """
         return self.group or self.id
 
     @property
     def is_growing(self) -> bool:
-        """True if the record belongs to a group to which any gateway may add."""
+        """True if the record belongs to a conversation, to which any gateway may add records."""
         return self.unit.startswith(GROWING_PREFIX)
 
     @property
@@ -68,10 +74,10 @@ class DiskRecord(NamedTuple):
     """A record as read from the disk copy.
 
     Attributes:
-        tenant: The owner; "" without tenants.
+        tenant: The owner; "" on a gateway without tenants.
         record: The record.
-        used_ms: Last use of its unit, in ms since 1970.
-        key: Its key on disk; records written later have higher keys.
+        used_ms: Last use of the record's unit, in ms since 1970.
+        key: Number of the record on disk. Records that were written later have higher keys.
     """
 
     tenant: str
@@ -85,8 +91,12 @@ def is_id(text: str) -> bool:
 
 
 def check_record(record: Record) -> Record:
-    """Return the record. Raise ValueError for invalid fields, ConversationTooLarge for too much
-    data."""
+    """Return the record unchanged, if it is valid.
+
+    Raises:
+        ValueError: A field is invalid.
+        ConversationTooLarge: The record has more than `MAX_READ_BYTES` bytes of data.
+    """
     if not is_id(record.id) or not (record.group == "" or is_id(record.group)):
         raise ValueError(f"{record.id!r}, {record.group!r}: no id")
     if not (0 <= record.version < 2**63 and 0 <= record.order < 2**63):

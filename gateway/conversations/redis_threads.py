@@ -1,4 +1,4 @@
-"""Access to the Redis copy from the event loop: threads for calls, and availability."""
+"""Access to the Redis copy from the event loop, through threads, with handling of failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _MAX_THREADS = 4
 _RECOVERY_S = 10.0
-"""Seconds without a failure of a kind after which that failure is over, if Redis accepts writes."""
+"""Seconds after which a failure counts as over, if it was not repeated and Redis accepts writes."""
 
 
 class _Failure(NamedTuple):
@@ -28,12 +28,14 @@ class _Failure(NamedTuple):
 
 
 class RedisDown(Exception):
-    """Redis does not answer, or refuses the call."""
+    """Redis does not answer, or has refused the call."""
 
 
 class RedisThreads:
-    """Threads that call Redis. While Redis is unavailable, calls fail at once, and only `poll`
-    tries again."""
+    """Threads that call Redis.
+
+    While Redis is unavailable, `run` fails at once. `poll` tries again, and ends this state.
+    """
 
     def __init__(self, shared: SharedConversations, stats: ConversationStats) -> None:
         self.state = RedisState()
@@ -41,8 +43,9 @@ class RedisThreads:
         self.stale_s = shared.stale_s
         self._shared = shared
         self._stats = stats
-        # Keyed by kind of call; "" is the server. A full Redis still serves reads, so a successful
-        # read must not end the failure of writes.
+        # Present failures by type of call ("read", "put", ...); "" means that the server is
+        # unavailable. The types are separate because a full Redis still serves reads: a successful
+        # read must not end a failure of writes.
         self._failures: dict[str, _Failure] = {}
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="conversations-redis")
 
@@ -51,12 +54,15 @@ class RedisThreads:
         self._shared.close()
 
     async def run(self, work: Callable[[SharedConversations], T], kind: str = "read") -> T:
-        """Return what `work`, a call of that `kind`, returns. Raise RedisDown if Redis fails."""
+        """Run `work` in a thread, and return its result. Raise RedisDown if Redis fails.
+
+        `kind` is the type of the call, by which failures are distinguished.
+        """
         if not self.is_up:
             raise RedisDown
 
         def run_if_up(shared: SharedConversations) -> T:
-            # Redis may have failed while this call waited for a thread.
+            # Check again: Redis may have failed while this call waited for a thread.
             if not self.is_up:
                 raise RedisDown
             return work(shared)
@@ -65,7 +71,7 @@ class RedisThreads:
 
     @property
     def problem(self) -> str:
-        """The reason why nothing is shared now; "" if Redis works."""
+        """Message for operators if conversations cannot be shared now; "" if Redis works."""
         why = next((failure.why for failure in self._failures.values()), "")
         return f"conversations are not shared now: Redis fails: {why}" if why else ""
 
@@ -81,11 +87,12 @@ class RedisThreads:
         result = await self._run(
             lambda shared: shared.poll(self.state, gateway, report, report_of), "look"
         )
-        # Otherwise a later poll finished first, or a full Redis returned no state.
+        # Keep only a newer state: a later poll may have finished first, and a full Redis returns no
+        # state (`since` is 0).
         if result.state.since and result.state.seen > self.state.seen:
             self.state = result.state
         self.is_up = True
-        if result.state.since:  # It has written
+        if result.state.since:  # Redis accepts writes
             before = time.monotonic() - _RECOVERY_S
             self._end([kind for kind, failure in self._failures.items() if failure.at < before])
         return result

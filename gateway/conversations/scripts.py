@@ -1,4 +1,4 @@
-"""Lua scripts of the Redis copy, run by their digests.
+"""Lua scripts of the Redis copy.
 
 See decision 068 in docs/decisions.
 """
@@ -14,7 +14,7 @@ from lora_store.connect import errors
 
 
 class Script:
-    """A script, made of files of this package."""
+    """Lua script, joined from files of this package."""
 
     def __init__(self, *names: str) -> None:
         folder = files(__package__)
@@ -22,8 +22,10 @@ class Script:
         self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[object], arguments: Sequence[object]) -> Any:
-        """Run the script and return its answer. The text is sent only if the server does not know
-        the script."""
+        """Run the script and return its answer.
+
+        The script is called by its digest. Its text is sent only if the server does not know it.
+        """
         try:
             return client.evalsha(self._digest, len(keys), *keys, *arguments)
         except errors().NoScriptError:

@@ -1,8 +1,8 @@
-"""The Redis copy, shared by gateways.
+"""Redis copy of the store of conversations, shared by gateways.
 
-``conversations:{all}:NAME``  what the gateways know of each other: see ``look.lua``
+``conversations:{all}:NAME``  state of Redis and of all gateways' disks: see ``look.lua``
 
-`tenant_records` has the records, and `notices` the notices of deletions.
+`tenant_records` describes the keys of records, and `notices` those of deletions.
 
 See decision 067 in docs/decisions.
 """
@@ -19,26 +19,28 @@ from lora_store.redis_role import ROLE_CHECK_S
 _COMMON_PREFIX = "conversations:{all}:"
 _KEY_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
 GATEWAY_TIMEOUT_MS = 3600 * 1000
-"""A gateway that has not polled for this long is considered lost, with what only its disk has."""
+"""Time without a poll after which a gateway counts as lost, with the records only on its disk."""
 EPHEMERAL_PREFIX = "ephemeral:"
-"""Name prefix of a gateway whose disk is deleted when it ends."""
-# how far Redis may be behind and still have its epoch: each gateway knows what to upload again
+"""Prefix of the names of gateways whose disks are deleted when they end."""
+# If Redis has lost at most this many milliseconds of its writes, it keeps its epoch: each gateway
+# then uploads only its latest records again.
 _BEHIND_MS = 30_000
-# All gateways poll each second, so a gateway with records to upload has reported by then.
+# Age of the present state of Redis from which all gateways have reported if they have records to
+# upload. They poll every second.
 _SETTLED_MS = 3000
 
 
 class RedisState(NamedTuple):
-    """The state of Redis at the last poll of a process.
+    """State of Redis at the last poll of a process. All times are in ms of Redis' clock.
 
     Attributes:
-        epoch: Changes when Redis has lost everything, or much; 0 before the first poll.
-        since: Changes when Redis may have lost something.
-        seen: The time of Redis, in ms.
-        departed_ms: When the last gateway left for good, with its disk.
-        lost: A restored record is complete only if it began after this time; part of an older one
-            may have been lost with such a gateway.
-        gateways: The gateways that share this Redis.
+        epoch: Number that changes when Redis has lost all or many records; 0 before the first poll.
+        since: Number that changes when Redis may have lost some records.
+        seen: Time of the poll.
+        departed_ms: Time at which a gateway last left for good, with its disk.
+        lost: A restored record is complete if it was created after this time. Of an older one, a
+            part may have been lost with the disk of a gateway that left.
+        gateways: Names of the gateways that share this Redis.
     """
 
     epoch: int = 0
@@ -54,12 +56,14 @@ class PollResult(NamedTuple):
 
     Attributes:
         state: The state of Redis now.
-        settled: True if, as reported so far, no other disk has records that Redis lacks.
-        is_complete: True if Redis has all records of the polling gateway's disk. For a gateway that
-            says goodbye, True if in addition the others no longer wait for it.
-        dirty: How often the polling gateway has reported more records.
+        settled: True if no gateway has reported records on its disk that Redis lacks, and all had
+            the time to report.
+        is_complete: True if Redis has all records of the polling gateway's disk. After the report
+            "bye", True if also no other gateway waits for the polling one.
+        dirty: How often the polling gateway has reported new records on its disk.
         at: The time of the poll, in ms of Redis' clock.
-        oldest: The oldest last poll among the gateways, in the same clock; `at` without gateways.
+        oldest: The time of the last poll by the gateway that has not polled for longest, in ms of
+            Redis' clock; `at` if there are no gateways.
     """
 
     state: RedisState
@@ -71,14 +75,16 @@ class PollResult(NamedTuple):
 
 
 class SharedConversations(TenantRecords):
-    """The Redis copy. Methods block, may run in any thread, and raise
-    `lora_store.primary.failure_types`."""
+    """Redis copy of the store.
+
+    Methods block on I/O and may run in any thread. They raise `lora_store.primary.failure_types`.
+    """
 
     def __init__(self, url: str, *, timeout_s: float, **bounds: Any) -> None:
-        """Connect lazily; for `bounds`, see `TenantRecords`."""
+        """Prepare a connection, which the first call opens. See `TenantRecords` for `bounds`."""
         super().__init__(url, timeout_s=timeout_s, **bounds)
         self.stale_s = ROLE_CHECK_S + timeout_s
-        """Seconds for which another process may still write to a replaced server."""
+        """Seconds for which a process may still write to a server that is no longer the primary."""
         self._notices = NoticeReader(sum(self._times))
         self._since = 0
 
@@ -94,9 +100,10 @@ class SharedConversations(TenantRecords):
         Args:
             state: The state from the last poll.
             gateway: The name of the polling gateway; "" to report nothing.
-            report: "dirty" if its disk has new records for Redis, "open" if the upload is not
-                finished, "whole" if it is, "bye" if it is and the gateway leaves for good.
-            report_of: The epoch and `dirty` count that the report is based on.
+            report: "dirty" if the gateway's disk has new records that Redis lacks, "open" if their
+                upload is not finished, "whole" if Redis has all records, "bye" if Redis has all
+                records and the gateway leaves for good.
+            report_of: The epoch and the `dirty` count of the poll on which the report is based.
         """
         keys = [f"{_COMMON_PREFIX}{name}" for name in _KEY_NAMES]
         seen_arguments = (
@@ -124,6 +131,9 @@ class SharedConversations(TenantRecords):
         return PollResult(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
     def read_deletions(self, limit: int = 128) -> list[Deletion]:
-        """Return some deletions since the last call; empty if all were returned."""
+        """Return deletions that were not returned before, at most `limit`; empty if there are none.
+
+        The caller must apply the deletions to this gateway's disk.
+        """
         with self._primary.use() as client:
             return self._notices.read(client, limit)

@@ -1,4 +1,4 @@
-"""Counts of the store, for the metrics of the process."""
+"""Statistics of the store of conversations, for metrics."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ConversationStats:
-    """Counts of one process.
+    """Statistics of one process.
 
     Attributes:
         bytes: Bytes of all tenants on this gateway's disk.
-        records: Records of all tenants on this gateway's disk.
-        evicted: Records removed early from the disk or Redis because their tenants had too many
-            bytes.
-        disk_failures: Failures of the disk.
-        redis_failures: Failures of Redis, including the detection that it is unavailable.
-        refused_values: Keys in Redis with invalid content.
+        records: Number of records of all tenants on this gateway's disk.
+        evicted: Number of records that were removed before they expired, from the disk or Redis,
+            because their tenants had too many bytes.
+        disk_failures: Number of calls that failed because of the disk.
+        redis_failures: Number of calls that failed because of Redis, including polls.
+        refused_values: Number of keys found in Redis with invalid content.
     """
 
     bytes: int = 0

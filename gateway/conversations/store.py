@@ -1,15 +1,18 @@
 """Store of tenants' responses and conversations, in Redis and on this gateway's disk.
 
-Every key includes the tenant, so a tenant cannot find records of another. A record is stored once
-either copy has accepted it. Records that Redis lacks are uploaded from disk (`upkeep`), and records
-read from Redis are copied to this disk, so they outlive the gateway that wrote them.
+Every key includes the tenant, so a tenant cannot find the records of another. A record counts as
+stored once one copy, Redis or the disk, has accepted it. Records that Redis lacks are uploaded from
+disk (`upkeep`). Records that are read from Redis are copied to this gateway's disk, so they outlive
+the gateway that wrote them.
 
-Any copy of an immutable record is current. For all other records Redis is authoritative, and groups
-that grow must be in Redis, since one disk may have fewer items than another. While any gateway
-still has records to upload, a mutable record is trusted only if it was written after Redis was
-emptied; reads of other mutable records and of missing records wait. If a gateway left for good with
-its disk, mutable records that began earlier are reported as missing after all uploads: they may be
-incomplete.
+*Immutable records.* Any copy is current.
+
+*Mutable records.* Redis is authoritative. Conversations, which grow, must be in Redis, because the
+disks of two gateways may have different items. After Redis has lost its data, gateways upload their
+records. Meanwhile, a mutable record is trusted only if it was written after the loss; reads of
+other mutable records, and of missing records, wait for the uploads. If a gateway has left for good
+with its disk, mutable records from before that are reported as missing after the uploads, because
+they may be incomplete.
 
 See decision 067 in docs/decisions.
 """
@@ -46,16 +49,21 @@ from gateway.errors import ConversationsOff, ConversationsUnavailable, Conversat
 
 log = logging.getLogger(__name__)
 
-_MAX_RENEW_INTERVAL_S = 3600.0  # and at most a tenth of the time to live
-_MAX_EVICTION_STEPS = 64  # eviction calls of one put
-_RESTORE_TIMEOUT_S = 5.0  # how long a read waits for a missing record
+# A unit's time to live is renewed at most once in this interval, or in a tenth of the time to live
+# if that is shorter.
+_MAX_RENEW_INTERVAL_S = 3600.0
+_MAX_EVICTION_STEPS = 64  # maximum number of times that a put is repeated because it only evicted
+_RESTORE_TIMEOUT_S = 5.0  # maximum wait of a read for records that may still be restored
 _RETRY_INTERVAL_S = 0.2
-# Minimum timeout of a call: values are large, and Redis forks for its snapshots.
+# Minimum timeout of a call to Redis: values are large, and Redis pauses to fork for its snapshots.
 _MIN_REDIS_TIMEOUT_S = 2.0
 
 
 class Conversations:
-    """The store. Use as an async context manager, with `follow` running inside."""
+    """Store of tenants' responses and conversations.
+
+    Use as an async context manager, and run `follow` in a task inside.
+    """
 
     def __init__(
         self,
@@ -74,9 +82,9 @@ class Conversations:
             folder: The folder of the disk copy.
             redis_url: A URL in the syntax of `lora_store.redis_url`; None for a store without
                 Redis.
-            ttl_s: The time to live of an unused unit; 0 disables the store.
+            ttl_s: The time to live of unused records in seconds; 0 disables the store.
             tenant_bytes: The maximum bytes of one tenant.
-            redis_timeout_s: The timeout of each call to Redis.
+            redis_timeout_s: The timeout of each call to Redis in seconds.
             ephemeral: True if the folder is deleted when the gateway ends.
             clock: Returns seconds since 1970.
         """
@@ -127,24 +135,31 @@ class Conversations:
 
     @property
     def problems(self) -> tuple[str, str]:
-        """Why the disk, and then Redis, cannot store conversations; empty if they can."""
+        """Messages for operators if the disk (first) or Redis (second) cannot store conversations.
+
+        A message is empty while there is no problem.
+        """
         return self._disk.problem, "" if self._redis is None else self._redis.problem
 
     @property
     def redis_time_ms(self) -> int:
-        """The time of Redis at the last poll, in ms since 1970; 0 before the first one. Records
-        that will change or grow use it as their order."""
+        """Time of Redis' clock at the last poll, in ms since 1970; 0 before the first poll.
+
+        To be used as the order of new records that will change or grow.
+        """
         return 0 if self._redis is None else self._redis.state.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
-        """Store all records or none. An existing higher version wins.
+        """Store all records or none. A stored record with a higher version is not replaced.
 
-        With more than 64 records, a failure of Redis may leave some stored, and this raises.
+        With more than 64 records, a failure of Redis may leave some of them stored; then an error
+        is raised.
 
         Raises:
             ConversationsOff: The store is disabled.
-            ConversationTooLarge: The records, or a unit, are too large.
-            ConversationsUnavailable: Neither copy can store them now.
+            ConversationTooLarge: The records, or a conversation, are too large.
+            ConversationsUnavailable: Neither Redis nor the disk can store the records now, or a
+                record of a conversation cannot be stored in Redis.
         """
         if not self.enabled:
             raise ConversationsOff
@@ -170,10 +185,10 @@ class Conversations:
     async def get(
         self, tenant: str, ids: Sequence[str], *, patient: bool = True
     ) -> list[Record | None]:
-        """Return the records of these ids in order, None for missing ones, and renew their time to
-        live.
+        """Return the records of these ids in order, with None for missing ones.
 
-        With `patient` False, do not wait for records that may still be restored.
+        The time to live of the records is renewed. With `patient` False, do not wait for records
+        that gateways may still upload to Redis.
 
         Raises:
             ConversationsUnavailable: The store cannot be read now.
@@ -212,8 +227,9 @@ class Conversations:
     ) -> list[Record]:
         """Return the first `limit` records of a group with an order above `after`, sorted.
 
-        Raises what `get` raises, and ConversationsUnavailable for a growing group that is just
-        being removed. With `require_complete` False, the rest of such a group is returned.
+        Raises the same errors as `get`. If a part of a conversation is missing, for example because
+        it is just being removed, ConversationsUnavailable is raised. With `require_complete` False,
+        the existing records are returned instead.
         """
         found: list[Record] = []
         epochs: list[int] = []
@@ -237,21 +253,29 @@ class Conversations:
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> None:
-        """Delete the records of these ids, and any copy that arrives later. Raises what `put`
-        raises."""
+        """Delete the records of these ids. Copies that arrive later are deleted, too.
+
+        Raises the same errors as `put`, except ConversationsOff.
+        """
         if self.enabled:
             await self.put(tenant, [Record(id_, b"", DELETED) for id_ in ids if is_id(id_)])
 
     async def _put_shared(self, tenant: str, records: Sequence[Record]) -> tuple[int, bool]:
-        """Put records to Redis. Return the epoch of Redis (0 if it failed), and True if Redis
-        accepted all.
+        """Put records to Redis.
 
-        Raises ConversationTooLarge.
+        Returns the epoch of Redis (0 if Redis is not used or failed), and True if Redis has
+        accepted all records.
+
+        Raises:
+            ConversationTooLarge: The records do not fit into the tenant's limit.
+            ConversationsUnavailable: Too many other records must be evicted first.
         """
         redis = self._redis
         if redis is None:
             return 0, False
-        epoch = redis.epoch  # Read before the put: if Redis is emptied now, they are uploaded again
+        # Read the epoch before the put: if Redis is emptied in between, the records then count as
+        # not uploaded, and are uploaded again.
+        epoch = redis.epoch
         try:
             for _ in range(_MAX_EVICTION_STEPS):
                 put = await redis.run(lambda shared: shared.put(tenant, records, epoch), "put")
@@ -265,8 +289,11 @@ class Conversations:
     async def _put_disk(
         self, tenant: str, records: Sequence[Record], epoch: int, *, certain: bool = False
     ) -> bool:
-        """Put records to the disk and return True if it stored them. Unless `certain`, give up if
-        this needs more than one eviction step."""
+        """Put records to the disk. Return True if they were stored.
+
+        With `certain`, the put is repeated until enough other records are evicted, and errors are
+        raised. Otherwise the records are also in Redis, so a failure only returns False.
+        """
         try:
             for _ in range(_MAX_EVICTION_STEPS if certain else 1):
                 put = await self._disk.run(lambda disk: disk.put(tenant, records, epoch))
@@ -286,10 +313,11 @@ class Conversations:
     async def _look_up_until_sure(
         self, look_up: Callable[[int], Awaitable[_Certainty]]
     ) -> RedisState:
-        """Look up repeatedly until the result is certain. `look_up` gets the epoch it runs in.
+        """Call `look_up` repeatedly until its result is certain to be complete.
 
-        Returns the state of Redis at that time; an empty state if the result does not depend on it.
-        Raises ConversationsUnavailable if Redis fails, or if the result stays uncertain too long.
+        `look_up` gets the present epoch of Redis. Returns the state of Redis at the last call, or
+        an empty state if the result does not depend on Redis. Raises ConversationsUnavailable if
+        Redis fails, or if the result is still uncertain after 5 s.
         """
         redis = self._redis
         loop = asyncio.get_running_loop()
@@ -314,9 +342,10 @@ class Conversations:
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
-        """Read from Redis, then from the disk, and copy what one lacks to the other.
+        """Read records from Redis, and missing ones from the disk.
 
-        Returns the copies, and True if Redis answered or is not used.
+        Records that only one of them has are copied to the other. Returns the records by id, and
+        True if Redis has answered or is not used.
         """
         redis = self._redis
         if redis is None:
@@ -329,8 +358,8 @@ class Conversations:
             answered = True
             await self._copy_to_disk(tenant, copies, epoch)
         missing = [id_ for id_ in ids if id_ not in copies]
-        # Use only immutable records of the disk: others may have changed since, or been evicted by
-        # Redis.
+        # Of the records on disk, use only immutable ones: others may have changed in Redis, or may
+        # have been evicted there on purpose.
         found = [each for each in await self._read_disk(tenant, missing) if each.version >= FINAL]
         alone = [each for each in found if not each.group]
         with contextlib.suppress(RedisDown, ConversationTooLarge):
@@ -341,10 +370,10 @@ class Conversations:
     async def _members_once(
         self, tenant: str, group: str, after: int, limit: int
     ) -> tuple[list[Record], list[int], int]:
-        """Return members, the epochs in which the head and the members were put, and the order of
-        the head.
+        """Read members of a group once. Raise RedisDown if Redis fails.
 
-        The epochs include -1 if some members are missing. Raises RedisDown.
+        Returns the records; the epochs in which the group's head and the members were put to Redis,
+        including -1 if some are missing; and the order of the head.
         """
         redis = self._redis
         if redis is None:
@@ -359,7 +388,7 @@ class Conversations:
         records = [copy.record for copy in found.copies.values()]
         lost = [id_ for id_ in found.ids if id_ not in found.copies]
         epochs = [found.epoch, *[copy.epoch for copy in found.copies.values()]]
-        if lost:  # Redis evicts keys by its memory policy
+        if lost:  # Redis may have evicted single members because of its memory policy
             records += (back := await self._read_disk(tenant, lost))
             epochs.append(0 if len(back) == len(lost) else -1)
         return records, epochs, found.began
@@ -377,7 +406,7 @@ class Conversations:
 
     @contextlib.contextmanager
     def _tolerate_disk_failure(self) -> Iterator[None]:
-        """Ignore a failed disk if Redis is used; otherwise raise ConversationsUnavailable."""
+        """Ignore DiskUnavailable if Redis is used; otherwise raise ConversationsUnavailable."""
         try:
             yield
         except DiskUnavailable:
@@ -386,12 +415,12 @@ class Conversations:
 
 
 class _Certainty(Enum):
-    """Condition under which a lookup result is complete."""
+    """Condition under which the result of a lookup is complete."""
 
     ALWAYS = auto()
-    UNLESS_LOST = auto()  # if Redis has lost nothing of this epoch
-    IF_SETTLED = auto()
-    NEVER = auto()
+    UNLESS_LOST = auto()  # if Redis has lost nothing since the present epoch began
+    IF_SETTLED = auto()  # if no gateway has records that Redis lacks (`PollResult.settled`)
+    NEVER = auto()  # Redis has not answered
 
 
 def _to_live_record(copy: Copy | None, state: RedisState) -> Record | None:
@@ -413,7 +442,7 @@ def _unavailable_error() -> ConversationsUnavailable:
 
 
 def _remove_files(folder: Path) -> None:
-    """Delete the files of a store that was turned off."""
+    """Delete the SQLite files of a store that is disabled."""
     for end in ("", "-wal", "-shm"):
         try:
             (folder / f"{FILE}{end}").unlink(missing_ok=True)

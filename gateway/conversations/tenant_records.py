@@ -1,10 +1,10 @@
-"""Records of tenants in Redis, written and read in pieces.
+"""Records of tenants in Redis.
 
 ``conversations:{.TENANT}:``  prefix of a tenant's keys: see ``records.lua``
 
-No command or script takes more than some 2 ms of Redis: large groups are read, renewed and removed
-in pieces, and large values are written and read outside the scripts. Redis may contain values of
-other programs: invalid values are counted and left unchanged.
+No command or script takes Redis more than about 2 ms. Large groups are therefore read, renewed and
+removed in pieces, and large values are written and read by separate commands outside the scripts.
+Redis may contain values of other programs: invalid values are counted and left unchanged.
 """
 
 from __future__ import annotations
@@ -38,36 +38,39 @@ from lora_store.primary import Primary, write_verified
 from lora_store.refusals import RefusedValues
 
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
-_MAX_HEAD_BYTES = 300  # bytes of HEAD, with the longest of names
-_ORDER_CHARS = 21  # of a member before its id
+_MAX_HEAD_BYTES = 300  # maximum length of a match of `_HEAD`
+_ORDER_CHARS = 21  # length of the order and its separator, which precede the id of a member
 _STAGED_MS = 60_000
 _TORN_READS = 10
-# Results of put.lua for a record, and the token of a record whose value is not passed.
+# Results of put.lua for a record.
 _NEW, _HIGHER, _FOREIGN, _GONE = 1, 2, 3, 4
+# Token by which put.lua knows that it gets the length of a record's value instead of the value.
 _LENGTH_ONLY = "#"
 
 
 class Copy(NamedTuple):
-    """A record as stored in Redis, and the epoch in which it was put; 0 if it was uploaded from a
-    disk."""
+    """A record, and the Redis epoch in which it was put to Redis.
+
+    The epoch is 0 if the record was uploaded from a disk, or read from this disk.
+    """
 
     record: Record
     epoch: int
 
     @property
     def may_change(self) -> bool:
-        """Return True if another copy may have a later version that is not deleted."""
+        """True if the record is mutable, so another copy may have a later version."""
         return self.record.version < FINAL
 
 
 class Members(NamedTuple):
-    """Members of a group.
+    """Members of a group, as read from Redis.
 
     Attributes:
-        ids: Ids of members, by order.
-        copies: The records of those ids that exist.
-        epoch: The epoch of the group's head; -1 if it is missing.
-        began: The order of the head; 0 if it is missing.
+        ids: Ids of the members, by order.
+        copies: The existing records of these ids.
+        epoch: The epoch of the group's head record; -1 if the head is missing.
+        began: The order of the head record; 0 if the head is missing.
     """
 
     ids: list[str]
@@ -77,10 +80,10 @@ class Members(NamedTuple):
 
 
 class SharedPut(NamedTuple):
-    """The result of a put.
+    """Result of a put.
 
     Attributes:
-        done: False if the put must be repeated; so far it only evicted records.
+        done: False if the put must be repeated, because it has only evicted records so far.
         evicted: The number of evicted records.
         accepted: True if Redis has all records or higher versions; False if a key has invalid
             content.
@@ -94,8 +97,10 @@ class SharedPut(NamedTuple):
 
 
 class TenantRecords:
-    """Access to records in Redis. Methods block, may run in any thread, and raise
-    `lora_store.primary.failure_types`."""
+    """Access to records in Redis.
+
+    Methods block on I/O and may run in any thread. They raise `lora_store.primary.failure_types`.
+    """
 
     def __init__(
         self,
@@ -107,8 +112,16 @@ class TenantRecords:
         renew_ms: int,
         on_refused: Callable[[], object] = lambda: None,
     ) -> None:
-        """Connect lazily. `url` has the syntax of `lora_store.redis_url`; `timeout_s` limits each
-        call."""
+        """Prepare a connection, which the first call opens.
+
+        Args:
+            url: URL of Redis, in a form that `lora_store.redis_url` describes.
+            timeout_s: Timeout of each command in seconds.
+            ttl_ms: Milliseconds after which an unused unit expires.
+            tenant_bytes: Maximum bytes of one tenant.
+            renew_ms: Minimum milliseconds between two renewals of a unit.
+            on_refused: Called for each key with invalid content.
+        """
         self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
@@ -120,8 +133,9 @@ class TenantRecords:
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
     ) -> SharedPut:
-        """Put records: all or none of each 64, in order. Put nothing if the limits do not allow
-        all.
+        """Put records, in order and in atomic batches of 64.
+
+        Put nothing if the limits do not allow all records.
 
         Args:
             tenant: The owner.
@@ -144,8 +158,8 @@ class TenantRecords:
             piece = first_piece(records[len(states) :], with_later=not states)
             given: Mapping[int, str] = {}
             if piece.staged:
-                # Check limits and existing versions first, so that large values are only sent if
-                # needed.
+                # Check limits and stored versions first, with the lengths of the values: large
+                # values are then sent only if they will be stored.
                 lengths = dict.fromkeys(range(len(piece.records)), _LENGTH_ONLY)
                 trial = self._put_piece(client, tenant, piece, epoch, used_ms, lengths)
                 evicted += trial[1]
@@ -182,8 +196,11 @@ class TenantRecords:
         used_ms: int,
         tokens: Mapping[int, str],
     ) -> list[Any]:
-        """Run the script. `tokens` has the tokens of records whose values are not passed as
-        arguments."""
+        """Run put.lua for one piece, and return its answer.
+
+        `tokens` has an entry for each record whose value is not among the script's arguments, by
+        the record's index: the token from `_stage`, or `_LENGTH_ONLY`.
+        """
         arguments: list[object] = [*self._times, self._tenant_bytes, MAX_MEMBERS, used_ms]
         arguments += [piece.later_bytes, len(piece.later_units), max_notices(self._tenant_bytes)]
         for unit, more in piece.later_units.items():
@@ -205,7 +222,10 @@ class TenantRecords:
         return answer
 
     def _stage(self, client: Any, tenant: str, value: bytes) -> str:
-        """Write a large value to Redis, for a script to make a record of it; return its token."""
+        """Write a large value to a temporary key in Redis, and return the key's token.
+
+        put.lua turns the temporary key into a record.
+        """
         token = secrets.token_hex(8)
         key = self._key(tenant, f"s:{token}")
         if len(value) <= MAX_COPIED_BYTES:
@@ -219,8 +239,10 @@ class TenantRecords:
         return token
 
     def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
-        """Return the records that exist, including tombstones. Raise ConversationTooLarge if they
-        are too large."""
+        """Return the existing records of these ids, including tombstones, by id.
+
+        Raise ConversationTooLarge if the records exceed `MAX_READ_BYTES`.
+        """
         with self._guarded_client(tenant) as client:
             bytes_left = MAX_READ_BYTES + _MAX_HEAD_BYTES * len(ids)
             return self._parse_records(
@@ -229,11 +251,10 @@ class TenantRecords:
         return {}
 
     def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
-        """Return some members of a group, read in pieces. Raise ConversationTooLarge if they are
-        too large.
+        """Return at most `limit` members of a group with an order above `after`, read in pieces.
 
-        A group that loses its head during the read, since it is being removed, is returned without
-        one.
+        If the group is removed during the read, the result has no head (`epoch` is -1). Raise
+        ConversationTooLarge if the members exceed `MAX_READ_BYTES`.
         """
         ids, copies, heads = list[str](), dict[str, Copy](), list[bytes]()
         with self._guarded_client(tenant) as client:
@@ -263,7 +284,16 @@ class TenantRecords:
         bytes_left: int,
         values: Sequence[bytes | int | None] = (),
     ) -> list[bytes | None]:
-        """Return the values stored under the ids; `values` are the first of them, read before."""
+        """Return the values of records in Redis, None for missing ones.
+
+        Args:
+            client: The Redis client.
+            tenant: The owner.
+            ids: Ids of the records.
+            bytes_left: Maximum bytes of all values together.
+            values: Results of read.lua for the first ids. A large value is represented by its
+                length, which is negative if the value is stored as a hash.
+        """
         found: list[bytes | None] = []
         while True:
             for id_, value in zip(ids[len(found) :], values, strict=False):
@@ -283,8 +313,11 @@ class TenantRecords:
     def _read_large(
         self, client: Any, tenant: str, id_: str, value: bytes | int | None
     ) -> bytes | None:
-        """Return a value of that length, read in parts. Read again if it is replaced during the
-        read."""
+        """Return a large value, read in parts; None if it was removed.
+
+        `value` is its length, as read.lua returns it. If the value is replaced during the read, it
+        is read again.
+        """
         for _ in range(_TORN_READS):
             if not isinstance(value, int):
                 return value
@@ -312,28 +345,34 @@ class TenantRecords:
         return values, names, head
 
     def _renew(self, client: Any, tenant: str, units: Sequence[bytes], when: int) -> None:
-        """Renew large units, last used at `when`, piece by piece."""
+        """Set the last use of large units to `when`, in ms since 1970, in pieces."""
         for unit in units:
             after = b""
             while after := self.renew_some(client, tenant, unit, when, after):
                 pass
 
     def renew_some(self, client: Any, tenant: str, unit: bytes, when: int, after: bytes) -> bytes:
-        """Renew the members of a unit that follow `after`; return the last of them, b"" at the end.
+        """Renew some members of a large unit: the next ones that follow the member `after`.
 
-        The unit counts as used at `when` once all its members are renewed.
+        Returns the last renewed member, which is the next `after`; b"" once all are renewed. From
+        then on, the unit counts as last used at `when`.
         """
         arguments = [*self._times, unit, when, after]
         last: bytes = RENEW.run(client, [self._key(tenant, "")], arguments)
         return last
 
     def _key(self, tenant: str, name: str) -> str:
-        # No tenant's name begins with a dot, and an empty name would form no hash tag.
+        # Put a dot before the tenant's name: on a gateway without tenants the name is empty, and
+        # `{}` would not be a hash tag. Names of tenants never begin with a dot, so no key collides.
         return f"conversations:{{.{tenant}}}:{name}"
 
     @contextmanager
     def _guarded_client(self, tenant: str) -> Iterator[Any]:
-        """Yield a client. A key of another type is counted, and ends the `with` block early."""
+        """Yield a client.
+
+        If a key has another type than expected, the error is counted and the `with` block ends
+        early. The code after the block then returns a default.
+        """
         try:
             with self._primary.use() as client:
                 yield client
@@ -369,7 +408,10 @@ def _build_value(record: Record, epoch: int) -> bytes:
 
 
 def _read_parts(client: Any, key: str, length: int) -> bytes | None:
-    """Return a value of that length, which is negative for a hash; None if it was replaced."""
+    """Return a large value, read in parts; None if the value was replaced during the read.
+
+    `length` is the length of the value, negative if the value is stored as a hash.
+    """
     parts: list[bytes] = []
     for start in range(0, abs(length), MAX_COPIED_BYTES):
         if length > 0:
@@ -377,6 +419,7 @@ def _read_parts(client: Any, key: str, length: int) -> bytes | None:
         else:
             parts.append(client.hget(key, str(start // MAX_COPIED_BYTES)) or b"")
     joined = b"".join(parts)
-    # Replaced content has another version, and so another head.
+    # Read the head again at the end: if the value was replaced, its version, and so its head, has
+    # changed.
     head = client.getrange(key, 0, _MAX_HEAD_BYTES - 1) if length > 0 else client.hget(key, "head")
     return joined if len(joined) == abs(length) and joined.startswith(head or b"-") else None

@@ -1,10 +1,13 @@
-"""Maintenance of the store by one worker of a gateway: upload records that only this disk has to
-Redis, apply deletions by other gateways, and remove expired records.
+"""Maintenance of the store by one worker of a gateway.
 
-A Redis that has lost everything gets a new epoch, in which nothing has been uploaded yet. Gateways
-know each other, also after restarts. Until each has reported that its disk is uploaded, a missing
-record is not reported as lost. A gateway whose disk is deleted with it says goodbye once Redis has
-all its records, and the others no longer wait for it.
+The worker uploads records to Redis that are only on this gateway's disk, applies deletions by other
+gateways, and removes expired records.
+
+When Redis has lost its data, a new epoch begins, in which no disk counts as uploaded. Gateways know
+each other, also after restarts. Until each of them has reported that its disk is uploaded, a
+missing record may still be restored, so it is not reported as missing. A gateway whose disk is
+deleted when it ends says goodbye once Redis has all its records; the other gateways then no longer
+wait for its uploads.
 """
 
 from __future__ import annotations
@@ -44,21 +47,29 @@ POLL_INTERVAL_S = 1.0
 _PAUSE_S = 0.01
 _BATCH_RECORDS = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-# After an outage, Redis may have lost its last writes; it syncs to disk each second at most.
+# Redis may have lost its last writes after an outage, because it syncs them to its disk only every
+# second. The records of this many polls, one a second, are then uploaded again.
 _DOUBTFUL_POLLS = 60
 _SAVE_INTERVAL_MS = 60_000
 GOODBYE_TIMEOUT_S = 10.0
-"""Time limit for uploading missing records at shutdown. The operator's grace period must allow it.
+"""Time limit in seconds for the upload of records at shutdown.
+
+The grace period that the operator gives the process must be longer.
 """
 GOODBYE_SEEN_TIMEOUT_S = 2.0
-"""Time limit for the other gateways to poll again. Each polls every second, unless it has just died
-or is busy."""
+"""Seconds to wait after the goodbye until all other gateways have polled again.
+
+Gateways poll every second, unless they are busy or have crashed.
+"""
 _RETRY_INTERVAL_S = 0.2  # after a failed call of the goodbye
 
 
 class Upkeep:
-    """Maintenance of one folder. Of all workers with that folder, the one that holds the lock does
-    the work."""
+    """Maintenance of the store in one folder.
+
+    Each worker of the gateway has an instance. The worker that holds the folder's lock does the
+    work.
+    """
 
     def __init__(
         self,
@@ -69,21 +80,31 @@ class Upkeep:
         *,
         ephemeral: bool = False,
     ) -> None:
-        """Set up the maintenance. `ephemeral`: the folder is deleted when the gateway ends."""
+        """Set up the maintenance.
+
+        Args:
+            folder: The folder of the disk copy.
+            disk: The disk copy.
+            redis: The Redis copy; None for a store without Redis.
+            stats: Statistics to update.
+            ephemeral: True if the folder is deleted when the gateway ends.
+        """
         self._lock = FolderLock(folder / "lock", mode=0o600)
         self._ephemeral = ephemeral
         self._workers_file = folder / "workers"
-        self._worker_fd = -1  # file on which each worker holds a shared lock
+        self._worker_fd = -1  # descriptor of the file on which each worker holds a shared lock
         self._disk = disk
         self._redis = redis
         self._stats = stats
-        # Common to all workers: any of them may report new records, and one uploads them.
+        # All workers use the same name, because any of them may report new records, and another
+        # one may upload these.
         name = f"{socket.gethostname()}:{folder.absolute()}"
         self._gateway = f"{EPHEMERAL_PREFIX}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_POLLS)
         self._since = -1
-        # Other workers may notice a replaced Redis later and write to the old one until then. This
-        # worker would mark those records as uploaded, so all are uploaded again after `_stale_s`.
+        # When a replica becomes the primary of Redis, other workers may write to the old primary
+        # for up to `_stale_s` seconds. Their records look as if they were uploaded. The latest
+        # records are therefore marked and uploaded again after this time.
         self._stale_s = 0.0 if redis is None else redis.stale_s
         self._recheck_at = math.inf
         self._saved = RedisState()
@@ -96,7 +117,8 @@ class Upkeep:
     async def poll_first(self) -> None:
         """Report before the first request whether this disk has records to upload."""
         if self._redis is not None:
-            with contextlib.suppress(OSError):  # Without a disk, no goodbye is needed
+            # Ignore an error: if the folder cannot be used, no goodbye is needed.
+            with contextlib.suppress(OSError):
                 self._worker_fd = os.open(self._workers_file, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(self._worker_fd, fcntl.LOCK_SH)
             with contextlib.suppress(DiskUnavailable):
@@ -107,18 +129,20 @@ class Upkeep:
                 await self._report(self._redis)
 
     async def report_refused(self) -> None:
-        """Report that Redis did not accept a record that only this disk has."""
+        """Report to Redis that this disk has a new record that Redis has not accepted."""
         if self._redis is not None and self._redis.is_up:
             with contextlib.suppress(RedisDown):
                 await self._redis.poll(self._gateway, "dirty")
 
     async def depart(self) -> None:
-        """Say goodbye, if the folder is deleted with the gateway and this is its last worker.
+        """Upload all records and say goodbye, if the folder is ephemeral.
 
-        Call it after `follow` has ended and when nothing is put any more.
+        Only the gateway's last worker does this. (An ephemeral folder is deleted with the gateway.)
+        Call this after `follow` has ended, and when no more records are put.
         """
-        self._lock.release()  # For the last worker
-        # The worker that held the lock may have ended with a second upload still due.
+        self._lock.release()  # the gateway's last worker needs the lock
+        # Make a repeated upload due at once: the worker that held the lock may have ended before
+        # its second upload (see `_stale_s`).
         self._stale_s = self._recheck_at = 0.0
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
@@ -132,8 +156,10 @@ class Upkeep:
                 log.info("no other gateway waits for what was stored here: Redis has it")
 
     async def _send_goodbye(self, redis: RedisThreads) -> None:
-        """Upload everything and say goodbye until Redis accepts it; otherwise other gateways wait
-        an hour for this one."""
+        """Upload all records and say goodbye. Repeat both until Redis accepts the goodbye.
+
+        Without a goodbye, other gateways would wait up to an hour for records of this one.
+        """
         while True:
             try:
                 while await self._report(redis):
@@ -148,11 +174,11 @@ class Upkeep:
                 await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _wait_until_seen(self, redis: RedisThreads, goodbye: PollResult) -> bool:
-        """Wait until all other gateways have polled since the goodbye. Return False if it must be
-        repeated.
+        """Wait until all other gateways have polled since the goodbye.
 
-        A gateway that still has the state from before Redis was emptied reports all gateways it
-        knows, including this one, and then all would wait for it.
+        Return False if the goodbye must be repeated: if Redis was emptied, other gateways report
+        all gateways that they know. If they did not see the goodbye, they report this one, too, and
+        all would wait for it.
         """
         until = time.monotonic() + GOODBYE_SEEN_TIMEOUT_S
         while True:
@@ -165,7 +191,7 @@ class Upkeep:
             await asyncio.sleep(_PAUSE_S)
 
     async def follow(self) -> None:
-        """Poll, upload and tidy until cancelled."""
+        """Poll Redis, upload records, and remove expired ones. Runs until cancelled."""
         while True:
             next_poll = time.monotonic() + POLL_INTERVAL_S
             try:
@@ -178,7 +204,7 @@ class Upkeep:
                         await asyncio.sleep(_PAUSE_S)
             except (DiskUnavailable, RedisDown):
                 pass
-            except Exception:  # A bug; the gateway continues without maintenance
+            except Exception:  # a bug: log it, and try again at the next poll
                 log.exception("conversations are not looked after")
             await asyncio.sleep(max(_PAUSE_S, next_poll - time.monotonic()))
 
@@ -195,16 +221,17 @@ class Upkeep:
             self._keys.append(await self._disk.run(ConversationDisk.last_key))
 
     async def _report(self, redis: RedisThreads) -> bool:
-        """Poll and report whether Redis has all records of this disk. Return True if some must be
-        uploaded.
+        """Poll Redis, and report if Redis has all records of this disk.
 
-        If the disk cannot be read, nothing is reported.
+        Return True if records must be uploaded. If the disk cannot be read, nothing is reported.
+        Without the folder's lock, only poll.
         """
         if not self._holds_lock():
             await redis.poll()
             return False
         if self._since < 0:
-            # Redis may have lost something while this gateway did not poll.
+            # At the first call, continue from the saved state: Redis may have lost records while
+            # this gateway did not run.
             last = await self._disk.run(ConversationDisk.load_state)
             self._since = last.since
             self._keys.append(last.key)
@@ -213,16 +240,19 @@ class Upkeep:
         epoch = result.state.epoch
         unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
         report = "open" if unshared or self._recheck_at < math.inf else "whole"
-        # This does not overwrite a later report of another worker that Redis refused a record.
+        # Send the `dirty` count from the poll above: if another worker has reported a new record
+        # since then, Redis ignores this report.
         result = await redis.poll(self._gateway, report, (epoch, result.dirty))
         await self._save_state(redis.state._replace(since=self._since))
         return unshared
 
     async def _mark_unshared(self, since: int) -> None:
-        """Mark records that Redis may have lost: when `since` has changed, and again
-        `_stale_s` later."""
+        """Mark the latest records for another upload if Redis may have lost them.
+
+        This is done when `since` has changed, and once more `_stale_s` seconds later.
+        """
         is_news, now = since != self._since, time.monotonic()
-        if is_news and self._since > 0:  # Otherwise this disk has seen no Redis before
+        if is_news and self._since > 0:  # 0 means that this disk was never used with Redis
             self._recheck_at = now + self._stale_s
         is_due = now >= self._recheck_at
         if is_news or is_due:
@@ -248,7 +278,10 @@ class Upkeep:
                 self._saved = state
 
     async def _upload(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
-        """Upload in batches, pausing as long as each batch took unless `in_haste`."""
+        """Upload all records that Redis lacks, in batches.
+
+        Pause after each batch for as long as it took, except with `in_haste`.
+        """
         epoch = redis.epoch
         before: int | None = None
         reported_at = time.monotonic()
@@ -260,13 +293,15 @@ class Upkeep:
             if began - reported_at >= POLL_INTERVAL_S:
                 reported_at = began
                 if (await redis.poll(self._gateway, "open")).state.epoch != epoch:
-                    return  # Redis was emptied again
+                    return  # Redis was emptied again, so the upload must start again
             if not in_haste:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _apply_deletions(self, redis: RedisThreads) -> None:
-        """Apply deletions by other gateways. Of a large number, the rest follows at the next
-        poll."""
+        """Apply deletions by other gateways to the disk.
+
+        Takes about one poll interval at most. Remaining deletions follow at the next poll.
+        """
         epoch = redis.epoch
         until = time.monotonic() + POLL_INTERVAL_S
         while deletions := await redis.run(SharedConversations.read_deletions, "deleted"):
@@ -278,17 +313,19 @@ class Upkeep:
         try:
             return self._lock.take()
         except OSError:
-            return False  # Without a lock file the disk is not usable either
+            return False  # the folder cannot be used, so there is nothing to maintain
 
     def _is_last(self) -> bool:
-        """Return True if this is the gateway's last worker. Call it after the worker's last use of
-        the folder."""
+        """Return True if this is the gateway's last worker.
+
+        Call this after the worker's last use of the folder: it takes the lock of the workers' file.
+        """
         if self._worker_fd < 0:
             return False
         try:
             fcntl.flock(self._worker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # A failed upgrade may drop the shared lock, which does no harm here.
+            # The failed upgrade may have released the shared lock, which is no longer needed.
             return False
         return True
 
@@ -309,8 +346,11 @@ def _forget(disk: ConversationDisk, gone: Sequence[Deletion], epoch: int) -> Non
 
 
 def _upload_batch(shared: SharedConversations, batch: Sequence[DiskRecord]) -> _Newer:
-    """Upload a batch. Return the records of which Redis has higher versions, by tenant, for example
-    tombstones."""
+    """Upload a batch of records.
+
+    Returns records that Redis has in higher versions (for example tombstones), as pairs of a tenant
+    and its records. They must be copied to the disk.
+    """
     newer: _Newer = []
     for (tenant, used_ms, _), some in groupby(
         batch, lambda stored: (stored.tenant, stored.used_ms, stored.record.unit)

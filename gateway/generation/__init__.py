@@ -1,5 +1,5 @@
-"""Types of a request on its way from the API to the engine: validated, tokenized, then counted.
+"""Types for a request on its way from the API to the engine: options, engine requests and usage.
 
-The answer comes back as the deltas of `gateway.deltas`. Every package between the API and Triton
-may import these types, so they know nothing of HTTP, gRPC or a tokenizer.
+The types of the answer are in `gateway.deltas`. Every package between the API and Triton may import
+these types, so they do not depend on HTTP, gRPC or a tokenizer.
 """

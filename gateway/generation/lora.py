@@ -1,4 +1,4 @@
-"""The adapter version of a request, and its folders on the disks of replicas."""
+"""The adapter version that a request uses, and its folders on the disks of replicas."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ class Folders(Protocol):
     """The folders of one adapter version, for engines that read adapters from their own disk."""
 
     def at(self, endpoint: str) -> str | None:
-        """Return the version's folder as that replica sees it, or None if the replica is not known
-        to have it."""
+        """Return the path of the version's folder on the replica at `endpoint`.
+
+        Return None if the replica is not known to have the folder.
+        """
 
     def using(self, endpoint: str) -> AbstractContextManager[object]:
-        """Return a context manager that keeps the folder on the replica while a request names
-        it."""
+        """Return a context manager that prevents removal of the folder from the replica.
+
+        Hold it while a request names the folder.
+        """
 
     async def wait_for_poll(self) -> None:
-        """Return after the next poll of the replicas.
+        """Wait until the replicas have been polled again.
 
         Raises EngineError if no replica will ever have the version.
         """
@@ -30,18 +34,19 @@ class Folders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The adapter version of a request.
+    """The adapter version that a request uses.
 
     Attributes:
         name: the label in metrics.
-        task_id: the id by which the engine knows the version.
+        task_id: the id by which the engine identifies the version.
         nbytes: the size of the weights in bytes.
-        weights: reads the tensors. Needed only if the engine does not hold the version.
-        upload_slot: makes a context manager to hold from before `weights` is read until they are
-            sent.
+        weights: reads the weights. Called only if the engine does not have the version in its
+            cache.
+        upload_slot: returns a context manager, to be held from before `weights` is called until the
+            weights are sent.
         folders: the version's folders, for engines that read adapters from their own disk.
         dtype: the data type of the weights.
-        tp_size: the tp_size of engines that take these weights; None for any.
+        tp_size: the tensor parallelism of engines that take these weights; None for any.
         tenant: the tenant of the request. Tenants share an engine's adapter budget.
     """
 

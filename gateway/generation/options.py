@@ -18,8 +18,7 @@ MAX_CHOICES = 128
 
 
 MODEL_MAXIMUM = -1
-"""Prompt length limit that means the model's maximum: what it takes in addition to the answer's
-`max_tokens`."""
+"""Value of `truncate_prompt` that means: the longest prompt that leaves space for `max_tokens`."""
 
 
 MAX_SEED = 2**63 - 1
@@ -30,10 +29,10 @@ PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_pe
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A constraint on the text, in the form that the engine's guided decoding takes.
+    """A constraint on the text of an answer, in the form that the engine's guided decoding takes.
 
-    `best_effort` maps JSON paths of a schema to the client's names of these schemas. Keywords
-    below these paths are left out if they cannot be enforced.
+    `best_effort` has pairs of a JSON path in the schema and the client's name of the schema at that
+    path. Keywords below these paths are left out if they cannot be enforced.
     """
 
     type: Kind
@@ -54,8 +53,8 @@ class GenerationParams:
             same name.
         logit_bias: (token id, bias) pairs.
         stop: the stop strings.
-        include_stop: show the stop string that was found.
-        usage: the engine must count cached tokens.
+        include_stop: True to include the stop string in the answer.
+        usage: True if the engine must report the number of cached tokens.
         logprobs: the number of alternatives with each token's log probability; None for no log
             probabilities.
         length_penalty: the length penalty of a beam search.
@@ -81,8 +80,9 @@ class GenerationParams:
 
     @property
     def greedy(self) -> bool:
-        """True if each token is the likeliest one."""
-        # The engine takes these as float32, in which a tiny value is 0, and 0 means "not set".
+        """Return True if the likeliest token is always chosen."""
+        # Tiny values count as 0. The engine would take them as float32, in which they are 0, and 0
+        # means "not set" there.
         return (
             self.temperature < _GREEDY_THRESHOLD
             or self.top_p < _GREEDY_THRESHOLD
@@ -93,8 +93,8 @@ class GenerationParams:
     def engine_stop(self) -> tuple[str, ...]:
         """Return the stop strings that the engine may match by itself.
 
-        An engine matches them anywhere in its text. So return no strings if they count only in a
-        part of the text: after `min_tokens`, or after the reasoning.
+        An engine searches all of its text. So return no strings if only a part of the text may be
+        searched: after `min_tokens`, or after the reasoning.
         """
         if self.min_tokens or (self.message is not None and self.message.has_reasoning):
             return ()
@@ -103,18 +103,19 @@ class GenerationParams:
 
 @dataclass(slots=True, kw_only=True)
 class Caller:
-    """The tenant of a request and what decides about its queueing and its time limits.
+    """The tenant of a request, with the values that decide about its queueing and time limits.
 
     Attributes:
-        timeout_s: the client's time limit, if it is below the gateway's.
-        first_token_within: maximum seconds to the first token. The request is refused if it would
-            miss that.
-        max_expected_wait_s: maximum expected wait for a slot if `first_token_within` is not set.
-            The request is refused if more is expected.
-        billed: count cached tokens even if the answer does not report them.
-        isolated_cache: do not report engine cache hits on other tenants' prompts, and do not route
-            by them.
-        guides: the policy for the request's guides.
+        timeout_s: the client's time limit in seconds; None if the client set none, or if the
+            gateway's limit is lower.
+        first_token_within: maximum seconds to the first token. The request is refused if its first
+            token is expected later.
+        max_expected_wait_s: maximum expected seconds in the queue, if `first_token_within` is not
+            set. The request is refused if a longer wait is expected.
+        billed: True to count cached tokens even if the answer does not report them.
+        isolated_cache: True to ignore hits in an engine's cache on prompts of other tenants. They
+            are neither reported nor used for routing.
+        guides: the treatment of the request's guides; see `Policy`.
     """
 
     tenant: str = ""
@@ -134,8 +135,8 @@ class Unenforced(NamedTuple):
     """The keywords of a guide's schema that are not enforced.
 
     Attributes:
-        names: the first ones, by the client's names of their paths.
-        more: the number of further ones.
+        names: the first of these keywords, each with its path as the client would write it.
+        more: the number of these keywords beside `names`.
     """
 
     names: tuple[str, ...] = ()
@@ -149,10 +150,10 @@ ENFORCED = Unenforced()
 class Options:
     """A validated request without its prompts.
 
-    The first choice of a prompt is sampled with `seed`, each further one with the next number. The
-    seed is always set, so that the engine never falls back to its own constant one. With
-    `beam_search` the `n` choices of a prompt are the best `n` beams of one engine request.
-    `max_tokens` None is no limit. `token_ids` adds the ids to the answer.
+    Choice i of a prompt is sampled with `seed` + i. The seed is always set, since the engine would
+    otherwise use the same seed for all requests. With `beam_search`, the `n` choices of a prompt
+    are the `n` best beams of one engine request. `max_tokens` None means no limit. `token_ids` is
+    True to report token ids in the answer.
     """
 
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -165,29 +166,31 @@ class Options:
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     truncate_prompt: int | None = None
-    """Maximum number of tokens of a prompt; further ones are cut off at `truncation_side`."""
+    """Maximum number of tokens of a prompt; more tokens are removed at `truncation_side`. None for
+    no truncation."""
     truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = None
-    """Number of alternatives to report with each token of a prompt, apart from the answer's
-    text."""
+    """Number of alternatives to report for each token of a prompt, separately from the text. None
+    to report none of the prompt's tokens."""
     stream: bool = False
     token_ids: bool = False
     guide_param: str | None = None
-    """Name of the parameter that asked for the guide, for errors."""
+    """Name of the parameter that asked for the guide; used in error messages."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
-    """Callback: returns the parts of the guide, each with its parameter's name, for errors."""
+    """Callback for error messages: returns the parts of the guide, each with the name of the
+    parameter that asked for the part."""
     looser_guide: Guide | None = None
     """A weaker guide to use if no engine can enforce `guide`."""
     unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
-    """Name of the parameter that asked for log probabilities, for errors."""
+    """Name of the parameter that asked for log probabilities; used in error messages."""
     caller: Caller = field(default_factory=lambda: DEFAULT_CALLER)
 
     @property
     def ignores_ends(self) -> bool:
-        """Return True if end-of-sequence ids end nothing.
+        """Return True if end-of-sequence ids do not end an answer.
 
-        False with a guide: at its end the engine can only choose such an id, and nothing may
-        follow.
+        Return False with a guide: at the end of a guide, the engine can choose only such an id, and
+        nothing may follow.
         """
         return self.ignore_eos and self.params.guide is None

@@ -1,1 +1,3 @@
-"""Validation of guides before an engine receives them."""
+"""Validation of guides (JSON schemas, regular expressions, grammars) before an engine receives
+them.
+"""

@@ -1,7 +1,7 @@
-"""Compilation of each guide before an engine receives it.
+"""Compilation of each guide by the gateway before an engine receives it.
 
-An engine compiles guides inside a step, and a guide that it cannot compile fails all requests of
-the step.
+An engine compiles guides within a step. A guide that the engine cannot compile fails all requests
+of that step.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from gateway.guiding.process import GuideProcess
 from gateway.tokenization.threads import FairThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
 
-# Characters of queued guides, of all tenants and of one.
+# Limits of the characters in queued guides, of all tenants together and of one tenant.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 16 * 2**20, 4 * 2**20
-# Cached verdicts, and characters in them. A verdict takes some 200 bytes and the text of a
-# rewritten schema.
+# Limits of the cache: number of verdicts, and characters in their texts. A verdict takes about 200
+# bytes, and more for the text of a rewritten schema.
 _MAX_VERDICTS, _MAX_VERDICT_CHARS = 4096, 16 * 2**20
-# Parts of a guide that are compiled to find the wrong one. Each is queued separately.
+# Maximum number of parts of a refused guide that are compiled to find the invalid one. Each is
+# queued separately.
 _MAX_PARTS = 8
 
 
 class GuideCheck:
-    """Compiler of guides with cached verdicts: one guide at a time, with fair scheduling by tenant.
-    Belongs to one event loop.
+    """Checker of guides with cached verdicts.
 
-    `strict` refuses schema keywords that cannot be enforced. `release` is the version of the
-    engines' xgrammar; empty if it may be any since 0.1.25.
+    One guide is compiled at a time, with fair scheduling of tenants. The object must be used on one
+    event loop. With `strict`, schema keywords that cannot be enforced are refused even in
+    best-effort schemas. `release` is the release of xgrammar in the engines; empty for any release
+    since 0.1.25.
     """
 
     def __init__(self, *, strict: bool = False, release: str = "") -> None:
@@ -44,9 +46,10 @@ class GuideCheck:
         self._cached_chars = 0
 
     async def check(self, options: Options, backend: Backend) -> Options:
-        """Return the options with the guide in the form that the engine receives.
+        """Check the guide of a request. Return the options with the guide in the form for the
+        engine.
 
-        A guide that is still queued when the caller is cancelled is not compiled.
+        If the caller is cancelled while the guide is queued, the guide is not compiled.
 
         Raises:
             InvalidRequest: The guide is invalid; the error names the parameter.
@@ -58,7 +61,8 @@ class GuideCheck:
         if guide is None:
             return options
         if caller.guides == "unchecked":
-            # Use the looser guide: an unchecked one may fail all requests of the engine.
+            # Use the looser guide, because a guide that was not checked may fail all requests of
+            # the engine.
             params = replace(options.params, guide=options.looser_guide or guide)
             return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
@@ -73,7 +77,8 @@ class GuideCheck:
             params = replace(options.params, guide=Guide(guide.type, found.text))
             return replace(options, params=params, unenforced=_find_unenforced(found, guide))
         refusal = found.refusal
-        # A guide may combine several of the client's; name the first invalid one.
+        # The guide may be combined from several parameters of the client: find the first invalid
+        # part, for the message.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
         for part, name in parts[:_MAX_PARTS]:
             alone = await self._verdict(part, backend, caller.tenant)
@@ -81,7 +86,8 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            # If the first part is the parameter itself, the other parts are tools.
+            # No part is invalid alone. If the first part is the guide's own parameter, the others
+            # are tools, so name the tools.
             if len(parts) > _MAX_PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
@@ -105,14 +111,16 @@ class GuideCheck:
         loop = asyncio.get_running_loop()
 
         def compile_guide() -> Verdict:
-            # Another request may have had the same guide compiled since.
+            # Look again: the same guide may have been compiled for another request while this one
+            # was queued.
             if (known := self._verdicts.get(key)) is not None:
                 return known
             found = self._process.verdict(guide, backend)
-            # Do not cache the client's own text.
+            # Do not store the client's text again: "" stands for an unchanged text.
             if found.text == guide.text:
                 found = found._replace(text="")
-            # Cache the verdict before the next guide is compiled, even if the client has left.
+            # Cache the verdict from here, before the next guide is compiled, so that it is cached
+            # even if the client has disconnected.
             loop.call_soon_threadsafe(self._cache, key, found)
             return found
 
@@ -137,7 +145,7 @@ def _count_chars(verdict: Verdict) -> int:
 
 
 def _find_unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
-    """Return the keywords that are not enforced, by the client's names."""
+    """Return the keywords that are not enforced, with their paths in the client's request."""
     names = []
     for path in verdict.left_out:
         prefix, name = next(

@@ -1,4 +1,5 @@
-"""The process that compiles guides: a guide may crash it, and then it is restarted.
+"""The worker process that compiles guides. If a guide crashes the process, the next guide starts it
+again.
 
 See decision 018 in docs/decisions.
 """
@@ -22,27 +23,30 @@ from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
-# `guides.worker` limits the CPU time; this limit is for an overloaded machine.
+# Limit of the wall time of one guide, for an overloaded machine. `guides.worker` limits the CPU
+# time itself.
 _ANSWER_TIMEOUT_S = 30.0
 _MAX_BYTES = 256 * 2**20
-# Signals caused by a guide: too much CPU time, stack or memory. Any other signal came from outside,
-# such as from an OOM killer.
+# Exit codes of a worker that a guide ended: by too much CPU time, stack or memory. Any other signal
+# came from outside, for example from the OOM killer.
 _GUIDE_SIGNALS = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """The compiler process, started with the first guide. `verdict` blocks; call it from one thread
-    at a time."""
+    """The worker process, which is started with the first guide.
+
+    `verdict` blocks. Call it from one thread at a time.
+    """
 
     def __init__(self, release: str = "") -> None:
         self._release = release
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Return why the engine would fail on `guide`, or what it receives instead.
+        """Return the worker's verdict on a guide. A guide that ends the worker is refused.
 
-        Raises Overloaded if the process cannot be started, the machine is too busy, or the process
+        Raise Overloaded if the process cannot be started, the machine is too busy, or the process
         ended for a reason other than the guide.
         """
         process = self._ensure_started()
@@ -53,17 +57,17 @@ class GuideProcess:
             stdin.write(request)
             stdin.flush()
             answer = _read_line(stdout, time.monotonic() + _ANSWER_TIMEOUT_S)
-        except (OSError, ValueError):  # It has died, or was closed because the gateway ends
+        except (OSError, ValueError):  # The process has died, or the gateway shuts down
             answer = b""
         if answer:
             (reason, text, left_out, more), size = json.loads(answer)
-            if size > _MAX_BYTES:  # The process does not return the memory of a large guide
+            if size > _MAX_BYTES:  # The process does not free the memory of a large guide
                 self.close()
             return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
             raise _busy_error()
-        code = process.wait()  # It has closed its output, so this does not block
+        code = process.wait()  # The process has closed its output, so this does not block
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
         if code not in _GUIDE_SIGNALS:  # An exit without a signal is a bug of the gateway
             raise _busy_error()
@@ -76,7 +80,7 @@ class GuideProcess:
         if process.poll() is None:
             process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # Unwritten data in the pipe
+            with suppress(BrokenPipeError):  # closing flushes data that was not written yet
                 cast(IO[bytes], pipe).close()
         process.wait()
 
@@ -89,10 +93,11 @@ class GuideProcess:
                 [sys.executable, "-m", "guides.worker", self._release],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # The process reads untrusted text, so its environment contains no keys.
+                # Pass no environment variables but the path: the process reads untrusted text and
+                # must not know keys.
                 env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Ctrl-C in a terminal must only reach the gateway, which may need the process until
-                # it ends.
+                # Use a new session, so that Ctrl-C in a terminal reaches only the gateway, which
+                # may need this process until it has shut down.
                 start_new_session=True,
             )
         except OSError as error:
@@ -102,7 +107,9 @@ class GuideProcess:
 
 
 def _read_line(stream: IO[bytes], deadline: float) -> bytes | None:
-    """Return the line that the process answers; b"" if it has ended, None after `deadline`."""
+    """Return the next line of the process' output. Return b"" if the process has ended, None after
+    `deadline`.
+    """
     found = b""
     while not found.endswith(b"\n"):
         remaining_s = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Takes connections from the kernel's queue faster than one in each turn of the event loop.
+"""Acceptance of several connections in one iteration ("turn") of a busy event loop.
 
 See decision 057 in docs/decisions.
 """
@@ -11,18 +11,20 @@ import ssl
 import time
 from collections.abc import Callable
 
-# One connection for so many seconds that a turn took. To take and refuse one costs 0.2 ms of CPU,
-# so that a flood of connections gets less than half of the loop's time.
+# For each such number of seconds that the last turn took, one connection is accepted. Accepting and
+# refusing a connection costs 0.2 ms of CPU, so a flood of connections takes less than half of the
+# loop's time.
 _TURN_S_PER_CONNECTION = 0.0005
 _MAX_PER_TURN = 64
 
 
 class Backlog:
-    """The connections of one listening socket that its server has not taken yet.
+    """Connections in the kernel's queue of one listening socket.
 
-    uvloop's servers take one connection in each turn of the loop, so that idle workers find some.
-    Turns of a busy loop are long. Its connections would wait in the kernel for seconds, where
-    nobody can refuse them.
+    uvloop's servers accept one connection in each turn of the event loop, which leaves connections
+    for idle workers. The turns of a busy loop are long: connections would wait in the kernel's
+    queue for seconds, where they cannot be refused. While the loop is busy, this class therefore
+    accepts more connections, depending on the length of the turns.
     """
 
     def __init__(
@@ -32,7 +34,14 @@ class Backlog:
         tls: Callable[[], ssl.SSLContext | None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Share `listener` with its server. `tls` returns what new connections are served with."""
+        """Accept connections beside the server of a listening socket.
+
+        Args:
+            listener: the socket. A duplicate is used, so the server may close it.
+            make_protocol: builds the protocol of a new connection.
+            tls: returns the TLS context for new connections; None without TLS.
+            clock: returns the time in seconds.
+        """
         self._listener = listener.dup()
         self._listener.setblocking(False)
         self._make_protocol = make_protocol
@@ -43,7 +52,7 @@ class Backlog:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def note_connection(self) -> None:
-        """Take note that the server has taken a connection: more may wait."""
+        """Record that the server has accepted a connection, so further ones may wait."""
         self._is_busy = True
         if not self._has_turn:
             self._has_turn = True
@@ -51,7 +60,10 @@ class Backlog:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Take no more. While the socket is open here, the kernel still queues connections."""
+        """Accept no more connections.
+
+        This closes the duplicate of the socket: the kernel queues connections while any is open.
+        """
         self._listener.close()
 
     def _turn(self) -> None:
@@ -66,7 +78,7 @@ class Backlog:
         for _ in range(min(count, _MAX_PER_TURN)):
             try:
                 taken, _ = self._listener.accept()
-            except OSError:  # none waits, it is closed, or there are no descriptors
+            except OSError:  # no connection waits, the socket is closed, or no descriptor is free
                 return
             self._is_busy = True
             task = loop.create_task(self._connect(loop, taken))
@@ -76,5 +88,5 @@ class Backlog:
     async def _connect(self, loop: asyncio.AbstractEventLoop, taken: socket.socket) -> None:
         try:
             await loop.connect_accepted_socket(self._make_protocol, taken, ssl=self._tls())
-        except (OSError, ssl.SSLError):  # it has left, or has failed to agree on TLS
+        except (OSError, ssl.SSLError):  # the client has disconnected, or the TLS handshake failed
             taken.close()

@@ -1,8 +1,8 @@
-"""Limit on the connections of a process, and which connection to close when it is reached.
+"""Limit on the connections of a process, and the choice of the connection to close at the limit.
 
-A connection is either idle (just opened, or its answer was sent) or has a request under way. An
-idle connection can be closed for a new one without losing anything. Every operation here takes
-constant time, independent of the number of connections.
+A connection is either idle (just opened, or its last answer was sent) or has a request in progress.
+An idle connection can be closed in favour of a new one without losing a request. Every operation
+takes constant time, independent of the number of connections.
 
 See decision 086 in docs/decisions.
 """
@@ -19,13 +19,16 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 RESERVED_CONNECTIONS = 64
-"""Connections above the limit, for health checks, metrics and admins, which are always served."""
+"""Number of connections above the limit.
+
+They allow health checks, requests for metrics, and admins, which are served even at the limit.
+"""
 
 _LOG_INTERVAL_S = 60.0
 
 
 class ClientConnection(Protocol):
-    """A connection as `Connections` uses it."""
+    """Interface of a connection that `Connections` uses."""
 
     @property
     def address(self) -> str | None:
@@ -33,9 +36,9 @@ class ClientConnection(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """True if the body of a request under way arrives very slowly or not at all.
+        """True if the body of a request in progress arrives very slowly or not at all.
 
-        Reading may also be paused because the body waits for memory.
+        Also true if reading is paused because there is no memory for the body.
         """
 
     def abort(self) -> None:
@@ -48,10 +51,11 @@ class ClientConnection(Protocol):
 class Connections:
     """The client connections of one process.
 
-    At most `limit` connections may have a request under way, and one address may have `of_address`
-    connections (0 means any number). Above that, only health checks, metrics and admins are served.
-    The request must be read to decide, so `RESERVED_CONNECTIONS` more may be open. Above those, the
-    connection that has been idle longest is closed.
+    At most `limit` connections may have a request in progress, and one address may have
+    `of_address` connections (0 means any number). Above these limits, only health checks, metrics
+    and admins are served. To recognise these, the server must read the request, so
+    `RESERVED_CONNECTIONS` more connections may be open. If there are still more, the connection
+    that has been idle longest is closed.
     """
 
     ending = False
@@ -61,16 +65,20 @@ class Connections:
         self._limit = limit
         self._of_address = of_address or math.inf
         self._addresses: Counter[str] = Counter()
-        # Idle connections, longest idle first. A connection in neither collection was aborted.
+        # Idle connections, longest idle first. A connection that is in neither `_waiting` nor
+        # `_under_way` was aborted.
         self._waiting: OrderedDict[ClientConnection, None] = OrderedDict()
         self._under_way: set[ClientConnection] = set()
-        # Oldest report first. A connection may have become fast again.
+        # Connections that were slow once, oldest report first. Some may have become fast since.
         self._slow: OrderedDict[ClientConnection, None] = OrderedDict()
         self._logged_at = self._full_at = -math.inf
         self._full = ""
 
     def add(self, connection: ClientConnection) -> bool:
-        """Add a new connection; return False if it must be closed before its request is read."""
+        """Add a new connection.
+
+        Return False if the connection must be closed before its request is read.
+        """
         self._waiting[connection] = None
         network = _client_network(connection.address)
         if network is not None:
@@ -89,7 +97,7 @@ class Connections:
         return True
 
     def remove(self, connection: ClientConnection) -> None:
-        """Forget a connection that was closed."""
+        """Remove a connection that was closed."""
         if connection in self._waiting or connection in self._under_way:
             self._forget(connection)
 
@@ -108,7 +116,7 @@ class Connections:
         return len(self._under_way) <= self._limit or self._evict_slow(connection)
 
     def can_begin(self, connection: ClientConnection) -> bool:
-        """Return True if `begin` would, without evicting another connection."""
+        """Return True if `begin` would return True without evicting another connection."""
         if len(self._under_way) >= self._limit:
             return False
         if self._of_address is math.inf:
@@ -117,12 +125,15 @@ class Connections:
         return network is None or self._addresses[network] <= self._of_address
 
     def renew(self, connection: ClientConnection) -> None:
-        """Record that a request was refused at once: the connection is the least idle one now."""
+        """Record that a request was refused at once.
+
+        The connection is then the last of the idle ones to be closed.
+        """
         if connection in self._waiting:
             self._waiting.move_to_end(connection)
 
     def mark_slow(self, connection: ClientConnection) -> None:
-        """Record that `connection.is_slow` is True, so that it may be evicted."""
+        """Record that `connection.is_slow` is True. The connection may be evicted at the limit."""
         self._slow.setdefault(connection)
 
     def end(self, connection: ClientConnection) -> None:
@@ -132,13 +143,19 @@ class Connections:
             self._waiting[connection] = None
 
     def refuse(self, connection: ClientConnection) -> None:
-        """Record that the connection was sent an error and closes; it is the next to be aborted."""
+        """Record that the client was sent an error, and the connection will close.
+
+        The connection is then the first of the idle ones to be aborted.
+        """
         self.end(connection)
         if connection in self._waiting:
             self._waiting.move_to_end(connection, last=False)
 
     def _evict_slow(self, newcomer: ClientConnection) -> bool:
-        """Evict the connection that has been slow longest; return False without a slow one."""
+        """Evict the connection that has been slow longest, except `newcomer`.
+
+        Return False if there is no slow connection.
+        """
         while self._slow:
             oldest, _ = self._slow.popitem(last=False)
             if oldest is not newcomer and oldest in self._under_way and oldest.is_slow:
@@ -160,7 +177,7 @@ class Connections:
 
     @property
     def problem(self) -> str:
-        """Message for operators while the limit is reached and for a minute after; else empty."""
+        """Message for operators while the limit is reached, and for a minute after; or empty."""
         return self._full if time.monotonic() - self._full_at < _LOG_INTERVAL_S else ""
 
     def _report(self, what: str) -> None:
@@ -172,7 +189,10 @@ class Connections:
 
 
 def _client_network(address: str | None) -> str | None:
-    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64."""
+    """Return the network of an address, which counts as one client.
+
+    The network is a single IPv4 address, or the /64 of an IPv6 address. None stays None.
+    """
     if address is None or ":" not in address:
         return address
     parsed = ipaddress.IPv6Address(address)

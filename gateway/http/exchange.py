@@ -1,8 +1,8 @@
-"""A request and its answer, for ASGI and for direct use.
+"""Exchange: a request and its answer, with an ASGI interface and a faster direct one.
 
-An ASGI application reads and answers through `receive` and `send`. An application may also take the
-exchange from its scope, under `EXCHANGE`, and write to it directly, past all middleware: a streamed
-token is then one call.
+An ASGI application reads the request with `receive`, and answers with `send`. An application may
+also take the exchange from its scope, under the key `EXCHANGE`, and write the answer with the
+exchange's own methods. These bypass all middleware, so a streamed token costs only one call.
 
 See decision 036 in docs/decisions.
 """
@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 EXCHANGE = "gateway.exchange"
 """Key of the ASGI scope extension that holds the `Exchange`."""
 OVER_CONNECTION_LIMIT = "gateway.no_room"
-"""Key of the ASGI scope extension of a request above the connection limit. Only health checks,
-metrics and admins are served then."""
+"""Key of the ASGI scope extension that marks a request above the connection limit.
+
+Such a request is served only if it is a health check, a request for metrics, or an admin's.
+"""
 
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 STATUS_LINES = {
@@ -32,12 +34,13 @@ STATUS_LINES = {
 }
 
 MAX_UNREAD_BYTES = 64 * 1024
-"""Bytes of a body that may wait for the application; reading pauses above that."""
+"""Bytes of a body that may wait for the application. Above that, reading is paused."""
 
-# Characters that would end a header, or that receivers interpret differently (RFC 9110, 5.5).
+# Characters that would end a header, or that receivers interpret in different ways (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Only this module says where an answer ends, so an application cannot contradict it.
+# Headers that say where an answer ends. This module sets them; an application may only give a
+# length, and may ask to close the connection.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 _CLOSE = b"connection: close\r\n\r\n"
@@ -46,7 +49,7 @@ App = Callable[..., Awaitable[None]]
 
 
 class Carrier(Protocol):
-    """The connection, as its exchange sees it."""
+    """Interface of a connection that an exchange uses."""
 
     transport: asyncio.Transport
     write_paused: bool
@@ -57,26 +60,26 @@ class Carrier(Protocol):
         """True while the server shuts down: each connection closes after its next answer."""
 
     async def drain(self) -> None:
-        """Wait until the buffer has space again, or the client has left."""
+        """Wait until the write buffer has space again, or the client has disconnected."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
     def on_answered(self) -> None:
-        """Handle that the answer is complete."""
+        """Handle the end of the answer."""
 
     def on_failed(self, error: BaseException | None) -> None:
-        """Handle that the application ended before the answer was complete.
+        """Handle an application that has ended before its answer was complete.
 
-        `error` is the exception, None if the application returned.
+        `error` is the exception that the application has raised; None if it has returned.
         """
 
 
 class Exchange:
     """A request and its answer.
 
-    `receive` and `send` are ASGI's. After `send` has started the answer, `write` and `end` may
-    continue it.
+    `receive` and `send` are the callables of ASGI. After `send` has started the answer, `write`,
+    `write_chunk` and `end` may continue it.
     """
 
     __slots__ = (
@@ -111,7 +114,8 @@ class Exchange:
         self._receiving = True
         self._end_delivered = False
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        # Set only while `receive` waits: most bodies arrive together with the headers.
+        # Event on which `receive` waits, None at all other times. Most requests need no event,
+        # because their body arrives together with the headers.
         self._changed: asyncio.Event | None = None
         self.head_only = self._has_no_body = method == "HEAD"
         self._head = b""
@@ -120,25 +124,27 @@ class Exchange:
         """The request's headers by lower-case name, with the last value of a repeated header."""
         self.keep_alive = keep_alive
         self.status = 0
-        """HTTP status of the answer, 0 until it begins. The headers are sent with the first body
-        bytes."""
+        """HTTP status of the answer, 0 until the answer begins.
+
+        The status is set before anything is sent: headers are sent with the first body bytes.
+        """
         self.headers: list[tuple[bytes, bytes]] = []
-        """Headers to add to the answer, also if the server itself answers."""
+        """Headers to add to the answer, also if the server answers instead of the application."""
         self.complete = False
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
     def has_sent_bytes(self) -> bool:
-        """Return True if any part of the answer was sent."""
+        """True if any part of the answer was sent."""
         return self.status != 0 and not self._head
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
         """Run the application for this request until it ends or fails."""
         try:
             await app(scope, self.receive, self.send)
-        except BaseException as error:  # for any exception, else the client would wait forever
-            # Cancelled by the server after the shutdown grace: not an error of the application.
+        except BaseException as error:  # catch all: otherwise the client would wait forever
+            # Do not log a cancellation: the server cancels requests after the shutdown grace.
             if not isinstance(error, asyncio.CancelledError):
                 log.error("the application failed", exc_info=error)
             if not self.complete and not self.disconnected:
@@ -158,12 +164,16 @@ class Exchange:
     def feed_end(self) -> None:
         """Record that the request's body is complete."""
         self._receiving = False
-        # The body needs no more memory, and a disconnect is only noticed while reading.
+        # Resume reading, because a disconnect is noticed only while reading. No more bytes of the
+        # body can arrive.
         self._carrier.resume_reading()
         self._notify_receiver()
 
     def disconnect(self) -> None:
-        """Record that the client has left, or that its connection is no longer read."""
+        """Record that the client has disconnected, or that its connection is no longer read.
+
+        Later writes are ignored.
+        """
         if self.disconnected:
             return
         self.disconnected = True
@@ -188,9 +198,9 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     def take_complete_body(self, max_bytes: int) -> bytes | None:
-        """Return the body if it is complete and has at most `max_bytes` bytes; else None.
+        """Return the body if it is complete and has at most `max_bytes` bytes, otherwise None.
 
-        After None, `receive` still returns the body.
+        If the result is None, the body can still be read with `receive`.
         """
         if (
             self._receiving
@@ -204,7 +214,10 @@ class Exchange:
         return body
 
     async def send(self, message: Any) -> None:
-        """Raise RuntimeError for an invalid ASGI message. Headers are sent without waiting."""
+        """Send an ASGI message. Raise RuntimeError if the message is invalid.
+
+        For a message with a part of the body, wait first until the write buffer has space.
+        """
         if message["type"] == "http.response.start":
             self._begin(message["status"], message.get("headers", ()))
             return
@@ -218,12 +231,16 @@ class Exchange:
             self.end(body)
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer, instead of the application's.
+        """Send a complete answer instead of running the application.
 
-        `lines` are the encoded headers, with `content-length` and without `connection`.
+        Args:
+            status: the HTTP status.
+            lines: the encoded headers, with `content-length` and without `connection`.
+            body: the body.
         """
         carrier = self._carrier
-        # To a client that sends requests and takes no answers, each would add to those unsent.
+        # Close the connection if the client does not read its answers: otherwise it could send
+        # requests without end, and unsent answers would fill the memory.
         self.keep_alive = self.keep_alive and not (carrier.ending or carrier.write_paused)
         last = b"\r\n" if self.keep_alive else _CLOSE
         self.status, self.complete = status, True
@@ -233,31 +250,37 @@ class Exchange:
         carrier.on_answered()
 
     def write(self, body: bytes) -> None:
-        """Send a piece of the body after the headers. Raise RuntimeError like `send`."""
+        """Send a part of the body, after the headers if these are unsent.
+
+        Raise RuntimeError if the answer has not started, has ended, or exceeds its length.
+        """
         if not self.disconnected:
             self._write_with_head(self._frame(body))
 
     def write_chunk(self, data: bytes) -> bool:
-        """Send a further, non-empty piece of a body without content-length.
+        """Send a non-empty part of a body without content-length, after the headers were sent.
 
-        Return False if `drain` should be awaited before the next piece. Streamed tokens come this
-        way, which needs no middleware and no message dict for each token.
+        Return False if `drain` should be awaited before the next part. Streamed tokens are sent
+        with this method, without the cost of middleware and of a message dict for each token.
         """
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self._carrier.write_paused
 
     async def drain(self, by: float | None = None) -> None:
-        """Wait until the client has received enough, or has left.
+        """Wait until the write buffer has space again, or the client has disconnected.
 
-        Raise TimeoutError if it still waits at `by`, a time of the event loop.
+        Raise TimeoutError if this takes until `by`, a time in seconds of the event loop's clock.
         """
         if self._carrier.write_paused and not self.disconnected:
-            # The timer is only created here, as few drains wait.
+            # Create the timer only here: most calls return without waiting.
             async with asyncio.timeout_at(by):
                 await self._carrier.drain()
 
     def end(self, body: bytes) -> None:
-        """Send the last piece of the body. Raise RuntimeError like `send`."""
+        """Send the last part of the body, and end the answer.
+
+        Raise RuntimeError if the answer has not started, has ended, or does not have its length.
+        """
         if self.disconnected:
             return
         last = self._frame(body)
@@ -267,19 +290,19 @@ class Exchange:
             raise RuntimeError("the answer is shorter than its content-length")
         self._write_with_head(last)
         self.complete = True
-        self._write = _drop  # a late piece must not get into the next answer
+        self._write = _drop  # a late write must not get into the next answer
         self._notify_receiver()
         self._carrier.on_answered()
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Build the status line and headers, which are sent with the first body bytes."""
+        """Build the status line and headers, which are sent with the first bytes of the body."""
         if self.status:
             raise RuntimeError("the answer has started")
         if status not in STATUS_LINES:
             raise RuntimeError(f"{status} is no status of an answer")
         if not self.disconnected:
             self._head = self._build_head(status, [*headers, *self.headers])
-            self.headers.clear()  # else a stream would hold them in memory until its end
+            self.headers.clear()  # free them: a stream would hold them in memory until its end
         self.status = status
 
     def _build_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -342,9 +365,9 @@ class Exchange:
 
 
 class Http10Exchange(Exchange):
-    """An exchange with an HTTP/1.0 client, without chunked encoding.
+    """Exchange with an HTTP/1.0 client.
 
-    The connection closes at the end of the answer.
+    Answers are not chunked. The connection closes at the end of the answer.
     """
 
     __slots__ = ()
@@ -362,7 +385,7 @@ class Http10Exchange(Exchange):
 
 
 def _drop(_: bytes) -> None:
-    """Ignore the data: the writer after the answer is complete or the client has left."""
+    """Ignore data that is written after the answer is complete or the client has disconnected."""
 
 
 @lru_cache(maxsize=256)

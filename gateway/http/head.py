@@ -1,8 +1,8 @@
-"""Checks of request headers that a proxy and the gateway could read differently.
+"""Checks that refuse request headers which a proxy and the gateway could read differently.
 
-httptools (llhttp) already refuses contradicting lengths, folded lines, bare line feeds, spaces
-before colons and odd chunk sizes. The checks here cover the rest: without them, a proxy in front
-and the gateway could disagree on where a request ends or who sent it (RFC 9112, 11.2).
+Without these checks, a proxy in front of the gateway and the gateway could disagree on where a
+request ends or who sent it (RFC 9112, 11.2). httptools (llhttp) itself refuses contradicting
+lengths, folded lines, bare line feeds, spaces before colons and odd chunk sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from gateway.http.http_errors import MalformedRequest
 
 _VERSIONS = frozenset({"1.0", "1.1"})
-# If one of these came twice, a proxy might check the first value and the gateway use the last.
+# Headers that must not be repeated: a proxy might check the first value, and the gateway use the
+# last one.
 _SINGLE_HEADERS = frozenset(
     {
         *(b"authorization", b"content-encoding", b"content-type", b"expect", b"host"),
@@ -25,7 +26,7 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Return the headers by lower-case name, with the last value of a repeated header.
 
-    Raise MalformedRequest for headers or a version that this server does not accept.
+    Raise MalformedRequest if this server does not accept the HTTP version or the headers.
     """
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
@@ -38,7 +39,8 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     if version == "1.0":
-        # An HTTP/1.0 client would take `100 Continue` for the answer (RFC 9110, 10.1.1).
+        # Ignore `expect`: an HTTP/1.0 client would take `100 Continue` for the answer (RFC 9110,
+        # 10.1.1).
         fields.pop(b"expect", None)
     return fields
 
@@ -52,9 +54,9 @@ def _check_once(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def find_framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
-    """Return the header that says where the body ends; None if there is no body.
+    """Return the name and value of the header that says where the body ends.
 
-    `headers` have passed `check_head`.
+    Return None if there is no body. `headers` must have passed `check_head`.
     """
     return next(
         (

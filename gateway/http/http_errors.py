@@ -1,4 +1,4 @@
-"""Errors of the HTTP layer, raised before the request's content is processed."""
+"""Errors of the HTTP layer, raised before the content of a request is processed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooManyConnections(GatewayError):
 class UnknownUrl(GatewayError):
     """No endpoint has this path.
 
-    `advice` names a similar one.
+    `advice` is a sentence that names a similar path.
     """
 
     def __init__(self, method: str, path: str, advice: str = "") -> None:
@@ -46,7 +46,7 @@ class ForWebsites(GatewayError):
 
 
 class MethodNotAllowed(GatewayError):
-    """The path exists, but not for this method."""
+    """The endpoint of this path does not accept this HTTP method."""
 
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
         super().__init__(f"{method} is not allowed on {path}.")

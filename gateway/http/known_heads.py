@@ -1,8 +1,10 @@
-"""Heads of refused requests, by their bytes: a flood repeats them, and need not be parsed again.
+"""Cache of the heads (request line and headers) of refused requests.
 
-This is no second parser, so it cannot disagree with the first one on where a request ends. A head
-is known if its bytes are those of a head that httptools has parsed and `check_head` has passed.
-Only the digits of its content-length may differ, at the place where the parser found that header.
+In a flood, the same clients repeat the same heads. A request whose head is in the cache can be
+refused without parsing it again. The cache is not a second parser, so it cannot disagree with
+httptools on where a request ends: a head is known only if its bytes equal those of a head that
+httptools has parsed and `check_head` has accepted. Only the digits of the content-length header may
+differ.
 
 See decision 056 in docs/decisions.
 """
@@ -17,23 +19,26 @@ from typing import NamedTuple
 MAX_HEADS = 1024
 MAX_HEAD_BYTES = 2048
 MAX_SEEN = 8192
-# Each field takes some 60 bytes besides its own.
+# Maximum number of headers of a cached head. Each takes about 60 bytes in addition to its text.
 _MAX_FIELDS = 64
 
-# The parser refuses folded lines and bare line feeds, so a header's name follows each CRLF. It
-# takes any seven digits for a length.
+# Content-length header in the bytes of a head. A CRLF is always followed by a header's name,
+# because the parser refuses folded lines and bare line feeds. The parser accepts any seven digits
+# as a length.
 _LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,7})\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
-# Stands for the digits in a key. The parser refuses it in a head, so no other head has that key.
+# Placeholder for the digits of the length in a cache key. The parser refuses heads with this
+# character, so no other head can have the same key.
 _DIGITS = b"\0"
-# A request with one of these is read in more steps than one, or its body in another way.
+# Headers whose requests are not cached: the body is framed in another way, or the request is read
+# in several steps.
 _OTHER_FRAMING = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
 
 class KnownHead(NamedTuple):
-    """The parts of a head that a refusal needs: the path, and the headers by name.
+    """Parts of a head that a refusal needs: the path, and the headers by lower-case name.
 
-    The content-length among the headers is that of the first request with this head.
+    The content-length in `fields` is the one of the request that was cached.
     """
 
     path: str
@@ -41,20 +46,24 @@ class KnownHead(NamedTuple):
 
 
 class KnownHeads:
-    """Heads of POSTs in HTTP/1.1 whose connections stay open: the last `MAX_HEADS` used."""
+    """LRU cache of at most `MAX_HEADS` heads.
+
+    Only heads of HTTP/1.1 POST requests that keep their connection open are cached.
+    """
 
     def __init__(self) -> None:
         self._heads: OrderedDict[bytes, KnownHead] = OrderedDict()
         self._seen = set[int]()
-        """Hashes of the keys of heads that have come once."""
+        """Hashes of the cache keys of heads that have come at least once."""
 
     def __len__(self) -> int:
         return len(self._heads)
 
     def find(self, data: bytes) -> tuple[KnownHead, int] | None:
-        """Return the head of `data` and its body's length; None if the head is not known.
+        """Return the cached head of the request in `data`, and the length of its body in bytes.
 
-        `data` comes where a request begins. None also if it is not one request with all its body.
+        Return None if the head is not cached, or if `data` is not exactly one request with its
+        complete body. `data` must start with the first byte of a request.
         """
         found = _split(data)
         if found is None:
@@ -67,9 +76,14 @@ class KnownHeads:
         return head, int(length)
 
     def add(self, data: bytes, path: str, fields: Mapping[bytes, bytes]) -> None:
-        """Remember a head that was parsed from `data`, from the second request with it on.
+        """Cache the head of a refused request, at the second request with the same head.
 
-        `data` came where a request begins: a POST in HTTP/1.1 whose connection stays open.
+        The request must be an HTTP/1.1 POST that keeps its connection open.
+
+        Args:
+            data: received bytes, from the first byte of the request.
+            path: the path in the head.
+            fields: the headers in the head, by lower-case name.
         """
         found = _split(data)
         if found is None:
@@ -80,7 +94,8 @@ class KnownHeads:
         if fields.get(b"content-length") != length or not _OTHER_FRAMING.isdisjoint(fields):
             return
         if hash(key) not in self._seen:
-            # Heads with an id of their own never come again: to keep them costs more than parsing.
+            # Cache a head only when it comes again. A head with an id of its own never does, and
+            # caching it would cost more than parsing.
             if len(self._seen) >= MAX_SEEN:
                 self._seen.clear()
             self._seen.add(hash(key))
@@ -91,9 +106,9 @@ class KnownHeads:
 
 
 def _split(data: bytes) -> tuple[bytes, bytes] | None:
-    """Return the key of a head and the digits of its content-length.
+    """Return the cache key of the head in `data`, and the digits of its content-length.
 
-    Return None unless `data` has as many bytes of body as the digits say.
+    Return None if `data` is not a head with a content-length and a body of exactly this length.
     """
     end = data.find(_END, 0, MAX_HEAD_BYTES)
     if end < 0:

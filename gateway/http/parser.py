@@ -1,9 +1,10 @@
-"""Request parser that ignores offers to upgrade the protocol, also if the request has a body.
+"""Request parser that ignores offers to upgrade the protocol, even if the request has a body.
 
 A server may ignore such an offer (RFC 9110, 7.8). java.net.http, which many Java clients use,
-offers h2c with each request that it sends without TLS. httptools takes all data after such headers
-for the other protocol, even if the headers announce a body. So a second parser reads the body. It
-is first given a minimal head with the same content-length or transfer-encoding.
+offers h2c with each request that it sends without TLS. httptools assumes that all data after such
+headers belongs to the other protocol, even if the headers announce a body. A second parser
+therefore reads the body. It first gets a minimal head with the same content-length or
+transfer-encoding.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 
 
 class ParserEvents(Protocol):
-    """Callbacks of httptools, and the state that `RequestParser` reads and sets."""
+    """Receiver of httptools' callbacks, with attributes that `RequestParser` reads and sets."""
 
     parser: HttpRequestParser
-    """The parser for the next data."""
+    """The parser that must get the next data. `RequestParser` may replace it."""
 
     framing: tuple[bytes, bytes] | None
-    """The header that says where the body of a request with an upgrade offer ends, if any."""
+    """For a request with an upgrade offer: the header that says where the body ends.
+
+    None if there is no body, or no such offer.
+    """
 
     def on_message_begin(self) -> None: ...
     def on_url(self, url: bytes) -> None: ...
@@ -31,18 +35,23 @@ class ParserEvents(Protocol):
 
 
 class RequestParser(HttpRequestParser):
-    """A parser that sets `events.parser` to another one for a body after an upgrade offer."""
+    """Request parser that replaces `events.parser` to read a body after an upgrade offer."""
 
     __slots__ = ("_events",)
 
     def __init__(self, events: ParserEvents, head: _HeadFilter | None = None) -> None:
         super().__init__(head or events)
         self._events = events
-        # Accept data after a request with `connection: close`, which gets no answer (as uvicorn).
+        # Accept data after a request with `connection: close`, as uvicorn does, instead of raising
+        # an error. Such data gets no answer.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # asyncio has bytes
-        """Parse data; raise httptools' errors, but HttpParserUpgrade only without a body."""
+        """Parse received data.
+
+        Raises the errors of httptools. After an upgrade offer, HttpParserUpgrade is raised only if
+        the request has no body.
+        """
         try:
             super().feed_data(data)
         except HttpParserUpgrade as offer:
@@ -56,7 +65,7 @@ class RequestParser(HttpRequestParser):
 
 
 class _HeadFilter:
-    """Callbacks that suppress the events of the minimal head and pass on all later ones."""
+    """Callbacks that drop the events of the minimal head, and pass on all later events."""
 
     def __init__(self, events: ParserEvents) -> None:
         self._events = events

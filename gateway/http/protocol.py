@@ -1,6 +1,7 @@
-"""HTTP/1.1 for an ASGI application, with limits on size and time, and errors in OpenAI's envelope.
+"""HTTP/1.1 connections of an ASGI application, with limits on size and time.
 
-uvicorn listens and runs the event loop; it creates an `HttpProtocol` for each connection.
+uvicorn listens, runs the event loop, and creates an `HttpProtocol` for each connection. Errors of a
+connection are sent in OpenAI's format.
 
 See decisions 036 and 084 in docs/decisions.
 """
@@ -41,19 +42,21 @@ from gateway.http.parser import RequestParser
 from gateway.http.start_gate import StartGate
 
 BuildErrorResponse = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
-"""Builds the status, headers and body of an error that the connection answers itself."""
+"""Function that builds the status, headers and body for an error that a connection sends itself."""
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum bytes of a request's URL and headers, and of the framing of a chunked body."""
+"""Maximum bytes of a request's URL and headers, and of the excessive framing of a chunked body."""
 
 MIN_BODY_BYTES_PER_PERIOD = 64 * 1024
 """Bytes of a body that must arrive in each period of `ConnectionLimits.body` seconds."""
 
+# Rate below which a body counts as slow, so that its connection may be evicted.
 _MIN_BODY_BYTES_PER_S = 16 * 1024
-# Maximum ratio of received bytes to body bytes of a chunked body: one-byte chunks have 6.
+# Ratio of received bytes to body bytes above which the framing of a chunked body is excessive.
+# Chunks of one byte have a ratio of 6.
 _MAX_FRAMING_RATIO = 8
-# Seconds before a body below `_MIN_BODY_BYTES_PER_S` counts as slow.
+# A body does not count as slow in its first seconds.
 _SLOW_AFTER_S = 2
 
 _LINGER_S = 1.0
@@ -61,10 +64,10 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Phase(Enum):
-    """The part of a request that a connection waits for."""
+    """Part of a request for which a connection waits."""
 
     IDLE = 0
-    """No part: the connection is between requests, or the answer is being made."""
+    """The connection is between requests, or the request is complete and has no answer yet."""
     HEAD = 1
     BODY = 2
 
@@ -78,21 +81,23 @@ class ConnectionLimits:
     body: float = 60.0
     """Time for a body to end, or for its next `MIN_BODY_BYTES_PER_PERIOD` bytes."""
     write: float = 60.0
-    """Time in which the client reads nothing of an answer that waits to be sent."""
+    """Time for which a client may read nothing although a part of an answer waits to be sent."""
     idle: float = 75.0
     """Time from an answer to the next request.
 
-    Clients and proxies must close idle connections first (httpx after 5 s, load balancers after
-    60 s): if the server did, a request that is being sent would be lost.
+    This timeout is longer than those of clients and proxies (httpx: 5 s, load balancers: 60 s), so
+    that they close idle connections first. If the server did, it could lose a request that is being
+    sent.
     """
 
 
 class HttpProtocol(asyncio.Protocol):
-    """A connection whose client may be slow, greedy or hostile; httptools sets no limits itself.
+    """Connection of a client, which may be slow or hostile.
 
-    A connection serves one request at a time. Data after a request that is not answered yet is
-    not read, and the connection closes after that answer, as RFC 9112 (9.3.2) allows. Known clients
-    do not pipeline, and an attacker could otherwise queue hundreds of requests with a few KB.
+    All limits are enforced here, because httptools has none. A connection serves one request at a
+    time. Pipelining is refused: if a second request arrives before the first one is answered, it is
+    not read, and the connection closes after the first answer, as RFC 9112 (9.3.2) allows. Known
+    clients do not pipeline, and an attacker could queue hundreds of requests with a few KB.
     """
 
     # Slots save memory, which matters with many idle connections.
@@ -149,15 +154,15 @@ class HttpProtocol(asyncio.Protocol):
         """Create the protocol for a new connection.
 
         Args:
-            config: from uvicorn, like the next three; unused here.
+            config: uvicorn's configuration; unused. uvicorn passes the first four arguments.
             server_state: uvicorn's sets of connections and tasks.
-            app_state: the `state` of each request's scope.
+            app_state: values for `state` in the scope of each request.
             _loop: the event loop; None for the running one.
             app: the ASGI application.
             limits: timeouts.
             connections: all connections of this process.
-            build_error: builds the errors that this connection answers itself.
-            gate: decides when a request begins; None if it begins at once.
+            build_error: builds the answers for errors that this connection sends itself.
+            gate: decides when a request begins. With None, each request begins at once.
         """
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
@@ -169,54 +174,62 @@ class HttpProtocol(asyncio.Protocol):
         self._build_error = build_error
         self._gate = gate
         self._read = b""
-        """The bytes that the parser reads now if a request begins with the first of them and
-        `gate` may want to know its head; else empty."""
+        """Data that the parser reads now, if it starts with the first byte of a request.
+
+        Set only while the gate is busy, so that the gate can cache the request's head; otherwise
+        empty.
+        """
         self.address: str | None = None
         """The client's IP address; None on a Unix socket."""
         self._client: tuple[str, int] | None = None
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
         self._pending = 0
-        """Received bytes of an incomplete head; for a body, received bytes above
-        `_MAX_FRAMING_RATIO` times its own bytes. Reset whenever a head or body is complete."""
+        """Bytes that count toward `MAX_HEAD_BYTES`. Reset whenever a head or body is complete.
+
+        In a head, these are all received bytes. In a body, these are the received bytes in excess
+        of `_MAX_FRAMING_RATIO` times the bytes of the body.
+        """
         self._phase = Phase.HEAD
         self._received = 0
         """Bytes received in this phase; for a body, since its timeout was last restarted."""
         self._checks = 0
-        """Calls of `check` in this phase, or since the timeout was last restarted."""
+        """Number of calls of `check` in this phase, or since the timeout was last restarted."""
         self._unsent = 0
+        """Bytes in the write buffer at the last `check`."""
         self._stuck_checks = 0
-        """Calls of `check` since `_unsent`, the bytes in the write buffer, last changed."""
+        """Number of calls of `check` since `_unsent` last changed."""
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.framing: tuple[bytes, bytes] | None = None
         """See `RequestParser`."""
         self._exchange: Exchange | None = None
-        """The request under way; None between a complete answer and the next request."""
+        """The request in progress; None between a complete answer and the next request."""
         self._read_paused = False
         self._writable: asyncio.Event | None = None
-        """Set when the write buffer has space again; None while it has."""
+        """Event that is set once the full write buffer has space again; None if it is not full."""
         self._stopped_reading = False
-        """True once all further data is ignored."""
+        """True if all further received data is ignored."""
         self._closes_after_body = False
-        """True if the connection closes at the end of the body of an already answered request."""
+        """True if the request was answered before its body had arrived, and the connection closes
+        at the end of the body."""
         self._closes_after_answer = False
-        """True if the server shuts down and the connection closes after the current answer."""
+        """True if the server shuts down, and the connection closes after the answer in progress."""
         self._error: GatewayError | None = None
-        """The error with which this protocol stopped the parser."""
-        # Read for each token, so not a property.
+        """The error for which this protocol has stopped the parser."""
+        # An attribute instead of a property, because it is read for each token.
         self.write_paused = False
 
     @property
     def is_slow(self) -> bool:
         if self._phase is not Phase.BODY or self._checks < _SLOW_AFTER_S:
             return False
-        # Reading is paused, so the rate check does not apply; the connection still counts against
-        # the limit.
+        # While reading is paused, the rate says nothing about the client. The connection counts as
+        # slow nevertheless: it counts toward the limit, so it may have to be evicted.
         return self._read_paused or self._received < self._checks * _MIN_BODY_BYTES_PER_S
 
     def abort(self) -> None:
-        # `close` would wait for a client that does not read its answer.
+        # Use `abort`, because `close` would wait for a client that does not read its answer.
         self.transport.abort()
 
     def evict(self) -> None:
@@ -225,8 +238,8 @@ class HttpProtocol(asyncio.Protocol):
     def check(self) -> None:
         """Close the connection if a timeout has passed. Must be called once a second.
 
-        Timeouts count calls instead of time, so time in which this process was stopped or busy is
-        not held against clients. A connection also needs no timer of its own.
+        Timeouts are measured by counting the calls. Time in which this process was stopped or busy
+        therefore does not count, and a connection needs no timer of its own.
         """
         self._check_writing()
         if self._stopped_reading or (self._phase is Phase.IDLE and self._exchange is not None):
@@ -240,10 +253,11 @@ class HttpProtocol(asyncio.Protocol):
             if self._received:
                 self._refuse(SlowRequest(f"The headers took more than {limits.head:g} s."))
             else:
-                self.transport.close()  # the client could take an error for its next answer
+                # Send no error: the client could take it for the answer to its next request.
+                self.transport.close()
         elif self._phase is Phase.BODY and self._checks > limits.body:
-            # Reading is paused, so the rate check does not apply. An unread body of an already
-            # answered request gets one timeout period, not several.
+            # The timeout starts again if enough bytes arrived, or if reading is paused. The rest of
+            # a body whose request was answered already gets only one period.
             wanted = self._exchange is not None
             if not wanted or (self._received < MIN_BODY_BYTES_PER_PERIOD and not self._read_paused):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
@@ -255,7 +269,8 @@ class HttpProtocol(asyncio.Protocol):
     def _check_writing(self) -> None:
         """Abort the connection if the client reads nothing for `limits.write` seconds.
 
-        It is only measured while no data is added to the buffer, so any change is the client's.
+        This is measured only while no data is added to the write buffer. Each change of the buffer
+        then shows that the client has read something.
         """
         unsent = 0
         if self.write_paused or self.transport.is_closing():
@@ -276,7 +291,7 @@ class HttpProtocol(asyncio.Protocol):
         # A Unix socket has no port.
         own = _get_address(transport, "sockname")
         self._server = _intern_address(*own) if own else ("", None)
-        self._state.connections.add(self)  # type: ignore[arg-type]  # which are its own protocols
+        self._state.connections.add(self)  # type: ignore[arg-type]  # typed for uvicorn's protocols
         if not self._connections.add(self):
             self._refuse(TooManyConnections())
 
@@ -287,7 +302,8 @@ class HttpProtocol(asyncio.Protocol):
         if exchange is not None:
             exchange.disconnect()
         self.resume_writing()
-        # Break the cycle of parser and protocol, which only the garbage collector would free.
+        # Break the reference cycle of parser and protocol: otherwise only the garbage collector
+        # could free them.
         del self.parser
 
     def data_received(self, data: bytes) -> None:
@@ -304,26 +320,26 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # the offer to upgrade is ignored
+            pass  # ignore the offer to upgrade
         except httptools.HttpParserError:
             self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
-        # A connection may stay idle for a minute, and there are thousands.
+        # Free the data: thousands of connections may stay idle for a minute.
         self._read = b""
         if self._pending > MAX_HEAD_BYTES and not self._stopped_reading:
             self._refuse(HeadersTooLarge(MAX_HEAD_BYTES))
 
     @property
     def _is_between_requests(self) -> bool:
-        """Return True if the next byte is the first of a request."""
+        """True if the next received byte is the first one of a request."""
         if self._exchange is not None:
             return False
         return self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self._received)
 
     def _refuse_known(self, gate: StartGate, data: bytes) -> bool:
-        """Refuse the request in `data`, if it is to be refused, without parsing it.
+        """Refuse the request in `data` without parsing it, if possible. Return True if refused.
 
-        A client that takes no answers must not be given more, and an answer that is the last of its
-        connection says so: both are for the parser's way.
+        Not possible if the client does not read its answers, if the connection must close after
+        this answer, or if the connection limit is reached. The parser then handles the request.
         """
         if self.write_paused or self._connections.ending or not self._connections.can_begin(self):
             return False
@@ -345,11 +361,11 @@ class HttpProtocol(asyncio.Protocol):
         if self._exchange is not None or self._stopped_reading:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
-            self._pending = 0  # empty lines before a request
+            self._pending = 0  # do not count empty lines before a request
         else:
             self._enter(Phase.HEAD)
-            # The request began in the data that ended the previous one, so its size is unknown:
-            # this makes `on_headers_complete` count it.
+            # The request began in the same data in which the previous one ended, so the bytes of
+            # its head are unknown. Set a value with which `on_headers_complete` counts them.
             self._received = MAX_HEAD_BYTES + 1
         self._url = b""
         self._headers = []
@@ -358,9 +374,9 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers are ignored, as they have not passed a proxy's checks (RFC 9110, 6.5.1).
+        # Ignore trailers, because proxies do not check them as headers (RFC 9110, 6.5.1).
         if self._phase is Phase.HEAD:
-            # llhttp does not strip spaces after a value.
+            # Strip spaces after a value, because llhttp does not.
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -396,10 +412,10 @@ class HttpProtocol(asyncio.Protocol):
             self._gate.pass_on(scope, exchange, begin, self._read)
 
     def _begin(self, exchange: Exchange, scope: dict[str, Any]) -> bool:
-        """Start the application's task; return False if the client has left."""
+        """Start the application's task. Return False if the client has disconnected."""
         if exchange.disconnected:
             return False
-        # A fixed name: `create_task` would format an unused number for each task.
+        # Give the task a fixed name: `create_task` would format a number for each task.
         task = asyncio.Task(exchange.run(self._app, scope), loop=self._loop, name="request")
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
@@ -431,15 +447,15 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        # Do not reset it to 0: one body byte would allow chunk extensions of any length. Do not let
-        # it go below 0: a large body would allow trailers of any length.
+        # Do not reset `_pending` to 0: each body byte would allow chunk extensions of any length.
+        # Do not let it become negative: a large body would allow trailers of any length.
         self._pending = max(0, self._pending - _MAX_FRAMING_RATIO * len(body))
         if self._exchange is not None:
             self._exchange.feed(body)
 
     def on_message_complete(self) -> None:
         if self.framing is not None:
-            return  # another parser will read the body
+            return  # only the head is complete: another parser will read the body
         self._enter(Phase.IDLE)
         if self._exchange is not None:
             self._exchange.feed_end()
@@ -447,7 +463,7 @@ class HttpProtocol(asyncio.Protocol):
             self._stopped_reading = True
             self.transport.close()
 
-    # The interface `Carrier`, for the exchange.
+    # The methods below are the interface `Carrier` for the exchange.
 
     @property
     def ending(self) -> bool:
@@ -495,9 +511,10 @@ class HttpProtocol(asyncio.Protocol):
         self.on_answered()
 
     def _hang_up(self) -> None:
-        """Close after an answer, once the client has stopped sending or a short time has passed.
+        """Close the connection after an answer, once the client has stopped sending or after 1 s.
 
-        Closing with unread data would reset the connection and lose the answer.
+        The connection is not closed at once, because closing with unread data would reset it, and
+        the client could lose the answer.
         """
         if self._phase is Phase.IDLE and not self._stopped_reading:
             self.transport.close()
@@ -506,11 +523,11 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.write_eof()
         if self._phase is Phase.BODY:
             self._closes_after_body = True
-        else:  # a second request, or invalid data
+        else:  # the unread data is a second request, or invalid
             self._stopped_reading = True
             self._loop.call_later(_LINGER_S, self.transport.close)
 
-    # Flow control, called by asyncio.
+    # asyncio calls the methods below for flow control.
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -523,10 +540,11 @@ class HttpProtocol(asyncio.Protocol):
             self._writable = None
 
     def shutdown(self) -> None:
-        """Close the connection as soon as no request can be lost, as the server shuts down.
+        """Close the connection as soon as no request can be lost, because the server shuts down.
 
-        Answers that begin now carry `connection: close`. After an answer that began before, the
-        client may send one more request, and on an idle connection a request may be on its way.
+        If the answer has not started, it gets the header `connection: close`. If it has, or if the
+        connection is idle, the client may be sending one more request. Such a request is still
+        answered if it arrives within 1 s.
         """
         exchange = self._exchange
         if exchange is None:
@@ -546,14 +564,15 @@ class HttpProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Stop the parser by an exception; `data_received` then answers with `error`."""
+        """Stop the parser by raising an exception. `data_received` then answers with `error`."""
         self._error = error
         raise ValueError
 
     def _refuse(self, error: GatewayError) -> None:
-        """Stop reading and close.
+        """Stop reading requests, and close the connection.
 
-        Send the error only if the client cannot take it for the answer to another request.
+        Send the error only if the client cannot take it for the answer to another request. If a
+        complete request is being answered, close the connection after the answer, without an error.
         """
         if self._stopped_reading:
             return
@@ -563,14 +582,15 @@ class HttpProtocol(asyncio.Protocol):
             if exchange is not None:
                 exchange.disconnect()
             if exchange is None or exchange.has_sent_bytes:
-                self.transport.close()  # the request has an answer already, or a part of one
+                # Send no error: the request was answered already, at least in part.
+                self.transport.close()
                 return
         elif exchange is not None:
             exchange.keep_alive = False
             return
         self._send(error)
         self._connections.refuse(self)
-        # Close late, for the reason in `_hang_up`. Further data is not even parsed.
+        # Close the connection after a pause, as in `_hang_up`. Data is read, but not parsed.
         self.resume_reading()
         self._loop.call_later(_LINGER_S, self.transport.close)
 
@@ -583,7 +603,7 @@ class HttpProtocol(asyncio.Protocol):
             "connection": "close",
         } | more
         if (exchange := self._exchange) is not None:
-            # These include the request id that the logs have.
+            # Replace headers by those of the exchange, such as the request id that is in the logs.
             headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
             body = b"" if exchange.head_only else body
         header_lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -591,17 +611,23 @@ class HttpProtocol(asyncio.Protocol):
 
 
 def _get_address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
-    """Return the host and port of one end of a connection; None for a Unix socket."""
+    """Return the host and port of one end of a connection. Return None for a Unix socket.
+
+    `end` is "peername" or "sockname".
+    """
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
 @lru_cache(maxsize=64)
 def _intern_address(host: str, port: int) -> tuple[str, int]:
-    """Return one shared tuple for all connections to the same address, to save memory."""
+    """Return the same tuple for all connections to the same address, to save memory."""
     return host, port
 
 
 def _decode_path(path: str) -> str:
-    """Decode a URL's path, except line feeds: `$` in a route's pattern would match before one."""
+    """Decode a URL's path, except line feeds.
+
+    Line feeds stay encoded because `$` in a route's pattern also matches before a final line feed.
+    """
     return urllib.parse.unquote(path).replace("\n", "%0A")

@@ -1,6 +1,6 @@
-"""uvicorn's server with this gateway's listening sockets, connection checks and shutdown.
+"""Subclass of uvicorn's server with its own listening sockets, connection checks and shutdown.
 
-`UNDOCUMENTED` lists the uvicorn attributes used here that its documentation does not promise.
+`UNDOCUMENTED` lists the attributes of uvicorn that are used here but are not documented.
 
 See decision 036 in docs/decisions.
 """
@@ -46,7 +46,7 @@ _TICK_S = 0.1
 
 
 class Application(Protocol):
-    """The served application, and its interface to the server."""
+    """Interface of the served application that the server uses."""
 
     @property
     def asgi(self) -> Callable[..., Any]:
@@ -54,32 +54,36 @@ class Application(Protocol):
 
     @property
     def build_error_response(self) -> BuildErrorResponse:
-        """The builder of errors that a connection answers itself."""
+        """Function that builds the answers for errors that a connection sends itself."""
 
     def set_admin_port(self, admin_port: int) -> None:
-        """Record the port for admins, which is known once the server listens."""
+        """Record the port for admins. Called when the server listens and the port is known."""
 
     @property
     def has_failed(self) -> bool:
-        """Return True if the process must exit. Called ten times a second."""
+        """True if the process must exit. Read ten times a second."""
 
     @property
     def door(self) -> Door:
-        """The decisions about requests that arrive while the event loop is busy."""
+        """The application's decisions about requests that arrive while the event loop is busy."""
 
     def watch(self, connections: Connections, starts: StartQueue) -> None:
-        """Record the connections of this process and its queue of waiting requests."""
+        """Record the connections and the start queue of this process, to report on them."""
 
     def drain(self) -> bool:
-        """Report not ready, as the server shuts down. Return False if the service never started."""
+        """Report "not ready" from now on, because the server shuts down.
+
+        Return False if the service has never started.
+        """
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which shuts down in steps.
+    """Server of one process, which shuts down in steps.
 
-    The steps are: readiness off, no new connections, no new requests, then cancellation. With a
-    separate port for admins, the server also listens on it, with the same application. A worker
-    listens on its parent's sockets and ends when its parent does.
+    The steps are: report "not ready", accept no new connections, accept no new requests, cancel
+    requests. If admins have a port of their own, the server also listens on this port, with the
+    same application. In a worker process, the server listens on the sockets of the parent process,
+    and ends when the parent ends.
     """
 
     def __init__(
@@ -115,10 +119,12 @@ class Server(uvicorn.Server):
             self.application.set_admin_port(sockets[1].getsockname()[1])
         if self._tls_context is not None:
             self.config.ssl = self._tls_context
-            # A server closes its sockets at its end, and the next one needs the same sockets.
+            # Duplicate the sockets: when the certificate is renewed, the old server closes its
+            # sockets, and the new server needs the same ones.
             self._listeners = [listener.dup() for listener in sockets or ()]
             for listener in self._listeners:
-                # Duplicates share this flag; without it, `accept` would block the event loop.
+                # All duplicates of a socket share this flag. Without it, `accept` would block the
+                # event loop.
                 listener.setblocking(False)
         if sockets:
             self._backlog = Backlog(
@@ -126,10 +132,10 @@ class Server(uvicorn.Server):
             )
         await super().startup(sockets)
         for listener in sockets or ():
-            # uvicorn logs only sockets that it has created itself.
+            # Log the sockets here: uvicorn logs only those that it has created itself.
             log.info("listening on %s port %d", *listener.getsockname()[:2])
         if own is not None:
-            # Other workers connect without TLS.
+            # Listen without TLS for requests from other workers.
             loop = asyncio.get_running_loop()
             self.servers.append(await loop.create_server(self._accept_internal, sock=own))
 
@@ -145,7 +151,10 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Check connections, the certificate and the application; uvicorn calls it each 0.1 s."""
+        """Check the connections, the certificate and the application.
+
+        uvicorn calls this every 0.1 s. Return True if the server must stop.
+        """
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, HttpProtocol)
@@ -158,10 +167,11 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
-        """Accept new connections with another TLS context. Existing connections keep theirs.
+        """Use a new TLS context for new connections. Existing connections keep the old context.
 
-        TLS sessions cannot be resumed in another context. If listening fails, for example without
-        free file descriptors, the old context stays in use until the next tick.
+        Clients cannot resume TLS sessions of the old context. If listening fails, for example
+        because no file descriptor is free, the old context stays in use, and the next `on_tick`
+        tries again.
         """
         renewed: list[asyncio.Server] = []
         try:
@@ -203,14 +213,14 @@ class Server(uvicorn.Server):
         )
 
     def _accept_from_uvicorn(self, **arguments: Any) -> asyncio.Protocol:
-        """Return the protocol of a connection that one of `servers` has accepted."""
+        """Return the protocol for a connection that one of uvicorn's `servers` has accepted."""
         if self._backlog is not None:
             self._backlog.note_connection()
         protocol: asyncio.Protocol = self._make_protocol(**arguments)
         return protocol
 
     def _accept_from_backlog(self) -> asyncio.Protocol:
-        """Return the protocol of a connection that `Backlog` has accepted."""
+        """Return the protocol for a connection that `Backlog` has accepted."""
         protocol: asyncio.Protocol = self._make_protocol(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -218,10 +228,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
-            # Close connections after their next answer, so that clients move to another gateway.
+            # Close each connection after its next answer, so that clients move to another gateway.
             self._connections.ending = True
             await self._drain()
-        # While any copy of a socket is open, the kernel accepts connections that are never served.
+        # Close all duplicates of the listening sockets: while one is open, the kernel accepts
+        # connections that are never served.
         for listener in self._listeners:
             listener.close()
         if self._backlog is not None:
@@ -231,17 +242,22 @@ class Server(uvicorn.Server):
             self._worker.clean_up()
 
     async def _drain(self) -> None:
-        """Keep serving for the drain period, so that requests on their way are not lost."""
+        """Wait for the drain period, in which requests are still served.
+
+        Load balancers need this time to notice that the server is not ready. Return early if the
+        exit is forced.
+        """
         for _ in range(math.ceil(self._drain_s / _TICK_S)):
             if self.force_exit:
                 return
             await asyncio.sleep(_TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Force the exit on a second SIGTERM; uvicorn itself does so only on a second SIGINT.
+        """Handle SIGTERM and SIGINT: exit, and force the exit at the second signal.
 
-        A worker's parent sends STOP_NOW_SIGNAL for that instead. A worker may get SIGTERM twice:
-        from its parent, and from a service manager that signals all processes of a service.
+        (uvicorn itself forces the exit only at a second SIGINT.) In a worker, a second SIGTERM does
+        not force the exit: a worker may get one from its parent and one from a service manager that
+        signals all processes of a service. The parent sends STOP_NOW_SIGNAL to force the exit.
         """
         if self._worker is None:
             self.force_exit = self.should_exit
@@ -259,10 +275,11 @@ class Server(uvicorn.Server):
 
 
 def bind(settings: Settings) -> list[socket.socket]:
-    """Return a bound socket for clients, and one for admins if they have their own port.
+    """Return a bound socket for clients, and a second one for admins if they have their own port.
 
     Ports are bound before the slow parts of the start, so that a port in use is reported at once.
-    The sockets do not listen yet: until then clients are refused instead of waiting.
+    The sockets do not listen yet. Until they do, clients are refused, which is better than a long
+    wait.
 
     Raise ConfigurationError if a port cannot be bound.
     """
@@ -291,7 +308,7 @@ def _bind_protocol(
         body=settings.body_timeout,
         write=settings.write_timeout,
     )
-    # uvicorn's annotation wants a class, but it only calls the object.
+    # A `partial` suffices for uvicorn: its annotation says class, but it only calls the object.
     return partial(
         HttpProtocol,
         app=application.asgi,
@@ -309,13 +326,13 @@ def _make_config(application: Application, settings: Settings, protocol: Any) ->
         port=settings.port,
         loop="uvloop",
         http=protocol,
-        interface="asgi3",  # else uvicorn inspects the application
+        interface="asgi3",  # given, so that uvicorn does not inspect the application
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         date_header=False,
-        # A client could forge these headers to evade the limits by address.
+        # Ignore proxies' headers: a client could forge them to evade the limits by address.
         proxy_headers=False,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
     )

@@ -1,4 +1,4 @@
-"""Decides for each request whether it begins, waits or is refused while the event loop is busy.
+"""Decision for each request if it begins at once, waits, or is refused, by the event loop's load.
 
 See decision 056 in docs/decisions.
 """
@@ -14,7 +14,7 @@ from gateway.scheduling.start_queue import StartQueue, work_of
 
 
 class RefusalAnswer(NamedTuple):
-    """A complete answer, in the arguments of `Exchange.answer`."""
+    """Complete answer to a refused request; the arguments of `Exchange.answer`."""
 
     status: int
     header_lines: bytes
@@ -22,22 +22,29 @@ class RefusalAnswer(NamedTuple):
 
 
 class Door(Protocol):
-    """The application's part in requests that find the event loop busy."""
+    """The application's decisions about requests that arrive while the event loop is busy."""
 
     def may_wait(self, scope: dict[str, Any]) -> bool:
-        """Return False for a request that is always answered."""
+        """Return False for a request that must begin at once and is never refused."""
 
     def name_tenant(self, fields: Mapping[bytes, bytes]) -> str:
-        """Return the tenant's name that the key in these headers leads to; empty for strangers."""
+        """Return the name of the tenant whose key is in these headers; "" without a known key."""
 
     def refuse(
         self, path: str, fields: Mapping[bytes, bytes], tenant: str, wait_s: float
     ) -> RefusalAnswer:
-        """Count a request that would wait for too long, and return its answer."""
+        """Return the answer to a refused request, and count the refusal.
+
+        Args:
+            path: the request's path.
+            fields: the request's headers by lower-case name.
+            tenant: the tenant's name, as `name_tenant` returns it.
+            wait_s: seconds that the request would have to wait.
+        """
 
 
 class StartGate:
-    """The gate of all connections of one process."""
+    """Gate through which all requests of one process pass before they begin."""
 
     def __init__(self, starts: StartQueue, door: Door) -> None:
         self._starts = starts
@@ -46,14 +53,13 @@ class StartGate:
 
     @property
     def is_busy(self) -> bool:
-        """Return True while requests wait, so that further ones may be refused."""
+        """True while requests wait in the start queue, so that further ones may be refused."""
         return self._starts.waiting > 0
 
     def refuse_known(self, data: bytes) -> RefusalAnswer | None:
-        """Return the answer to `data` if that is one request to be refused, by its head.
+        """Return the answer to the request in `data` if it must be refused and its head is cached.
 
-        Return None if the head is not known, or if the request need not be refused: it is then to
-        be parsed.
+        Otherwise return None; the request must then be parsed.
         """
         found = self._heads.find(data)
         if found is None:
@@ -72,13 +78,13 @@ class StartGate:
         begin: Callable[[], bool],
         read: bytes,
     ) -> None:
-        """Begin with a request, queue it, or refuse it.
+        """Begin a request, queue it, or refuse it.
 
         Args:
-            scope: the request.
-            exchange: takes the answer of a refused request.
-            begin: begins with it; returns False if its client has left.
-            read: all bytes of its connection from its first byte on, or nothing if unknown.
+            scope: the ASGI scope of the request.
+            exchange: the exchange of the request, to which a refusal is written.
+            begin: begins the request; returns False if its client has disconnected.
+            read: received bytes, from the first byte of the request; empty if unknown.
         """
         if not self._door.may_wait(scope):
             begin()

@@ -1,11 +1,13 @@
-"""Several processes on one port: a parent that binds, starts workers, and forwards signals.
+"""Worker processes that serve one port, and their parent process.
 
-A Python process uses one core, so run one worker for each core. Workers share the listening socket
-(an idle worker accepts first, so a busy one gets fewer new connections) but no writable memory.
+The parent binds the port, starts the workers, and forwards signals. A Python process uses one core,
+so there should be one worker for each core. Workers share the listening socket, but no writable
+memory. An idle worker accepts a connection sooner than a busy one, so idle workers get more.
 
-Workers are forks of the parent, which has imported all modules and does nothing else. A fork starts
-in a tenth of the time of a new interpreter, and shares memory with the parent until it writes. The
-parent must have no other threads: locks that they held would stay locked in the workers.
+Workers are forks of the parent, which has imported all modules and serves no requests. A fork
+starts in a tenth of the time of a new interpreter, and shares its memory pages with the parent
+until it writes to them. The parent must not have other threads: a lock that another thread held
+during the fork would stay locked in the worker.
 
 See decision 045 in docs/decisions.
 """
@@ -29,30 +31,35 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_NOW_SIGNAL = signal.SIGUSR2
-"""Signal from the parent: stop now, without waiting for requests. It also stops a worker that is
-still starting."""
+"""Signal from the parent to a worker: stop now, without waiting for requests.
+
+The signal also stops a worker that is still starting.
+"""
 
 _FORK = multiprocessing.get_context("fork")
 _ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
-# A worker that dies right after each start would otherwise fill the log.
+# Minimum time between two starts of a worker. Without it, a worker that dies right after each start
+# would fill the log.
 _RESTART_PAUSE_S = 1.0
-# Longer for wrong settings: the file is probably being edited.
+# The same for a worker that ended because of wrong settings: the file is probably being edited.
 _REFUSED_PAUSE_S = 5.0
+# Exit code for wrong settings.
 _WRONG_SETTINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker's index and the resources that it gets from its parent.
+    """A worker process: its index, and the resources that it gets from its parent.
 
     Attributes:
-        index: its number, from 0.
+        index: the worker's number, from 0.
         count: the number of workers.
         listeners: the shared listening sockets: for clients, then for admins if they have their own
             port.
-        parent: the descriptor of a pipe that closes when the parent ends.
-        folder: where each worker listens on its own socket, `{index}.sock`, for the other workers.
+        parent: the read end of a pipe, whose write end is closed when the parent ends.
+        folder: folder of the Unix sockets `{index}.sock`, on which each worker listens for requests
+            from the other workers.
     """
 
     index: int
@@ -62,7 +69,7 @@ class Worker:
     folder: Path
 
     def open_sockets(self) -> list[socket.socket]:
-        """Return the sockets to listen on: the shared ones and the worker's own."""
+        """Bind the worker's own Unix socket. Return the shared sockets, followed by this one."""
         own = socket.socket(socket.AF_UNIX)
         self.get_socket_path(self.index).unlink(missing_ok=True)
         own.bind(str(self.get_socket_path(self.index)))
@@ -70,16 +77,16 @@ class Worker:
 
     @property
     def siblings(self) -> list[Path]:
-        """The sockets of the other workers."""
+        """Paths of the other workers' Unix sockets."""
         return [self.get_socket_path(index) for index in range(self.count) if index != self.index]
 
     def get_socket_path(self, index: int) -> Path:
         return self.folder / f"{index}.sock"
 
     def clean_up(self) -> None:
-        """Remove the worker's socket; the last worker also removes the folder.
+        """Remove the worker's Unix socket, and the folder if no other worker's socket is left.
 
-        A worker calls it at its end if the parent is dead.
+        A worker calls this at its end if its parent is dead.
         """
         self.get_socket_path(self.index).unlink(missing_ok=True)
         if not any(sibling.exists() for sibling in self.siblings):
@@ -87,13 +94,13 @@ class Worker:
 
 
 class Workers:
-    """The parent process. Call `run` in the main thread of a process without other threads.
+    """Parent of the workers. Call `run` in the main thread of a process without other threads.
 
     Args:
         count: the number of workers.
         listeners: the sockets that workers listen on.
         folder: a folder for the workers' own sockets.
-        work: runs in each worker and returns its exit code.
+        work: function that runs in each worker and returns the worker's exit code.
     """
 
     def __init__(
@@ -113,10 +120,11 @@ class Workers:
         self._code = 0
 
     def run(self) -> int:
-        """Block until SIGTERM or SIGINT and the end of all workers; return the exit code.
+        """Run workers until SIGTERM or SIGINT, wait for their end, and return the exit code.
 
-        SIGHUP is forwarded to each worker. A second SIGTERM is forwarded as `STOP_NOW_SIGNAL`: a
-        worker that has not yet handled the first SIGTERM would not notice another one.
+        Workers that end earlier are replaced. SIGHUP is forwarded to each worker. A second SIGTERM
+        or SIGINT is forwarded as `STOP_NOW_SIGNAL`: a worker that has not yet handled the first
+        SIGTERM would not notice a second one.
         """
         with _open_pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -125,7 +133,8 @@ class Workers:
                 Worker(index, self._count, self._listeners, read, self._folder)
                 for index in range(self._count)
             ]
-            # Frozen objects are not touched by the collector, so workers share their memory.
+            # Freeze all objects: the garbage collector then does not write to them, so workers
+            # share their memory.
             gc.collect()
             gc.freeze()
             for worker in workers:
@@ -133,7 +142,8 @@ class Workers:
             while self._children:
                 time.sleep(_POLL_S)
                 if self._ending:
-                    # While any copy is open, the kernel accepts connections that are never served.
+                    # Close the parent's copies of the sockets: while one is open, the kernel
+                    # accepts connections that are never served.
                     for listener in self._listeners:
                         listener.close()
                 for worker in workers:
@@ -141,8 +151,8 @@ class Workers:
         return self._code
 
     def _start(self, worker: Worker) -> None:
-        # A forked child must not run the parent's handlers. SIGHUP stays blocked until the worker
-        # has its own handler.
+        # Block signals during the fork, so that the child never runs the parent's handlers. In the
+        # child, SIGHUP stays blocked until the worker has its own handler.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDED_BY, signal.SIGHUP})
         try:
             child = _FORK.Process(target=self._begin, args=(worker,))
@@ -155,8 +165,9 @@ class Workers:
             _send(child, signal.SIGTERM)
 
     def _begin(self, worker: Worker) -> NoReturn:
-        """Run the work in the forked child and exit with its code."""
-        # Ctrl-C in a terminal must reach only the parent, which forwards it.
+        """Run the work in the forked child, and exit with the code that it returns."""
+        # Use a process group of its own: Ctrl-C in a terminal must reach only the parent, which
+        # forwards it.
         os.setpgid(0, 0)
         os.close(self._write)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -169,7 +180,8 @@ class Workers:
         if child is None or (code := child.exitcode) is None:
             return
         refused = code == _WRONG_SETTINGS
-        # If other workers serve, the settings broke after their start and may be repaired.
+        # End with an error only if no other worker runs. Otherwise the settings were valid when the
+        # others started, and may be repaired.
         serving = any(other.exitcode is None for other in self._children.values())
         if refused and not serving and not self._ending:
             self._code = code
@@ -194,15 +206,15 @@ class Workers:
 
 
 def _send(child: BaseProcess, number: int) -> None:
-    if child.exitcode is None:  # so its process id was not reused
+    if child.exitcode is None:  # the child was not reaped, so its process id is not reused
         assert child.pid is not None
-        # The child may end between the check and the kill.
+        # Ignore the error: the child may end between the check and the signal.
         with suppress(ProcessLookupError):
             os.kill(child.pid, number)
 
 
 def report_bad_settings(error: Exception) -> int:
-    """Print what is wrong with the settings and return the exit code."""
+    """Print what is wrong with the settings. Return the exit code for wrong settings."""
     print(f"gateway: {error}", file=sys.stderr, flush=True)
     return _WRONG_SETTINGS
 

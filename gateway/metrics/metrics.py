@@ -29,7 +29,8 @@ from gateway.tenancy.limits.budgets import BudgetUsage
 from gateway.tenancy.usage_log import UsageRecord
 from gateway.triton.events import AdapterUpload
 
-# Clients choose these names: a limit for each bounds memory and the number of series.
+# Limits of the number of unknown parameter names that are counted by name. Clients choose these
+# names. Without limits, clients could fill the memory and create any number of series.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
 _MAX_NAMES_OF_TENANT = 16
@@ -41,7 +42,10 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """The metrics of one model name: finding a labelled child takes longer than counting on it."""
+    """The metrics with the label of one model.
+
+    The object is cached, because finding a metric by its labels takes longer than counting.
+    """
 
     prompt_tokens: Tally
     completion_tokens: Tally
@@ -51,7 +55,7 @@ class ModelMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
-    """The metrics of one embedding or ranking model."""
+    """The metrics with the label of one embedding or ranking model."""
 
     prompt_tokens: Tally
     inputs: Tally
@@ -59,7 +63,11 @@ class MappedMetrics:
 
 
 class Metrics:
-    """Metrics of one process, in a separate registry so that several apps fit one process."""
+    """Metrics of one process.
+
+    The registry is separate from prometheus_client's default one, so that several apps can run in
+    one process.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -245,11 +253,15 @@ class Metrics:
             self.registry,
         )
         self._unknown_names: dict[str, str] = {}
-        """Names with a series of their own, and the tenant whose request had each first."""
+        """Unknown parameter names that have a series of their own: for each, the tenant whose
+        request had it first.
+        """
         self._models: dict[str, ModelMetrics] = {}
 
     def for_model(self, model: str) -> ModelMetrics:
-        """Return the metrics of `model`, the base model's name or an adapter's."""
+        """Return the metrics with the label `model`, which is the name of the base model or of an
+        adapter.
+        """
         metrics = self._models.get(model)
         if metrics is None:
             metrics = self._models[model] = ModelMetrics(
@@ -261,7 +273,7 @@ class Metrics:
         return metrics
 
     def for_mapped_model(self, model: str) -> MappedMetrics:
-        """Return the metrics of a model for embeddings or for ranking."""
+        """Return the metrics with the label of an embedding or ranking model."""
         return MappedMetrics(
             self.prompt_tokens.labels(model),
             self.inputs.labels(model),
@@ -271,25 +283,31 @@ class Metrics:
     def export_lora(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]
     ) -> None:
-        """Export values read at scrape time: the adapter store's counts and the adapters in use."""
+        """Export the adapter store's statistics and the adapters in use, which are read at each
+        scrape.
+        """
         self.registry.register(LoraCollector(adapters, fit, replicas))
 
     def export_declared(self, declared: DeclaredAdapters) -> None:
-        """Export how many adapters of the configuration file are in each state."""
+        """Export how many adapters of the configuration file are in each state, read at each
+        scrape.
+        """
         self.registry.register(DeclaredCollector(declared))
 
     def export_conversations(self, stats: ConversationStats) -> None:
-        """Export the counts of the conversation store, read at scrape time."""
+        """Export the statistics of the conversation store, which are read at each scrape."""
         self.registry.register(ConversationsCollector(stats))
 
     def export_load(
         self, admission: EngineQueue, starts: StartQueue, replicas: Iterable[Replica]
     ) -> None:
-        """Export queued requests and the state of each replica, read at scrape time."""
+        """Export the number of queued requests and the state of each replica, which are read at
+        each scrape.
+        """
         self.registry.register(LoadCollector(admission, starts, replicas))
 
     def export_budgets(self, configuration: ConfigurationFile, standings: BudgetUsage) -> None:
-        """Export how much of their budgets tenants have used, read at scrape time."""
+        """Export how much of their budgets tenants have used, which is read at each scrape."""
         self.registry.register(BudgetCollector(configuration, standings))
 
     def count_reload(self, applied: bool) -> None:
@@ -297,14 +315,15 @@ class Metrics:
         self.configuration_refused.set(not applied)
 
     def count_unknown_parameters(self, names: Sequence[str], tenant: str) -> None:
-        """Count unknown parameter names of a tenant's request. Plain names get a series of their
-        own.
+        """Count the unknown parameters of a request by name.
 
-        Above the maximum number of series, names count as `other`. No tenant can use up all series.
+        A name with ordinary characters gets a series of its own, up to a maximum of series for each
+        tenant and in total. Other names are counted as `other`.
         """
         known = self._unknown_names
         for path in names[:_MAX_NAMES_OF_REQUEST]:
-            name = _LIST_INDEX.sub("", path)  # One series for a field of all tools.
+            # drop list indices, so that a field of all tools has one series
+            name = _LIST_INDEX.sub("", path)
             if name not in known and self._can_add_name(tenant) and _PLAIN_NAME.fullmatch(name):
                 known[name] = tenant
             self.unknown_parameters.labels(name if name in known else "other").inc()
@@ -312,9 +331,9 @@ class Metrics:
             self.unknown_parameters.labels("other").inc(others)
 
     def _can_add_name(self, tenant: str) -> bool:
-        """Return True if a new name of the tenant may get a series of its own."""
+        """Return True if a new name in a request of the tenant may get a series of its own."""
         tenants = [*self._unknown_names.values()]
-        # Without tenants, all requests share the name "" and may use all series.
+        # Without tenants, the tenant's name is "" in all requests, so it may use all series.
         max_names = _MAX_NAMES_OF_TENANT if tenant else _MAX_UNKNOWN_NAMES
         return len(tenants) < _MAX_UNKNOWN_NAMES and tenants.count(tenant) < max_names
 
@@ -322,7 +341,10 @@ class Metrics:
         self.rate_limited.labels(tenant, limit).inc()
 
     def count_usage(self, usage: UsageRecord) -> None:
-        """Count a tenant's usage; requests without a tenant are in the metrics of the models."""
+        """Count the usage of a tenant.
+
+        Requests without a tenant are counted in the metrics of models only.
+        """
         if usage.tenant is None:
             return
         labels = usage.tenant, usage.model, usage.adapter or ""
@@ -342,7 +364,10 @@ class Metrics:
             self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
-        """Count a failover. `tokens` are those of the prompt on the other replica."""
+        """Count a failover to another replica. `tokens` is the length of the prompt sent there.
+
+        `failed` is True if the first replica failed, False if it was drained.
+        """
         self.continued.labels("failed" if failed else "drained").inc()
         self.continued_tokens.inc(tokens)
 

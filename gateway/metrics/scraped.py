@@ -1,4 +1,4 @@
-"""Collectors of values read when Prometheus scrapes: queues, and the state of other components."""
+"""Collectors that read the values of other components when Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from gateway.scheduling.start_queue import StartQueue
 from gateway.tenancy.limits.budgets import BudgetUsage
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
-"""Fields of the adapter store's statistics that can decrease."""
+"""Fields of `StoreStats` that can decrease, so they are exported as gauges."""
 
 
 class LoraCollector(Collector):
-    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the adapter
-    store."""
+    """Collector for adapters.
+
+    It exports `lora_requests_info` in the form that the scheduler of the Gateway API Inference
+    Extension reads, adapters on replicas' disks, and statistics of the adapter store.
+    """
 
     def __init__(
         self, adapters: AdapterCatalog, fit: EngineFit, replicas: Iterable[Replica]

@@ -1,7 +1,8 @@
 """Metrics that change with every request.
 
-prometheus_client's counters take a lock, since any thread may use them; those of a request took a
-twentieth of its total cost. These belong to one event loop.
+prometheus_client's metrics take a lock, because any thread may use them. Those locks took a
+twentieth of the CPU time of a request. The metrics of this module have no lock and must be used on
+one event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """A counter."""
+    """Value of a counter or gauge for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -37,7 +38,10 @@ class Tally:
 
 
 class Times:
-    """A histogram: `counts` has one bucket up to each bound, and a last one for larger values."""
+    """Values of a histogram for one set of labels.
+
+    `counts` has a bucket for the values up to each bound, and a last bucket for larger values.
+    """
 
     __slots__ = ("_bounds", "counts", "total")
 
@@ -55,7 +59,7 @@ T = TypeVar("T")
 
 
 class _Labelled(Collector, Generic[T]):
-    """Metric with a child for each set of labels."""
+    """A metric with a value (child) for each set of labels. `make` creates a child."""
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class _Labelled(Collector, Generic[T]):
 
 
 class Tallies(_Labelled[Tally]):
-    """A counter metric: its tallies only grow."""
+    """A counter metric, with a `Tally` for each set of labels. Do not call `dec` on them."""
 
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry
@@ -95,7 +99,7 @@ class Tallies(_Labelled[Tally]):
 
 
 class Level(Tally, Collector):
-    """A gauge: a current number."""
+    """A gauge metric without labels."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         super().__init__()

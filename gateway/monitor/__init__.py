@@ -1,1 +1,1 @@
-"""Requests that run now and figures of the last hour, held in the process for readers."""
+"""Data about requests that run now, and statistics of the last hour, in this process' memory."""

@@ -1,6 +1,7 @@
-"""Demand of each tenant and adapter, and refusals of tenants.
+"""Requests and tokens per minute of each tenant and adapter, and refusals of tenants.
 
-Names come only from the configuration and the catalogue; names invented by clients are not counted.
+Memory is bounded, because only names in the configuration and the catalogue are counted, not names
+that clients invent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
 RECENT_S = 300.0
-"""Period in which a client's own mistakes do not hide a refusal that needs an operator."""
+"""Seconds for which a refusal that needs an operator remains a tenant's last refusal, although the
+tenant's clients make mistakes that are refused later.
+"""
 
 
 @dataclass(slots=True)
@@ -24,8 +27,10 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class TenantRefusal:
-    """A refusal. `mistake` is True if the request itself was at fault, so no operator needs to
-    act."""
+    """A refused request. `at` is the time in seconds since 1970, `why` the reason.
+
+    `mistake` is True if the request was invalid, so no operator needs to act.
+    """
 
     at: float
     why: str
@@ -34,16 +39,20 @@ class TenantRefusal:
 
 @dataclass(slots=True)
 class TenantDemand:
-    """Demand of tenants and adapters. A rate per minute is the growth of a counter in the last
-    minute."""
+    """Demand of tenants and adapters: counters by name.
+
+    A rate per minute is the growth of a counter in the last minute.
+    """
 
     requests: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     adapter_requests: Counter[str] = field(default_factory=Counter)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
-    """Counts by tenant, then by reason, of which a few dozen exist."""
+    """Number of refusals, by tenant and reason. There are a few dozen reasons."""
     refusals: dict[str, TenantRefusal] = field(default_factory=dict)
-    """The last refusal of each tenant; a client's mistake only without a recent other refusal."""
+    """The last refusal of each tenant. A refusal for a client's mistake does not replace a recent
+    refusal for another reason (see `RECENT_S`).
+    """
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -59,7 +68,7 @@ class TenantDemand:
         self.refusals[tenant] = TenantRefusal(now, why, mistake)
 
     def step(self) -> None:
-        """Take a snapshot of the counters. Call it every few seconds."""
+        """Take a snapshot of the counters. Must be called every few seconds."""
         now = time.monotonic()
         self._snapshots.append(
             _Snapshot(now, self.requests.copy(), self.tokens.copy(), self.adapter_requests.copy())
@@ -68,7 +77,7 @@ class TenantDemand:
             self._snapshots.popleft()
 
     def per_minute(self) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-        """Return requests and tokens by tenant, and requests by adapter, each per minute."""
+        """Return (requests by tenant, tokens by tenant, requests by adapter), each per minute."""
         then = self._snapshots[0]
         minutes = max(time.monotonic() - then.at, _WINDOW_S) / 60
         return (

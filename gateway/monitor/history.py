@@ -1,7 +1,8 @@
-"""The last hour in steps of ten seconds.
+"""History of the last hour in steps of ten seconds.
 
-A step is the growth of totals since the last one, so running requests cost nothing. Only their
-tokens, which are not in any total until they end, are added up once per step.
+The numbers of a step are the growth of totals since the last step, so nothing is recorded while a
+request runs. The tokens of running requests, which enter the totals only at their end, are added up
+once per step.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from gateway.monitor.latencies import Latencies
 
 STEP_S = 10
 STEPS = 360
-_TIMER_TOLERANCE_S = 1.0  # a sleep may end slightly early
+_TIMER_TOLERANCE_S = 1.0  # `asyncio.sleep` may end slightly early
 
 
 def until_step_ends(now: float) -> float:
-    """Return the seconds until the step ends; until the next step's end if a sleep has ended
-    slightly early."""
+    """Return the seconds until the current step ends. `now` is in seconds since 1970.
+
+    If the step ends within the timer's tolerance, return the seconds until the next step ends: the
+    last sleep has then ended slightly early.
+    """
     return STEP_S + _TIMER_TOLERANCE_S - (now + _TIMER_TOLERANCE_S) % STEP_S
 
 
@@ -35,8 +39,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """Figures of one step. `at` is its start in seconds since 1970, a multiple of `STEP_S`, so that
-    steps of several processes coincide."""
+    """Statistics of one step.
+
+    `at` is the start of the step in seconds since 1970. It is a multiple of `STEP_S`, so that the
+    steps of several processes coincide.
+    """
 
     at: int
     tokens: int
@@ -46,7 +53,7 @@ class HistoryPoint:
     queue: int
     """Requests queued at the end of the step."""
     first_tokens: dict[int, int]
-    """`Latencies` of the requests that ended in the step."""
+    """`Latencies.counts` of the times to first token of the requests that ended in the step."""
 
     def facts(self) -> dict[str, object]:
         facts: dict[str, object] = {
@@ -69,13 +76,13 @@ class RecentHistory:
     _before: Totals = field(default_factory=Totals)
 
     def step(self, now: float, running_tokens: int, uploads: int, queue: int) -> None:
-        """End a step.
+        """End a step, and append its `HistoryPoint`.
 
         Args:
-            now: The time in seconds since 1970.
-            running_tokens: Tokens of running requests; may be lower than last time.
-            uploads: All adapter uploads so far; may be lower if a replica has been removed.
-            queue: Requests queued now.
+            now: the time in seconds since 1970.
+            running_tokens: tokens that running requests have generated so far.
+            uploads: total number of adapter uploads; lower than last time if a replica was removed.
+            queue: number of requests that are queued now.
         """
         totals, before = self.totals, self._before
         tokens = totals.tokens + running_tokens

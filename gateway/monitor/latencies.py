@@ -1,6 +1,6 @@
-"""Latencies as counts in buckets that are 5 % wide: few numbers that yield percentiles.
+"""Histogram of latencies with buckets that are 5 % wide, from which percentiles are computed.
 
-Counts of several processes can be added; percentiles could not.
+Unlike percentiles, the counts of several processes can be added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def join_counts(several: Iterable[Classes]) -> Classes:
 
 
 def percentile_ms(classes: Classes, share: float) -> float | None:
-    """Return the percentile within 2.5 %; None without latencies."""
+    """Return the latency in milliseconds below which the fraction `share` of the latencies is,
+    within 2.5 %.
+
+    Return None without latencies.
+    """
     wanted = share * sum(classes.values())
     seen = 0
     for number, count in sorted(classes.items()):

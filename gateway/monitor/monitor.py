@@ -1,5 +1,5 @@
-"""Data about this process that is not in its metrics: for the console, and for logs of stopped
-requests.
+"""Monitoring data that is not in the metrics: for the console, and for log lines of stopped
+generations.
 
 See decision 008 in docs/decisions.
 """
@@ -26,12 +26,14 @@ log = logging.getLogger("gateway.stops")
 
 
 RequestIds = Mapping[str, str | None]
-"""Fields of a request that are logged when its engine has stopped. A reference to the request
-itself would form a cycle with its stops."""
+"""Fields of a request that are logged once its engine has stopped.
+
+The fields are copied, because a reference to the request would form a cycle with its `Stops`.
+"""
 
 
 class Monitor:
-    """The monitor of one process. Belongs to one event loop.
+    """The monitor of one process. It must be used on one event loop.
 
     `count_uploads` returns how many requests have uploaded adapter weights to an engine,
     `count_waiting` how many requests are queued.
@@ -46,12 +48,13 @@ class Monitor:
         self._count_waiting = count_waiting
 
     def record_answer(self, context: RequestContext, status: int, *, again: bool = False) -> None:
-        """Record the end of a request that could generate.
+        """Record the end of a request to an endpoint that generates.
 
         Args:
-            context: The request.
-            status: The status it ended with.
-            again: True if it was recorded before, and then continued without its client.
+            context: the request.
+            status: the HTTP status with which the request ended.
+            again: True if the request was recorded before, when its client left, and then continued
+                to generate.
         """
         totals, batch = self.history.totals, context.batch
         if status >= 500:
@@ -63,8 +66,8 @@ class Monitor:
             if not again:
                 demand.requests[tenant] += 1
             if context.refusal is not None:
-                # 429 comes from a limit, and 499 from the queue if the client's deadline is too
-                # near.
+                # 429 and 499 are no mistakes: 429 comes from a limit, and 499 from the queue if the
+                # client's deadline is too near.
                 mistake = 400 <= status < 500 and status not in (429, 499)
                 demand.count_refusal(tenant, context.refusal, mistake=mistake)
         if batch is None:
@@ -80,9 +83,9 @@ class Monitor:
         self.requests.end(ended)
 
     def count_busy(self, tenant: str, why: str, refused: int) -> None:
-        """Count requests that were refused before any processing.
+        """Count `refused` requests that were refused before any processing.
 
-        `tenant` is empty for requests with unknown keys.
+        `tenant` is empty if the requests had unknown keys.
         """
         self.history.totals.requests += refused
         self.history.totals.errors += refused
@@ -91,7 +94,9 @@ class Monitor:
             self.demand.count_refusal(tenant, why, times=refused)
 
     def make_stops(self, context: RequestContext) -> Stops:
-        """Return the stops of a request that abandons a generation for the first time."""
+        """Return a new `Stops` for a request, which tracks when engines end the generations that
+        the request abandons.
+        """
         ids = {
             "request_id": context.request_id,
             "trace_id": context.trace_id,
@@ -101,12 +106,12 @@ class Monitor:
         return Stops(partial(_log_stopped, ids))
 
     async def follow(self, troubles: Troubles) -> None:
-        """Record the history until cancelled."""
+        """Record the history and demand at the end of each step. Run until cancelled."""
         while True:
             await asyncio.sleep(until_step_ends(time.time()))
             try:
                 self._step()
-            except Exception as error:  # Requests must not fail because of it
+            except Exception as error:  # continue: requests must not fail because of the history
                 text = f"the last hour is not recorded: {error!r}"
                 troubles.hold("history", logging.ERROR, text, exc_info=True)
             else:
@@ -122,12 +127,14 @@ class Monitor:
 def _log_stopped(ids: RequestIds, stops: Stops) -> None:
     """Log that the engines have stopped all abandoned generations of a request.
 
-    This is a separate line: the request's own line is written when the client has its answer or has
-    left, which is earlier. Delaying that line would lose it if an engine never reports the end.
+    This is a log line of its own. The request's line is written earlier, when the client has its
+    answer or has disconnected. If that line waited for the engine, it would be lost when an engine
+    never reports the end.
     """
     level = logging.INFO if stops.reason in LOGGED_REASONS else logging.DEBUG
     if log.isEnabledFor(level):
-        # The end of a stream is received on behalf of all requests, outside their contexts.
+        # Run in a new context: the ends of all streams are received in a shared task, whose context
+        # belongs to no request.
         Context().run(_log, ids, stops, level)
 
 

@@ -1,6 +1,6 @@
-"""Requests that generate in this process, and the last ones that did.
+"""Table of the requests that generate in this process, and of those that ended last.
 
-Start and end of a request cost a few table updates; everything else is computed on demand.
+The start and end of a request cost a few dictionary updates. Everything else is computed on demand.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from gateway.observability.request_context import RequestContext
 RETENTION_S = 60.0
 _MAX_ENDED = 100
 _MAX_ENDED_PER_TENANT = 256
-"""Ended requests per tenant: one minute of a playground, or of a client that asks for each of its
-requests, at four per second. A tenant with more requests only loses its own oldest."""
+"""Limit of ended requests that are stored per tenant. It is one minute of a client that looks up
+each of its requests, at four per second. A tenant with more requests loses its own oldest entries
+only.
+"""
 
 
 class RequestTable:
-    """The requests of one process. Belongs to one event loop."""
+    """The requests of one process. The table must be used on one event loop."""
 
     def __init__(self) -> None:
         self._running: dict[str, WatchedRequest] = {}
@@ -41,11 +43,11 @@ class RequestTable:
         return watched
 
     def remove(self, watched: WatchedRequest) -> None:
-        """Remove a request that no longer generates."""
+        """Remove a request from the running ones."""
         self._running.pop(watched.batch.request_id, None)
 
     def end(self, ended: RequestSummary) -> None:
-        """Add a request that has been answered."""
+        """Add the summary of a request that has been answered."""
         self._last.append(ended)
         own = self._ended_by_tenant.get(ended.tenant)
         if own is None:
@@ -61,14 +63,17 @@ class RequestTable:
 
     @property
     def last(self) -> list[RequestSummary]:
-        """The requests that ended last. Their engines may still be working on them."""
+        """Summaries of the requests that ended last. Engines may still be working on them."""
         return list(self._last)
 
     def find_by_client_id(
         self, tenant: str, request_id: str
     ) -> WatchedRequest | RequestSummary | None:
-        """Return a tenant's request by the client's id, if it runs or ended within
-        `RETENTION_S`."""
+        """Return a tenant's request by its `x-request-id`, if it runs or ended in the last
+        `RETENTION_S` seconds.
+
+        Return None otherwise.
+        """
         for watched in self._running.values():
             if watched.context.request_id == request_id and watched.batch.caller.tenant == tenant:
                 return watched
@@ -77,7 +82,7 @@ class RequestTable:
         return None if own is None else own.get(request_id)
 
     def tidy(self) -> None:
-        """Forget requests older than `RETENTION_S`. Call it regularly."""
+        """Remove requests that ended over `RETENTION_S` seconds ago. Must be called regularly."""
         for tenant in list(self._ended_by_tenant):
             self._forget_old(tenant)
 

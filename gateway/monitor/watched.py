@@ -1,4 +1,4 @@
-"""A request while it generates, and its summary afterwards."""
+"""Records of a request: `WatchedRequest` while it generates, `RequestSummary` afterwards."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _MAX_FINISH_REASONS = 16
 
 
 class WatchedRequest:
-    """A request that generates. It is read on demand and notifies no other object.
+    """A request that generates. Its state is computed when it is read.
 
-    `id` is the gateway's own id: clients choose `x-request-id`, possibly the same one twice.
+    `id` is an id of the gateway, because clients choose `x-request-id` and may use the same one
+    twice.
     """
 
     __slots__ = ("_task", "batch", "context", "started")
@@ -36,15 +37,16 @@ class WatchedRequest:
         return "queued" if self.context.replica is None else "running"
 
     def cancel(self) -> None:
-        """End the request for an admin, as if its client had disconnected."""
+        """Cancel the request on behalf of an admin, as if its client had disconnected."""
         if self._task is not None and self.context.left_at is None:
             self.context.cancelled = True
             self.context.left_at = time.perf_counter()
             self._task.cancel()
 
     def consume_cancellation(self) -> bool:
-        """Return True if the current cancellation came from `cancel`; then it is withdrawn from the
-        task."""
+        """Return True if the task was cancelled by `cancel`, and withdraw that cancellation from
+        the task (`Task.uncancel`).
+        """
         if not self.context.cancelled or self._task is None:
             return False
         self._task.uncancel()
@@ -113,7 +115,7 @@ class RequestSummary:
         return self.stops is not None and self.stops.open > 0
 
     def facts(self) -> dict[str, object]:
-        """Return the common facts, without the outcome: see `outcome`."""
+        """Return the facts that `WatchedRequest.facts` has, too. `outcome` returns the others."""
         facts: dict[str, object] = {
             "request_id": self.request_id,
             "tenant": self.tenant,

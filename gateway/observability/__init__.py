@@ -1,1 +1,1 @@
-"""Observability of requests: log lines and spans."""
+"""Observability of requests: log lines, the audit log and tracing spans."""

@@ -1,4 +1,4 @@
-"""The audit log: one line for each action, or attempted action, of an admin."""
+"""Audit log. It has one line for each action of an admin, including failed ones."""
 
 from __future__ import annotations
 
@@ -11,30 +11,39 @@ import orjson
 
 log = logging.getLogger("gateway.audit")
 
-_MAX_TARGET = 256  # characters; a refused name may be megabytes
+_MAX_TARGET = 256  # characters that are logged: a refused name may have megabytes
 
 State = Mapping[str, object] | None
-"""The target's state in JSON types; None if the target does not exist. Never a secret."""
+"""State of an action's target, in JSON types and without secrets. None if the target does not
+exist.
+"""
 
 
 @dataclass(slots=True)
 class Action:
-    """The states of the target. `after` defaults to `before`, so a failed action is recorded as no
-    change."""
+    """States of the target before and after an action.
+
+    `after` is initially `before`, so a failed action is recorded as no change.
+    """
 
     before: State
     after: State
 
 
 class Audit:
-    """Audit log of one admin. `admin` is the beginning of the key's hash, as in `Access.admin`."""
+    """Audit log of one admin. `admin` is the beginning of the hash of the admin's key, as in
+    `Access.admin`.
+    """
 
     def __init__(self, admin: str) -> None:
         self.admin = admin
 
     @contextmanager
     def action(self, action: str, target: str, before: State) -> Iterator[Action]:
-        """Wrap the action; write its line when the action ends, also after an error."""
+        """Return a context manager that logs an action when the context ends, also after an error.
+
+        The caller sets `Action.after` within the context.
+        """
         entry = Action(before, before)
         outcome = "done"
         try:
@@ -46,7 +55,7 @@ class Audit:
             self._write(action, target, outcome, entry)
 
     def _write(self, action: str, target: str, outcome: str, entry: Action) -> None:
-        # Forms may contain lone surrogates, which JSON cannot represent.
+        # Escape lone surrogates, which clients can send in forms and which JSON cannot represent.
         shown = target[:_MAX_TARGET].encode("utf-8", "backslashreplace").decode("utf-8")
         facts = {
             "admin": self.admin,

@@ -1,4 +1,4 @@
-"""Log lines of one process, on standard error: text or JSON, each in one write.
+"""Logging to standard error, as text or JSON.
 
 Prompts, completions and keys are never logged.
 """
@@ -20,7 +20,8 @@ from gateway.observability.request_context import current, current_id
 LogFormat = Literal["text", "json"]
 
 _STDERR = 2
-# Their requests and responses contain secrets: signed URLs, and headers with session tokens.
+# Loggers whose info and debug messages are suppressed, because they contain secrets: signed URLs,
+# and headers with session tokens.
 _NOISY_LOGGERS = (
     "httpx",
     "httpcore",
@@ -35,7 +36,7 @@ _FORMATTER = logging.Formatter()
 
 
 class _LogLine(NamedTuple):
-    """A log line. `level` is a level name of `logging`, `facts` are additional JSON fields."""
+    """A log line. `level` is a level name of `logging`. `facts` has additional fields for JSON."""
 
     created: float
     level: str
@@ -64,37 +65,38 @@ class _Handler(logging.Handler):
             self.handleError(record)
 
     def write(self, line: _LogLine) -> None:
-        """Write a line. Raises OSError."""
+        """Write a line to standard error. Raise OSError."""
         os.write(_STDERR, self._form(line))
 
 
 def configure_logging(level: str, form: LogFormat = "text") -> None:
-    """Configure the format and level of all loggers. Only this function does so."""
-    # Skip facts that no line contains (logging's HOWTO, "Optimization").
+    """Configure the format and level of all loggers of this process."""
+    # Do not collect data that no line contains (logging's HOWTO, "Optimization").
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler(_format_json if form == "json" else _format_text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # The audit log is written at every level.
+    # Write the audit log at every `level`.
     logging.getLogger("gateway.audit").setLevel(logging.INFO)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def log_request(log: logging.Logger, facts: dict[str, object]) -> None:
-    """Log a request in one line; `facts` are those of `RequestContext.facts`."""
+    """Log a request in one line. `facts` is the result of `RequestContext.facts`."""
     if not log.isEnabledFor(logging.INFO):
         return
     status, took = facts["status"], facts["duration_ms"]
     message = f"{facts['method']} {facts['path']} {status} {took:.1f} ms"
     handlers = log.root.handlers
     if len(handlers) == 1 and isinstance(ours := handlers[0], _Handler):
-        # Fast path: creating and routing a `LogRecord` takes as long as everything else here.
+        # Fast path without a `LogRecord`: creating and routing one takes as long as the rest of
+        # this function.
         try:
             ours.write(_LogLine(time.time(), "INFO", log.name, message, facts=facts))
             return
         except OSError:
-            pass  # logging reports the error
+            pass  # fall through: `logging` reports the error
     log.info(message, extra={"facts": facts})
 
 
@@ -131,6 +133,8 @@ def _format_json(line: _LogLine) -> bytes:
 
 
 def _escape_surrogates(text: str) -> str:
-    """Return `text` with lone surrogates escaped: file names may contain bytes that are not
-    UTF-8."""
+    """Return `text` with lone surrogates escaped.
+
+    Python represents bytes of file names that are not UTF-8 by lone surrogates.
+    """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,7 +1,7 @@
-"""Context of the request being served: for its log lines, its span and its usage record.
+"""Context of a request, with the data for its log line, its span and its usage record.
 
-It is passed to the code that learns something about the request, which stores it here: once per
-request, never once per token.
+The context is passed to the code that handles the request, which sets the attributes. This happens
+a few times per request, never for each token.
 
 See decision 087 in docs/decisions.
 """
@@ -32,22 +32,24 @@ class RequestContext:
     """Context of an HTTP request.
 
     Attributes:
-        request_id: The `x-request-id` of the answer.
-        parent: The client's `traceparent` and `tracestate`, if valid.
-        span: The span of the request; None without tracing.
-        tenant: The tenant's name.
-        model: The base model's name.
-        adapter_version: ``NAME@DIGEST``.
-        replica: The endpoint of the last replica used.
-        batch: The generations, with their meter.
-        prompt_tokens: Tokens of a request that generates nothing.
-        error: The class of the error that was answered or that ended the answer.
-        late_status: The status of an error after the headers were sent; None without one.
-        path: The path of the URL, for requests that may generate.
-        refusal: The reason in one word, if a limit or lack of capacity refused the request.
-        left_at: When the client left or an admin ended the request, in `time.perf_counter`.
-        cancelled: True if an admin ended it.
-        started: In `time.perf_counter`.
+        request_id: the `x-request-id` of the answer.
+        parent: the client's headers `traceparent` and `tracestate`, if valid.
+        span: the span of the request; None without tracing.
+        tenant: the tenant's name.
+        model: the base model's name.
+        adapter_version: the adapter version as ``NAME@DIGEST``; None without an adapter.
+        replica: the endpoint of the last replica used.
+        batch: the generations of the request, with their meter; None for a request without any.
+        prompt_tokens: number of input tokens of a request without generations.
+        error: class of the error that was the answer or that ended the answer.
+        late_status: HTTP status of an error after the headers were sent; None without such an
+            error.
+        path: path of the URL, for requests that may generate.
+        refusal: reason in one word, if the request was refused.
+        left_at: time by `time.perf_counter` at which the client disconnected or an admin cancelled
+            the request.
+        cancelled: True if an admin cancelled the request.
+        started: time by `time.perf_counter` at which the request started.
     """
 
     request_id: str
@@ -69,20 +71,20 @@ class RequestContext:
 
     @property
     def trace_id(self) -> str | None:
-        """The trace id, 32 hexadecimal digits; None without a trace."""
+        """Trace id of the request, 32 hexadecimal digits; None without a trace."""
         if self.span is not None:
             return self.span.trace_id
         parent = self.parent.get("traceparent")
         return None if parent is None else parent[3:35]
 
     def facts(self, method: str, path: str, status: int) -> dict[str, object]:
-        """Return the fields of the request's log line, None for those that do not apply.
+        """Return the fields of the request's log line. Fields that do not apply are None.
 
-        `status` is the status at the end, which can differ from the one in the headers.
-        `prompt_tokens` counts the request's tokens regardless of its outcome; the usage log is what
-        is billed. `finish` lists the finish reason of each completed choice. `continued` counts
-        failovers to another replica. `ttft_ms`, the time to first token, and `duration_ms` start at
-        the request's headers.
+        `status` is the HTTP status at the end, which can differ from the one in the headers.
+        `prompt_tokens` is the length of the prompt, even if the request failed; the usage log has
+        the tokens that are billed. `finish` lists the finish reason of each completed choice.
+        `continued` counts failovers to another replica. `ttft_ms` (the time to first token) and
+        `duration_ms` are measured from the request's headers.
         """
         facts: dict[str, object] = {
             "method": method,
@@ -112,20 +114,23 @@ class RequestContext:
 
 
 current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
-"""The request that this task serves, only for the log formatter.
+"""Context of the request that the current task serves. Only the log formatter may read it.
 
-Libraries log too and cannot be passed a request. All other code is passed the context.
+The formatter needs it because libraries log, too, without knowing the request. All other code gets
+the context as an argument.
 """
 
 
 def current_id() -> str:
-    """Return the id of the request being served, `-` outside of any request."""
+    """Return the id of the request that the current task serves, "-" if there is none."""
     context = current.get()
     return "-" if context is None else context.request_id
 
 
 def parse_trace_parent(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the valid ones of a request's `traceparent` and `tracestate` headers."""
+    """Return the headers `traceparent` and `tracestate` of a request, by name, without invalid
+    ones.
+    """
     parent = headers.get(b"traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return {}

@@ -1,9 +1,9 @@
 """OpenTelemetry spans: one per request, with a child span for each attempt on a replica.
 
-Needs the packages of the extra `otel`; import it through `service_setup.load_tracer_class`.
-Attribute names follow the OpenTelemetry semantic conventions for HTTP servers, RPC clients and
-generative AI, with `gateway.*` for the rest. Free text of clients (a URL, a prompt, a key, an
-error's text) is never in an attribute.
+This module needs the packages of the extra `otel`. Import it through
+`service_setup.load_tracer_class`. Attribute names follow the OpenTelemetry semantic conventions for
+HTTP servers, RPC clients and generative AI, with `gateway.*` for the rest. Free text of clients (a
+URL, a prompt, a key, an error's text) is never in an attribute.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ log = logging.getLogger(__name__)
 
 _FLUSH_S = 2.0
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-"""OpenTelemetry's names of the fields of `ClientFiles`, in their order."""
+"""OpenTelemetry's variable names for the fields of `ClientFiles`, in the order of the fields."""
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 _INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
 
-# By field of a request's log line. Times are omitted: the span has its own.
+# By field of `RequestContext.facts`: the attribute of the span. Times are omitted, because the span
+# has a start and an end.
 _ATTRIBUTES = {
     "path": "http.route",
     "error": "error.type",
@@ -57,15 +58,17 @@ _OPERATIONS = {
 
 
 class Tracer:
-    """Factory of spans, which are sent in the background.
+    """Factory of spans. They are sent to a collector in the background.
 
     OpenTelemetry's standard variables configure the rest: OTEL_SERVICE_NAME,
     OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
     """
 
     def __init__(self, endpoint: str) -> None:
-        """Create the exporter. `endpoint` is the base URL of a collector that accepts OTLP over
-        HTTP as protobuf."""
+        """Create the exporter.
+
+        `endpoint` is the base URL of a collector that accepts OTLP over HTTP as protobuf.
+        """
         files = _load_certificates()
         exporter = OTLPSpanExporter(
             endpoint=f"{endpoint.rstrip('/')}/v1/traces",
@@ -80,8 +83,10 @@ class Tracer:
         self._tracer = self._provider.get_tracer("gateway")
 
     def begin(self, method: str, scheme: str, parent: Mapping[str, str]) -> RequestSpan:
-        """Begin the span of an HTTP request, as a child of the caller's span if the caller sent
-        one."""
+        """Start the span of an HTTP request.
+
+        It is a child of the client's span if `parent` has its `traceparent`.
+        """
         span = self._tracer.start_span(
             method,
             context=_W3C.extract(parent),
@@ -91,12 +96,12 @@ class Tracer:
         return RequestSpan(self._tracer, span)
 
     async def close(self) -> None:
-        """Send the remaining spans, waiting at most 2 s for the collector."""
+        """Send the remaining spans. Wait at most 2 s for the collector."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # The loop has ended since
+            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=send, name="last-spans", daemon=True).start()
@@ -108,10 +113,11 @@ class Tracer:
 
 
 def _load_certificates() -> dict[str, str | None]:
-    """Return the files named by OpenTelemetry's variables, in their last usable state; None where
-    unset.
+    """Return the paths of in-memory copies of the certificate files that OpenTelemetry's variables
+    name.
 
-    Files that are not usable yet are left to the exporter, which reads them for each connection.
+    The keys are those of `_FILES`; the path is None if the variable is not set. If the files cannot
+    be used yet, all paths are None: the exporter then reads the variables itself.
     """
     given = [
         os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}")
@@ -141,7 +147,7 @@ class RequestSpan:
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def begin_attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
-        """Begin the span of a call to one replica, by default of a generation."""
+        """Start the span of a call to one replica. The default method is that of a generation."""
         span = self._tracer.start_span(
             method,
             context=set_span_in_context(self._span),
@@ -155,12 +161,15 @@ class RequestSpan:
         return AttemptSpan(span)
 
     def begin_unary_attempt(self, replica: str) -> AttemptSpan:
-        """Begin the span of a call with a single answer."""
+        """Start the span of a call to one replica that has a single response."""
         return self.begin_attempt(replica, _INFER_ONCE)
 
     def end(self, facts: Mapping[str, object], header_status: int) -> None:
-        """End the span. `facts` are those of `RequestContext.facts`, `header_status` the status in
-        the headers."""
+        """End the span.
+
+        `facts` is the result of `RequestContext.facts`, `header_status` the HTTP status in the
+        headers.
+        """
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")
         span.set_attribute("http.response.status_code", header_status)
@@ -175,14 +184,16 @@ class RequestSpan:
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000
             span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
-        # Neither a client's mistake nor its disconnect is a server error.
+        # Set no error for client errors and disconnects (4xx).
         if isinstance(status, int) and status >= 500:
             span.set_status(StatusCode.ERROR)
         span.end()
 
 
 class AttemptSpan:
-    """The span of a generation on one replica. `metadata` contains its `traceparent`."""
+    """The span of a call to one replica. `metadata` has the span's `traceparent`, to be sent with
+    the call.
+    """
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -194,7 +205,11 @@ class AttemptSpan:
         self._span.add_event("first token")
 
     def end(self, error_type: type[BaseException] | None) -> None:
-        """End the span. A cancellation after a client disconnected is not an error."""
+        """End the span. `error_type` is the class of the exception that ended the call, None for
+        success.
+
+        A cancellation, after a client disconnected, does not set the span's status to error.
+        """
         if error_type is not None:
             self._span.set_attribute("error.type", error_type.__name__)
             if issubclass(error_type, Exception):

@@ -1,1 +1,3 @@
-"""Admins' changes to replicas at run time: stored for all workers and all gateways."""
+"""Overrides: weights and drains of replicas that admins set at run time, stored for all workers and
+gateways.
+"""

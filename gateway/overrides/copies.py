@@ -3,9 +3,10 @@
 ``overrides.json``      on disk, for all processes that share it: an object by endpoint
 ``replica_overrides``   in Redis, a hash: JSON by endpoint, and ``@revision``
 
-With Redis, the disk is a copy used while Redis is unavailable. Without Redis, the disk has the only
-copy. A drained replica remains drained after any restart. A hash without ``@revision`` was lost by
-Redis or never existed; this gateway then writes the overrides it knows.
+With Redis, the file is a copy that is used while Redis is unavailable. Without Redis, the file is
+the only copy. A drained replica remains drained after any restart. If the hash has no
+``@revision``, Redis has lost it or it never existed. This gateway then writes all overrides that it
+knows to the hash.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ log = logging.getLogger(__name__)
 
 KEY = "replica_overrides"
 MAX_OVERRIDES = 1000
-"""Maximum number of overrides."""
+"""Maximum number of replicas that have an override."""
 _REVISION = "@revision"
 _TIMEOUT_S = 2.0
 _REDIS_ERROR = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
-    """The copies of the overrides. Methods block, raise OverridesUnavailable, and must be called by
-    one thread at a time."""
+    """The copies of the overrides on disk and in Redis. `current` has the known overrides by
+    endpoint.
+
+    Methods block, raise OverridesUnavailable, and must be called by one thread at a time.
+    """
 
     def __init__(self, folder: Path, url: str | None) -> None:
         self.current: Overrides = {}
@@ -51,7 +55,7 @@ class OverrideCopies:
 
     @property
     def is_shared(self) -> bool:
-        """True if other gateways may change the overrides."""
+        """True if the overrides are in Redis, where other processes may change them."""
         return self._primary is not None
 
     def close(self) -> None:
@@ -59,7 +63,7 @@ class OverrideCopies:
             self._primary.close()
 
     def refresh(self) -> None:
-        """Load the overrides that other processes or gateways have set."""
+        """Load the overrides that other processes or gateways have set into `current`."""
         if self._primary is None:
             self._read_disk()
             return
@@ -103,7 +107,9 @@ class OverrideCopies:
         self._apply(changed)
 
     def _apply(self, found: Overrides) -> None:
-        """Apply overrides from Redis. They take effect even if the disk fails."""
+        """Make overrides from Redis current, and write them to the disk. Errors of the disk are
+        ignored.
+        """
         if found == self.current:
             return
         self.current = dict(list(found.items())[:MAX_OVERRIDES])
@@ -141,13 +147,13 @@ class OverrideCopies:
             self._unread_at = stamp
 
     def _read_stamp(self) -> tuple[int, int]:
-        """Return a stamp that differs whenever the content of the disk copy changes."""
+        """Return (inode, mtime in ns) of the file, which change whenever the file is replaced."""
         status = self._file.stat()
         return status.st_ino, status.st_mtime_ns
 
     @property
     def unreadable(self) -> str:
-        """The error of reading the disk copy, until that copy is replaced; else empty."""
+        """Error of reading the file; empty if it could be read, or was replaced since."""
         with suppress(OSError):
             if self._unread and self._read_stamp() == self._unread_at:
                 return self._unread

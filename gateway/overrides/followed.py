@@ -1,4 +1,4 @@
-"""Overrides for the event loop: polled and changed.
+"""Access to the overrides from the event loop: polling and changing them.
 
 See decision 010 in docs/decisions.
 """
@@ -23,9 +23,10 @@ _POLL_INTERVAL_S = 0.5
 
 
 class LiveOverrides:
-    """Current overrides. Use as an async context manager, with `follow` running inside.
+    """The current overrides by endpoint.
 
-    `apply` receives all overrides whenever they have changed.
+    Use as an async context manager, and run `follow` within the context. `apply` is called with all
+    overrides whenever they have changed.
     """
 
     def __init__(self, copies: OverrideCopies, apply: Callable[[Overrides], None]) -> None:
@@ -44,13 +45,15 @@ class LiveOverrides:
         self._copies.close()
 
     async def follow(self, troubles: Troubles) -> None:
-        """Load changes by others within a second, until cancelled. Return at once without Redis:
-        such a gateway has only one process."""
+        """Load changes that other processes make, within a second. Run until cancelled.
+
+        Without Redis, return at once: such a gateway has only one process.
+        """
         while self._copies.is_shared:
             await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 await self._poll()
-            except Exception as error:  # Any error: polling must continue
+            except Exception as error:  # continue to poll after any error
                 text = f"overrides of replicas are not up to date: {error!r}"
                 troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
             else:
@@ -58,18 +61,18 @@ class LiveOverrides:
 
     @property
     def problem(self) -> str:
-        """The reason why overrides are not current; empty if they are."""
+        """Reason why the overrides may be out of date; empty if they are up to date."""
         return self._failure
 
     @property
     def disk_problem(self) -> str:
-        """The error of the disk copy; see `OverrideCopies.unreadable`."""
+        """Error of reading the file on disk; see `OverrideCopies.unreadable`."""
         return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
-        """Set an override here at once, and elsewhere within a second; None removes it.
+        """Set the override of an endpoint; None removes it. Raise OverridesUnavailable.
 
-        Raises OverridesUnavailable.
+        The change is in force in this process at once, and in others within a second.
         """
         await self._run(partial(self._copies.put, endpoint, override))
 

@@ -1,1 +1,1 @@
-"""Parsing of the model's text as a message: reasoning, tool calls, content."""
+"""Parsing of a model's text into the parts of a message: reasoning, tool calls, content."""

@@ -3,13 +3,14 @@
     <|channel|>analysis<|message|>It is about Paris.<|end|><|start|>assistant<|channel|>commentary
      to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-`analysis` is reasoning. A message to a recipient is a call; the recipient may also precede the
-channel. Everything else is content: `final`, and `commentary` without a recipient, which precedes
-calls. A newline separates messages of one kind.
+A message in the channel `analysis` is reasoning. A message with a recipient is a call; the header
+may have the recipient before or after the channel. Other messages are content: those in the channel
+`final`, and those in `commentary` without a recipient, which models write before calls. Several
+messages of reasoning, or of content, are joined by newlines.
 
-A header is markup. An answer that is cut within a header ends before it. If no `<|message|>`
-follows, the valid part of the header is markup and the rest is text, so that a model which forgets
-a marker loses no word of its answer.
+The text up to `<|message|>` is a message's header. It is markup. If an answer is cut within a
+header, the answer ends before that header. If a model forgets `<|message|>`, the valid part of the
+header is markup and the rest is text, so no word of the answer is lost.
 
 Source: openai/harmony, docs/format.md; the chat template of gpt-oss.
 """
@@ -24,7 +25,7 @@ from gateway.parsers.tools.events import CallArguments, CallStart, Content, Even
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"
 MARKERS = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
-"""Tokens of the form. None of them is ever part of a message's text."""
+"""Tokens that delimit the parts of a message. The text of a message never contains them."""
 
 TURN = f"{_START}assistant"
 """The text by which a prompt begins the assistant's turn."""
@@ -33,22 +34,25 @@ FINAL = f"{_CHANNEL}final{_MESSAGE}"
 
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _MAX_MARKER_CHARS = max(map(len, MARKERS))
-# A longer header is text whose `<|message|>` was forgotten: names have up to 128 characters.
+# A longer header is taken for text before which the model forgot `<|message|>`: a function's name
+# has at most 128 characters.
 _MAX_HEADER_CHARS = 256
 _NAME_OF_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 _ROLE_OR_TYPE = re.compile(rf"(?:{re.escape(_START)}|{re.escape(_CONSTRAIN)})\s*\w*")
 _CUT_RECIPIENT = re.compile(r"\bto?$")
 _NAMESPACE = "functions."
-# Recipients for which a message is not a call.
+# Recipients that are not functions: a message to one of them is not a call.
 _NO_RECIPIENTS = frozenset({"", "all", "assistant", "user"})
 
 _Kind = Literal["content", "reasoning", "call"]
 
 
 def read_open_header(prompt: str) -> str:
-    """Return the part of the answer's first header that the prompt has written, its end
-    included."""
+    """Return the part of the answer's first header that ends the prompt; "" if there is none.
+
+    The result ends with `<|message|>` if the prompt contains the complete header.
+    """
     message = prompt[max(prompt.rfind(_START), 0) :]
     if not message.startswith(_START) or any(end in message for end in (_END, _RETURN, _CALL)):
         return ""
@@ -57,24 +61,25 @@ def read_open_header(prompt: str) -> str:
 
 
 class HarmonyParser:
-    """Parser of one choice, cut anywhere, like a `ToolParser`, and also of its reasoning.
+    """Parser of one choice's text, which may be cut anywhere.
 
-    It processes pieces of text and not characters, for speed: every chat with such a model is
-    parsed.
+    The interface is that of a `ToolParser`, but reasoning is reported, too. For speed, text is
+    processed in pieces and not by character: every chat with such a model is parsed.
     """
 
     def __init__(self, open_header: str = TURN, *, calls: bool = True) -> None:
         """Start parsing.
 
-        `open_header` is the part of the first message's header that is in the prompt. With `calls`
-        False no tools were offered: a call is content, or reasoning by its channel.
+        `open_header` is the part of the first message's header that is in the prompt. `calls` is
+        False if no tools were offered. A call is then content, or reasoning if its channel is
+        `analysis`.
         """
         self.calls = 0
         self._offered = calls
         self._events: list[Event | Reasoning] = []
-        self._held = ""  # may begin a marker
-        # None within a message's text. While `_bare`, no marker has begun the header, so text may
-        # follow.
+        self._held = ""  # text that may be the beginning of a marker
+        # The header so far; None within a message's text. `_bare` is True while the header has no
+        # marker, so it may turn out to be text.
         self._header: str | None = ""
         self._bare = True
         self._kind: _Kind = "content"
@@ -87,7 +92,7 @@ class HarmonyParser:
                 self._open()
 
     def parse(self, text: str) -> list[Event | Reasoning]:
-        """Parse generated text; return the events that became certain."""
+        """Parse generated text; return the events that are certain by now."""
         text = self._held + text
         start = 0
         for found in _MARKER.finditer(text):
@@ -102,12 +107,12 @@ class HarmonyParser:
         return self._take()
 
     def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
-        """End the text and return what was held back. A call that was cut stays cut.
+        """End the text; return the events of text that was held back. A cut call is not completed.
 
-        `cut` changes nothing here: a header is never content, however it ended.
+        `cut` has no effect here: a header is never content, however the text ended.
         """
         if self._header is None:
-            # In a call, held text is more likely the cut marker of the call's end than arguments.
+            # In a call, drop the held text: it is more likely a cut `<|call|>` than arguments.
             if self._kind != "call":
                 self._write(self._held)
         elif self._bare:
@@ -149,7 +154,7 @@ class HarmonyParser:
             self._write(text[free_chars:])
 
     def _open(self) -> str:
-        """Begin the message of the header; return the part that is not header syntax."""
+        """Begin the message of the current header; return the part of the header that is text."""
         header, self._header = self._header or "", None
         channel, recipient = _NAME_OF_CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix(_NAMESPACE) if recipient else ""
@@ -162,7 +167,7 @@ class HarmonyParser:
         return header.lstrip()
 
     def _miss_message(self) -> None:
-        """End a header that has no marker: what is not header syntax is the message's text."""
+        """End a header without `<|message|>`; its part that is not header syntax is text."""
         if self._bare:
             text, self._header = self._header or "", ""
             self._open()
@@ -183,7 +188,7 @@ class HarmonyParser:
             return
         if self._kind == "call":
             if self._silent:
-                # Reported with the first arguments, so that they are never empty.
+                # Report the call only with its first arguments, so a call always has arguments.
                 self._events.append(CallStart(self.calls, self._name))
                 self.calls += 1
             self._events.append(CallArguments(self.calls - 1, text))

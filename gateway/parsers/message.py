@@ -27,18 +27,19 @@ MessageEvent = Event | CallEnd | Reasoning
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form of the choices of one request.
+    """The form in which the choices of one request are written.
 
     Attributes:
-        tools: the form of calls that the model was taught; None if no tools were offered.
-        functions: the offered functions. Unused with `guided` calls.
-        custom: names of custom tools, whose arguments may be plain text.
-        guided: the complete text is guided JSON instead of the form `tools`.
-        parallel: False reports the first call only.
-        reasoning: the model's reasoning tags. None for harmony.
-        reasoning_open: the prompt has opened the reasoning already.
-        channel: for harmony, the open header in the prompt (`harmony.read_open_header`). The text
-            is parsed for channels whether tools were offered or not.
+        tools: the form in which the model writes calls; None if no tools were offered.
+        functions: the offered functions. Unused with `guided`.
+        custom: the names of custom tools, whose arguments may be plain text.
+        guided: the form of guided JSON, if the complete text is such JSON; otherwise None.
+        parallel: True to report all calls; False to report only the first.
+        reasoning: the model's reasoning tags; None for harmony, or without reasoning.
+        reasoning_open: True if the prompt ends within the reasoning.
+        channel: for harmony, the open header at the end of the prompt (see
+            `harmony.read_open_header`); None for other models. The text is parsed for channels even
+            if no tools were offered.
     """
 
     tools: Form | None = None
@@ -51,7 +52,7 @@ class MessageForm:
     channel: str | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """Return the tokens that must stay visible in the text although they may be special."""
+        """Return the tokens that detokenizing must show, even if they are special tokens."""
         if self.channel is not None:
             return MARKERS
         tags = tuple(self.reasoning or ())
@@ -59,7 +60,7 @@ class MessageForm:
 
     @property
     def has_reasoning(self) -> bool:
-        """Return True if the text may contain reasoning: between tags, or in a channel."""
+        """Return True if the text may contain reasoning, between tags or in a harmony channel."""
         return self.reasoning is not None or (self.channel is not None and self.guided is None)
 
     @property
@@ -78,7 +79,7 @@ class MessageForm:
 
 
 class MessageReader:
-    """Reader of one choice, cut anywhere."""
+    """Parser of one choice's text into the parts of a message; the text may be cut anywhere."""
 
     def __init__(self, form: MessageForm) -> None:
         self._form = form
@@ -87,13 +88,13 @@ class MessageReader:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
         self._max_calls = form.max_calls
-        # The current call, and its arguments as they were reported.
+        # The current call, and the pieces of its arguments that were reported.
         self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
         self._last_end: CallEnd | None = None
         self.exceeded = False
-        """True once a guided answer has started a call over the limit."""
+        """True once a guided answer has started a call over the maximum number of calls."""
 
     @property
     def ends_with_call(self) -> bool:
@@ -109,9 +110,10 @@ class MessageReader:
         return self._parse(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
-        """Return the text that was held back; nothing may be read afterwards.
+        """End the text, and return the events of text that was held back.
 
-        `cut` is True if a limit or a stop string ended the text, and not the model.
+        `cut` is True if a limit or a stop string ended the text, and not the model. `read` must not
+        be called afterwards.
         """
         events = self._parse(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
@@ -131,7 +133,8 @@ class MessageReader:
         return events
 
     def _report(self, events: Sequence[Event | Reasoning]) -> list[MessageEvent]:
-        """Return the events with ids, repaired arguments and the ends of calls."""
+        """Return the parser's events, with call ids, repaired arguments and the ends of calls
+        added."""
         reported: list[MessageEvent] = []
         for event in events:
             if isinstance(event, Content | Reasoning):
@@ -150,7 +153,10 @@ class MessageReader:
         return reported
 
     def _end_call(self, events: list[MessageEvent], *, cut: bool = False) -> None:
-        """Add the end of the current call, after the text that the repair holds back."""
+        """Append the end of the current call to `events`.
+
+        Arguments that the repair has held back are appended before it.
+        """
         call = self._call
         if call is None:
             return

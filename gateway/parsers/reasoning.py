@@ -1,8 +1,8 @@
 """Separation of a model's reasoning, `<think>...</think>`, from its answer, while it is generated.
 
-Only a block that opens the output is reasoning. Whitespace on both sides of the closing tag is
-unchanged, as in vLLM's parsers `deepseek_r1` and `qwen3`; only whitespace before the opening tag is
-dropped.
+Only a block at the beginning of the output is reasoning. Whitespace before the opening tag is
+dropped. Whitespace on both sides of the closing tag is unchanged, as in vLLM's parsers
+`deepseek_r1` and `qwen3`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.parsers.tools.events import Content, Reasoning
 
 
 class Tags(NamedTuple):
-    """The tags around the reasoning. Detokenizing must not skip them if they are special tokens."""
+    """The tags around the reasoning. Detokenizing must show tags that are special tokens."""
 
     opening: str
     closing: str
@@ -36,7 +36,7 @@ ReasoningParser = Literal[
 
 THINK = Tags("<think>", "</think>")
 
-# The names are those of vLLM's parsers; `kimi`, which vLLM lacks, is SGLang's.
+# The names are those of vLLM's parsers, except `kimi`, which is a name of SGLang.
 TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
     {
         # Also Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more.
@@ -58,29 +58,34 @@ TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
 
 
 def guess(chat_template: str) -> Tags | None:
-    """Return the tags in a chat template; None if its model does not use reasoning tags."""
+    """Return the reasoning tags that a chat template contains; None if it contains none."""
     return next((tags for tags in TAGS.values() if tags.closing in chat_template), None)
 
 
 def is_open(prompt: str, tags: Tags) -> bool:
-    """Return True if the prompt ends within reasoning, so that the output begins there."""
+    """Return True if the prompt ends with the opening tag, so the output begins with reasoning."""
     return prompt.rstrip().endswith(tags.opening)
 
 
 class ReasoningSplitter:
-    """Splitter of one choice's text. Reasoning that is not closed by the end stays reasoning."""
+    """Splitter of one choice's text into reasoning and content.
+
+    Text after an opening tag is reasoning even if the closing tag never comes. `starts_open` is
+    True if the prompt has opened the reasoning.
+    """
 
     def __init__(self, tags: Tags = THINK, *, starts_open: bool = False) -> None:
         self._tags = tags
         self._starts_open = starts_open
         self.state: Literal["start", "reasoning", "content"] = "start"
-        """The part of the message that the text has reached; `start` is undecided."""
+        """The part of the message that the text has reached; `start` while that is undecided."""
         self._held = ""
-        # Whitespace before anything else, in pieces: a model may write only whitespace for long.
+        # Whitespace at the beginning. A list, since joining would be slow if a model writes only
+        # whitespace for long.
         self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
-        """Parse generated text, cut anywhere; return the events that became certain."""
+        """Parse generated text, cut anywhere; return the events that are certain by now."""
         text, self._held = self._held + text, ""
         if self.state == "start":
             text = self._start(text)
@@ -94,7 +99,7 @@ class ReasoningSplitter:
         return events
 
     def finish(self) -> list[Reasoning | Content]:
-        """End the text and return what was held back."""
+        """End the text; return the text that was held back as an event."""
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []
@@ -102,7 +107,10 @@ class ReasoningSplitter:
         return [Reasoning(held) if thinking else Content(held)]
 
     def _start(self, text: str) -> str:
-        """Decide how the output begins; hold everything back until then."""
+        """Decide if the output begins with reasoning; return the text without an opening tag.
+
+        While that is undecided, hold all text back and return "".
+        """
         opening = self._tags.opening
         stripped = text.lstrip()
         self._blank.append(text[: len(text) - len(stripped)])
@@ -116,7 +124,8 @@ class ReasoningSplitter:
         return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
-        """Split reasoning off the text; return it and the content after the closing tag."""
+        """Return the reasoning at the beginning of the text, and the content after the closing
+        tag."""
         closing = self._tags.closing
         thought, found, content = text.partition(closing)
         if found:

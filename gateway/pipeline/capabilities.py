@@ -1,4 +1,7 @@
-"""Refusal of request parameters that the served model does not support, by the client's names."""
+"""Refusal of request parameters that the served model does not support.
+
+Errors name the parameters as the client does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True, slots=True)
 class _InputRequirement:
-    """A parameter that needs the model to have an input if `is_requested`."""
+    """A parameter that, if `is_requested` returns True, needs the model input `logical`."""
 
     param: str
     logical: LogicalInput
@@ -22,7 +25,7 @@ class _InputRequirement:
 
 @dataclass(frozen=True, slots=True)
 class _TokenModeOnly:
-    """A parameter that a model which takes and gives text does not support."""
+    """A parameter that is not supported by models that take and return text, with the `reason`."""
 
     param: str
     is_requested: Callable[[Options, TextModel], object]

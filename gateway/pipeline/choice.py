@@ -1,6 +1,6 @@
-"""A sampled choice: from its generation to the deltas of its answer.
+"""Execution of a sampled choice: from the engine request to the deltas of the answer.
 
-The work that is done for every token is in `Choice._emit`, called from where the engine's bytes are
+The work for every token is in `Choice._emit`, which is called where the engine's bytes are
 received.
 
 See decision 015 in docs/decisions.
@@ -39,15 +39,18 @@ from gateway.triton.token_stream import Offload, TokenStream
 
 T = TypeVar("T")
 
-# How often to search another replica for a stream whose own one is draining.
+# Interval at which a stream on a draining replica searches for another replica.
 _DRAIN_RETRY_INTERVAL_S = 1.0
-# Charged for an answer in a single response that was aborted before it came, up to its token limit:
-# about the rate of one request.
+# Rate at which tokens are charged for a single response that was aborted before it arrived, up to
+# its token limit: about the rate of one request.
 _ASSUMED_TOKENS_PER_S = 100
 
 
 class Choice:
-    """The generation at `index` of the batch. Its last delta carries the finish reason."""
+    """Execution of the generation `index` of a batch, which gives the deltas to `sink`.
+
+    The last delta has the finish reason.
+    """
 
     __slots__ = (
         "_answers_once",
@@ -82,14 +85,14 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # Time until which the stream remains on a draining replica, as no other could take it.
-        # Without it, each token would search for one.
+        # Time until which the stream remains on a draining replica, after no other replica could
+        # take it. Otherwise each token would cause a search for another replica.
         self._stay_until = 0.0
         self._left_replica: Replica | None = None
         self._answers_once = False
 
     async def run(self) -> None:
-        """Run the choice to its end.
+        """Generate the choice to its end.
 
         Raises TimeoutError at the batch's deadline, and the engine's errors.
         """
@@ -112,8 +115,8 @@ class Choice:
                     *(self._ask, self._resume),
                 )
             except (GatewayError, TimeoutError):
-                # The replica may fail between the last token and the final flag, or after the point
-                # where the choice was cut short.
+                # End normally if the answer is complete: the replica failed between the last token
+                # and the final flag, or after the choice was cut short.
                 if not self._last.tokens or not (self._last.finish or self._text.at_end):
                     raise
                 self.cut_short()
@@ -126,12 +129,12 @@ class Choice:
             self._model_metrics.duration.observe(time.perf_counter() - self._started)
 
     async def _ask(self, lease: ReplicaLease) -> None:
-        """Generate the answer, or the rest of it, on the leased replica. `attempt` calls this."""
+        """Generate the answer, or the rest of it, on the leased replica. Called by `attempt`."""
         batch, service = self._batch, self._service
         if self._last.finish is not None:
-            return  # cut short between two replicas
+            return  # the choice was cut short while it moved to this replica
         self._replica = lease.replica
-        # Back on the replica that it left: stay, since the others have failed.
+        # If this is the replica that the stream has left, stay here: the others have failed.
         self._stay_until = math.inf if self._replica is self._left_replica else 0.0
         sent, take = self._continuation.current, self._emit
         if sent is None:
@@ -158,11 +161,12 @@ class Choice:
             record_first_token(lease, batch, self._index)
             self._left_replica = None
             take(first)
-            del first  # otherwise it would be held until the last delta
+            del first  # otherwise this frame would hold the delta until the answer ends
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
-                # The engine does not wait for a slow client. Each unread response is a token.
+                # Count the responses that were not read yet, each of one token: the engine has
+                # generated them, as it does not wait for a slow client.
                 batch.meter.unreported_tokens += self._continuation.tokens_not_delivered(
                     tokens.unread
                 )
@@ -171,7 +175,7 @@ class Choice:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
 
-    # Methods and not partials, of which each open stream would hold three.
+    # These callbacks are methods and not partials: each open stream would hold three partials.
 
     def _on_sent(self) -> None:
         self._batch.record_sent(self._index)
@@ -196,16 +200,17 @@ class Choice:
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
-        """Process the tokens of one delta; called for every token, where its bytes are received.
+        """Process one delta of the engine and give the result to the sink.
 
-        Returns False if the caller must stop feeding.
+        This is called for every token, where the token's bytes are received. Returns False if the
+        caller must not pass on further deltas for now.
         """
         last = self._last
         if last.finish is not None:
-            return False  # it came together with the end of a stop string
+            return False  # the delta arrived together with the end of a stop string
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            # a single response does not show when its first token was made
+            # a single response does not show when the first token was generated
             if not self._answers_once:
                 self._model_metrics.time_to_first_token.observe(now - self._started)
                 self._service.admission.record_first_token(
@@ -215,7 +220,7 @@ class Choice:
             meter.first_token = meter.first_token or now
         ids = tokens.ids
         if len(ids) == 1:
-            self._continuation.ids.append(ids[0])  # a third of the time of `extend`
+            self._continuation.ids.append(ids[0])  # takes a third of the time of `extend`
         else:
             self._continuation.ids.extend(ids)
         last = self._last = self._text.to_text(tokens)
@@ -228,8 +233,10 @@ class Choice:
         )
 
     def _emit_new(self, tokens: TokenDelta) -> bool:
-        """Like `_emit`, for an answer regenerated on another replica: skip what the client already
-        received."""
+        """Process a delta like `_emit`, but without the part that the client already received.
+
+        Used for an answer that is regenerated on another replica.
+        """
         new = self._continuation.strip_delivered(tokens)
         if new is not None:
             return self._emit(new)
@@ -241,8 +248,10 @@ class Choice:
         return self._last.tokens
 
     def cut_short(self) -> None:
-        """End the choice now; see `RunningChoice`. Tokens that still come are dropped, and the
-        first of them ends the stream."""
+        """End the choice now; see `RunningChoice`.
+
+        Tokens that arrive later are dropped, and the first of them ends the stream.
+        """
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
             self._last.continued = self._continuation.is_resampled
@@ -251,7 +260,7 @@ class Choice:
     def _leave_if_possible(self) -> None:
         """Raise ReplicaLeft if another replica can resume the answer."""
         rest = self._remaining(failed=False)
-        # The current replica works, so move only to one that is known to work.
+        # Leave only for a replica that is known to work, since the current one still works.
         if rest and self._service.replicas.has_other([self._replica], rest, works=True):
             self._left_replica = self._replica
             raise ReplicaLeft
@@ -271,29 +280,30 @@ class Choice:
         return rest
 
     def _remaining(self, *, failed: bool) -> Generation | None:
-        # An answer that came as text has no known ids, so no variant can resume it.
+        # Return None for an answer that arrives as text: without token ids it cannot be resumed.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         return self._continuation.remaining(failed=failed)
 
 
 async def drain_last_delta(sink: Sink, batch: Batch) -> None:
-    """Wait until the last delta is taken; return at the deadline, too, since a complete answer is
-    not late."""
+    """Wait until the sink has taken the last delta, at most until the deadline.
+
+    The deadline raises no error, because the answer is complete.
+    """
     with contextlib.suppress(TimeoutError):
         await sink.drain(batch.deadline)
 
 
 def make_offload(service: Service, batch: Batch) -> Offload:
-    """Return a function that runs work on this tenant's logits in their thread."""
+    """Return a function that runs work on logits in the thread for logits, queued by tenant."""
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def make_on_abandon(
     service: Service, request: RequestContext, batch: Batch
 ) -> Callable[[StopReason], EarlyStop]:
-    """Return the callback by which an engine reports that a generation was abandoned before its
-    end."""
+    """Return the callback by which an engine reports that it abandons a generation early."""
     return partial(_begin_stopping, service, request, batch)
 
 
@@ -331,9 +341,9 @@ def text_stream(service: Service, generation: Generation) -> TextStream | PieceS
 async def _build_prompt_delta(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> TextDelta | None:
-    """Return the echoed prompt as the first delta, or None without echo.
+    """Return the first delta, which has the echoed prompt; None without echo.
 
-    The delta is also the last one if nothing is to be generated.
+    If `max_tokens` is 0, the delta is also the last one and has a finish reason.
     """
     generation = batch.generations[index]
     if generation.prompt_logprobs is not None:
@@ -355,8 +365,8 @@ async def _load_prompt_logprobs(
 ) -> list[TokenLogprob]:
     """Return the log probabilities of the prompt's tokens, from a separate run over the prompt.
 
-    All choices of the prompt share the result: its logits are half a megabyte per token. The
-    request is made for the first choice, which may ask for more alternatives than the others.
+    All choices of the prompt share the result, since the logits are half a megabyte per token. The
+    run has the parameters of the first choice, which may ask for more alternatives than others.
     """
     each = len(batch.generations) // batch.prompts
     first = index - index % each

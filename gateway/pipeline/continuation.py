@@ -1,12 +1,13 @@
-"""Continuation of an answer on another replica after its own one failed or was left.
+"""Continuation of an answer on another replica after its replica failed or was left.
 
-The other replica is asked for the rest, after the prompt and all that the client has received. A
-greedy answer is then the same as without the failure. A sampled one continues with another seed and
-is marked so: the random numbers that it would have had were in the failed engine.
+The other replica gets the prompt and all tokens that the client has received, and generates the
+rest. A greedy answer is then the same as without the failure. A sampled answer continues with
+another seed, because the random state is lost with the engine. Such an answer is marked as
+`continued`.
 
-An engine starts a guide at its beginning. So a guided answer is regenerated from the start with the
-same seed. Where the regenerated text equals what the client has, the guide has reached the same
-state.
+An engine starts a guide at its beginning. So a guided answer is regenerated from the start, with
+the same seed. Once all tokens that the client has are regenerated, the guide is in the same state
+as before.
 
 See decision 066 in docs/decisions.
 """
@@ -25,38 +26,40 @@ from gateway.scheduling.kinds import ModelVariant
 
 
 class Continuation:
-    """The tokens of one generation so far, and the rest of it.
+    """The tokens of one generation so far, and the request for the rest of it.
 
-    Only an answer made of token ids can be resumed: the ids behind a text are unknown. Neither can
-    a beam search, whose result is unknown before its end.
+    Only answers that arrive as token ids can be resumed: the ids behind a text are unknown. Beam
+    searches cannot be resumed either, since they have no result before their end.
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
-        """Allow the answer to resume after at most `failures` failures; 0 allows none, and no
-        migration either."""
+        """Allow the answer to be resumed after at most `failures` failures of replicas.
+
+        With 0, the answer cannot leave a draining replica either.
+        """
         self._original = generation
         self._failures_left = self._failures_allowed = failures
         self._resumptions = 0
         self.regenerates = generation.params.guide is not None
         """True if the answer is regenerated from its beginning on the other replica."""
         self.current: Generation | None = None
-        """The generation that runs now on another replica; None before the first move."""
+        """The generation that another replica executes now; None before the first resumption."""
         self.ids = array("i")
-        """Token ids received so far; the receiver appends to them."""
+        """Token ids received so far. `Choice` appends the new ones."""
         self._regenerated = 0
         self.has_diverged = False
-        """True once the regenerated answer differs from the first one."""
+        """True once the regenerated answer differs from what the client has received."""
 
     @property
     def is_resampled(self) -> bool:
-        """True if part of the answer was sampled with a different seed."""
+        """Return True if a part of the answer was sampled with another seed."""
         return bool(self._resumptions) and not self.regenerates and not self._original.params.greedy
 
     def resume(self, rest: Generation, *, failed: bool) -> int:
-        """Record that the answer resumes as `remaining`, as its replica failed or was left.
+        """Record that the answer is resumed as `rest`, the result of `remaining`.
 
-        Returns the number of tokens that the other replica has to read or regenerate before a new
-        one.
+        `failed` is True if the replica failed, and False if it was left. Returns the number of
+        tokens that the other replica has to process before the first new token.
         """
         self.current = rest
         self._resumptions += 1
@@ -67,8 +70,8 @@ class Continuation:
     def strip_delivered(self, delta: TokenDelta) -> TokenDelta | None:
         """Return the part of a delta that the client has not received; None if there is none.
 
-        Used for an answer that is regenerated. Sets `has_diverged` if the delta differs from what
-        was received.
+        Used for an answer that is regenerated. Sets `has_diverged` if the delta differs from the
+        tokens that the client has received.
         """
         known = self.ids[self._regenerated : self._regenerated + len(delta.ids)]
         count = len(known)
@@ -81,24 +84,24 @@ class Continuation:
         return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
     def tokens_not_delivered(self, tokens: int) -> int:
-        """Return how many of the next `tokens` tokens the client has not received."""
+        """Return the number of the engine's next `tokens` tokens that are new to the client."""
         if self.current is None or not self.regenerates:
             return tokens
         return max(self._regenerated + tokens - len(self.ids), 0)
 
     def remaining(self, *, failed: bool) -> Generation | None:
-        """Return the rest of the answer as a generation of its own; None if it cannot be resumed.
+        """Return the rest of the answer as a new generation; None if the answer cannot be resumed.
 
-        It gets another id: the left engine may not know yet that its request was abandoned. The
-        request itself may be what kills engines, so after a bounded number of failures it is not
-        sent again.
+        The new generation has another id, since the old engine may still run the old request. After
+        a bounded number of failures, nothing is sent again: the request itself may be what makes
+        engines fail.
         """
         whole = self._original
         if self._failures_left < failed or not self._failures_allowed or whole.beams:
             return None
         if self.regenerates and not failed:
-            # Guided answers may diverge on another replica; the current replica still works, so
-            # stay.
+            # Stay on the current replica, which still works: a guided answer may diverge on another
+            # one.
             return None
         ids = array("i") if self.regenerates else self.ids
         length = len(whole.prompt_ids) + len(ids)
@@ -108,7 +111,7 @@ class Continuation:
             return None
         times = self._resumptions + 1
         min_tokens = max(whole.params.min_tokens - len(ids), 0)
-        # Do not report the new replica's cache hits as the client's cached_tokens.
+        # Without `usage`: the new replica's cache hits are not the client's cached_tokens.
         params = replace(whole.params, min_tokens=min_tokens, usage=False)
         return replace(
             whole,
@@ -127,6 +130,6 @@ def _fits(kind: object, length: int) -> bool:
 
 
 def _derive_seed(seed: int, times: int) -> int:
-    """Return a seed that is the same in each replay, and equals another choice's only by chance."""
+    """Return the seed for resumption number `times`: reproducible, and unlikely to be in use."""
     digest = blake2b(b"%d %d" % (seed, times), digest_size=8).digest()
     return int.from_bytes(digest, "big") & MAX_SEED

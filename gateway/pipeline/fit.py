@@ -1,4 +1,4 @@
-"""Fitting of one prompt to the limits of each model variant, in the form that each one is sent."""
+"""Preparation of one prompt for several model variants, each with its limits and prompt form."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 Prompt = str | GuardedText | list[int]
 PromptInput: TypeAlias = "str | GuardedText | array[int]"
-"""A prompt. Token ids from the client are checked against the vocabulary and truncated already."""
+"""A prompt as text, or as token ids that are in the vocabulary and already truncated."""
 
 Ids = TypeVar("Ids", list[int], "array[int]")
 
 
 @dataclass(slots=True)
 class FittedPrompt:
-    """A prompt with the number of tokens left for each choice, and its text by variant."""
+    """A prompt that fits at least one model variant.
+
+    Attributes:
+        ids: the token ids (int32).
+        max_tokens: the maximum number of tokens to generate for each choice.
+        echo: the text of the prompt if the answer must begin with it; otherwise None.
+        forms: by each variant that can take the prompt, the text to send; None to send `ids`.
+    """
 
     ids: array[int]
     max_tokens: int
@@ -50,14 +57,14 @@ class _VariantFit:
 async def fit(
     service: Service, kinds: Sequence[ModelVariant], prompt: Prompt, options: Options, *, chat: bool
 ) -> FittedPrompt:
-    """Return the prompt fitted to those of `kinds` that can take it and would make the same ids of
-    it.
+    """Return the prompt for all variants in `kinds` that can take it with the same token ids.
 
-    If several can, a variant that takes ids decides which ids these are, as it loses nothing of the
-    prompt. If the client limits the answer's length, only variants with enough free tokens
-    remain: for that limit, or for the maximum of the ready variants.
+    If variants would make different ids of the prompt, those of a variant that takes ids are
+    chosen, since such a variant loses nothing of the prompt. If the client limits the length of the
+    answer, only variants with enough free tokens remain: as many as the limit, or as the best ready
+    variant has.
 
-    Raises the first variant's error if all refuse the prompt.
+    Raises the first variant's error if all variants refuse the prompt.
     """
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
@@ -103,7 +110,10 @@ def _forms(fits: Sequence[_VariantFit]) -> Mapping[object, TextPrompt | None]:
 
 @lru_cache(maxsize=64)
 def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
-    """Return one shared mapping for all requests: a new one would be 200 bytes per open stream."""
+    """Return the forms if no variant takes text.
+
+    All requests share one mapping: a mapping for each would take 200 bytes per open stream.
+    """
     return dict.fromkeys(kinds)
 
 
@@ -118,8 +128,7 @@ def _sort_by_preference(kinds: Sequence[ModelVariant]) -> Sequence[ModelVariant]
 
 
 def _memoize_encode(encode: Encode) -> Encode:
-    """Return `encode` with a memory: encode each distinct text once, as most variants need the same
-    text."""
+    """Return a version of `encode` that caches ids, since most variants need the same text."""
     known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
     async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> array[int]:
@@ -157,7 +166,7 @@ async def _fit(
             given = service.prompts.truncate_text(prompt, truncate, options.truncation_side)
     else:
         truncated = prompt if truncate is None else _truncate(prompt, truncate, options)
-        # Before the text of the ids is searched, which takes a second of the event loop for a
+        # Check the length first: finding the text of the ids takes a second of the event loop for a
         # million ids.
         _check_length(capabilities, truncated, chat=chat)
         read = partial(_read_ids, service, truncated, _param(chat=chat))
@@ -186,10 +195,10 @@ async def _as_text(
     *,
     chat: bool,
 ) -> tuple[str, array[int]]:
-    """Return the text to send for a prompt and the ids that the model makes of it.
+    """Return the text to send for a prompt, and the ids that the model makes of that text.
 
-    Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
-    would take for control tokens.
+    Raises UnsupportedParameter if no text is known for the prompt's ids, and for a GuardedText:
+    the model would encode parts of the client's text as control tokens.
     """
     if isinstance(prompt, array):
         tenant = options.caller.tenant
@@ -223,7 +232,7 @@ async def _prompt_ids(
     """
     ids = prompt
     if not isinstance(ids, array):
-        # A chat template writes its own special tokens.
+        # Add no special tokens to a chat: the chat template has written them.
         ids = await encode(ids, add_special_tokens=not chat)
     if options.truncate_prompt is not None:
         ids = _truncate(ids, options.truncate_prompt, options)
@@ -234,8 +243,7 @@ async def _prompt_ids(
 
 
 def _max_prompt_tokens(capabilities: ModelCapabilities, options: Options) -> int:
-    """Return the maximum number of prompt tokens that leaves enough for the answer, at least
-    one."""
+    """Return the maximum number of prompt tokens that leaves space for the answer; at least 1."""
     available = capabilities.max_seq_len - (options.max_tokens or 1)
     return max(1, min(longest_prompt(capabilities), available))
 
@@ -245,8 +253,10 @@ def _truncate(ids: Ids, most: int, options: Options) -> Ids:
 
 
 def _read_ids(service: Service, ids: list[int], param: str) -> array[int]:
-    """Return the ids as an array (40 ns each). Raises InvalidRequest for ids outside the
-    vocabulary."""
+    """Return the ids as an array, which takes 40 ns per id.
+
+    Raises InvalidRequest for ids outside the vocabulary.
+    """
     if max(ids, default=0) >= service.prompts.vocab_size:
         allowed = service.prompts.vocab_size - 1
         raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
@@ -262,7 +272,7 @@ def longest_prompt(capabilities: ModelCapabilities) -> int:
 
 
 def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
-    """Raise ContextLengthExceeded for a text that is too long whatever its tokens are."""
+    """Raise ContextLengthExceeded for a text so long that it must have too many tokens."""
     if prompts.exceeds(text, longest_prompt(capabilities)):
         raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
 
@@ -274,9 +284,10 @@ def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: 
 
 
 def prompt_logprobs(options: Options, choice: int) -> int | None:
-    """Return the number of alternatives that a choice asks for with its prompt's tokens.
+    """Return the number of alternatives to request for each token of the prompt, for one choice.
 
-    Each choice has an echo of its own; `prompt_logprobs` is asked for by the first choice only.
+    Return None if the choice needs no log probabilities of the prompt. With `echo`, each choice
+    needs them; `prompt_logprobs` is reported once, so only the first choice needs them.
     """
     found = []
     if options.echo and options.params.logprobs is not None:
@@ -305,7 +316,7 @@ def _check_logits(
 
 def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        # Client libraries recognise the case by these words as well as by the code.
+        # Do not change these words: some client libraries recognise the error by them.
         f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
         f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
         f"{found}.",

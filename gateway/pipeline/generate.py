@@ -45,18 +45,20 @@ async def generate(
     *,
     on_slot: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give `sink` the deltas of all choices as they come; the first error ends all.
+    """Generate all choices and give their deltas to `sink`; the first error ends all choices.
 
-    Each choice begins when it has a slot, those of one request in order. `on_slot` is called for
-    each before the engine is asked. Cancellation or an error stops the engine.
+    A choice starts when it has a slot. The choices of a request get slots in order. `on_slot` is
+    called for each choice that has got a slot, before its engine request is sent. Cancellation or
+    an error also stops the engine's work.
 
     Raises:
         Overloaded: the request did not get a slot in time.
         AdapterNotReady: no replica got the adapter in time.
         RequestTimeout: the deadline has passed.
-        ClientDeadline: the client chose that deadline, or did not read the answer.
+        ClientDeadline: a deadline that the client chose has passed, or the client did not read the
+            answer.
         EndedByAdmin: an administrator ended the request.
-        InvalidRequest: the request has more beams than can ever run at once.
+        InvalidRequest: the request has more beams than can run at once.
     """
     watched = service.monitor.requests.begin(request, batch)
     try:
@@ -88,7 +90,7 @@ async def generate(
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
     lane = service.replicas.lane_of(batch.generations[index])
-    if cost > 1:  # one slot is within any share
+    if cost > 1:  # a single slot is never too much
         largest = service.admission.max_cost(lane)
         if largest is not None and cost > largest:
             raise InvalidRequest(
@@ -108,7 +110,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 
 def _is_client_deadline_first(service: Service, batch: Batch) -> bool:
-    """Return True if the client's own deadline comes before the gateway's limits."""
+    """Return True if the client's own deadline ends the wait before the gateway's limits do."""
     caller = batch.caller
     if caller.timeout_s is None or batch.first_token_by < batch.deadline:
         return False
@@ -123,7 +125,7 @@ async def _generate_several(
     sink: Sink,
     on_slot: Callable[[], None],
 ) -> None:
-    """Run a task for each choice, from the time when it has a slot."""
+    """Start a task for each choice as soon as the choice has a slot; wait for all tasks."""
     late: TimeoutError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -131,14 +133,14 @@ async def _generate_several(
                 try:
                     permit = await _permit(service, batch, index).__aenter__()
                 except TimeoutError as error:
-                    # Running choices have the same deadline, and report to the engine that they
-                    # timed out.
+                    # Raise only after the running choices have ended: their deadline is the same,
+                    # and each one reports its timeout as the reason to its engine.
                     late = error
                     break
                 on_slot()
                 work = _generate_one(service, request, batch, index, sink)
-                # A callback and not the task's `finally`: a task that is cancelled before its first
-                # step never gets there.
+                # Release the permit in a callback, not in a `finally` of the task: a task that is
+                # cancelled before its first step does not execute it.
                 tasks.create_task(work).add_done_callback(partial(_release_permit, permit))
                 # Start choices one by one, so that other tasks run between two of them.
                 await asyncio.sleep(0)
@@ -155,7 +157,7 @@ def _release_permit(permit: Permit, _task: asyncio.Task[None]) -> None:
 def _generate_one(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> Coroutine[Any, Any, None]:
-    """Return the coroutine that generates one choice, or all beams of one search."""
+    """Return the coroutine that executes one generation: a choice, or all beams of a search."""
     if batch.generations[index].beams:
         return _generate_beams(service, request, batch, index, sink)
     return Choice(service, request, batch, index, sink).run()
@@ -164,8 +166,10 @@ def _generate_one(
 async def _generate_beams(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
 ) -> None:
-    """Deliver the beams of a search, each as its only delta; the engine cannot stream them
-    apart."""
+    """Generate the beams of a search and give each to `sink` as a single delta.
+
+    The engine cannot stream beams separately.
+    """
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
         sink.accept(index * generation.beams + beam, delta)
@@ -202,7 +206,8 @@ async def _search(
     of_model = metrics.for_model(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Each step is one for all beams, also for those that ended early or are cut by their text.
+    # Count the steps of the search for each beam, even if the beam ended earlier: every step of the
+    # engine is for all beams.
     steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))

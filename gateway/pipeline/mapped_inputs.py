@@ -1,7 +1,8 @@
-"""Requests to embedding and ranking models: inputs to batches, and batches to rows of numbers.
+"""Execution of requests to embedding and ranking models: from inputs to rows of numbers.
 
-Inputs are tokenized and counted, then split into the model's batches. numpy is loaded once there
-are rows (`triton.tensor_mapping`), so a gateway without such models does not load it.
+Inputs are tokenized and counted, then split into batches that the model takes. numpy is imported
+only when there are rows (`triton.tensor_mapping`), so a gateway without such models does not load
+numpy.
 
 See decision 005 in docs/decisions.
 """
@@ -32,20 +33,22 @@ from gateway.triton.tensor_mapping import InputRow, ResolvedMapping, Rows
 
 Vectors = Rows
 FittedModel = ResolvedMapping
-"""A mapping that fits the model's configuration in Triton."""
+"""A mapping that has been checked against the model's configuration in Triton."""
 
 _MAX_PENDING_BATCHES = 4
-"""Maximum number of batches of one request that run or wait."""
+"""Maximum number of batches of one request that run or wait at the same time."""
 _MAX_BATCH_BYTES = 1 << 20
-# Characters that are tokenized in one step. A step of few characters runs on the event loop.
+# Characters after which a step of tokenizing ends. A shorter step may run on the event loop.
 _ENCODE_STEP_CHARS = 32 * 1024
-# Cost of an empty text, in characters.
+# Cost of tokenizing a text in addition to that of its characters, in characters.
 _CHARS_PER_TEXT = 16
 
 
 class Deadline(NamedTuple):
-    """The time limit of a request. `at` is in the event loop's time; `by_client` means that the
-    client set it."""
+    """The time limit of a request.
+
+    `at` is the end, in the event loop's time. `by_client` is True if the client set the limit.
+    """
 
     at: float
     limit_s: float
@@ -65,7 +68,10 @@ class Deadline(NamedTuple):
 
 
 class MappedInputs(NamedTuple):
-    """Inputs ready to be sent. `tokens` are the counts of the rows, 0 if they are not counted."""
+    """Inputs that are ready to be sent.
+
+    `tokens` is the number of tokens of each row; 0 if the model has no tokenizer here.
+    """
 
     rows: list[InputRow]
     tokens: list[int]
@@ -78,9 +84,9 @@ class MappedInputs(NamedTuple):
 async def encode_texts(
     service: Service, model: AnyModel, texts: Sequence[tuple[str, ...]], *, tenant: str, param: str
 ) -> MappedInputs:
-    """Return the inputs for single texts or for pairs of texts.
+    """Return the inputs for `texts`, each of which is a single text or a pair of texts.
 
-    Raises ContextLengthExceeded for a text that is too long.
+    Raises ContextLengthExceeded for an input that is too long.
     """
     tokenizer, most = model.tokenizer, model.entry.max_tokens
     if tokenizer is None:
@@ -148,8 +154,10 @@ def _count_chars(texts: tuple[str, ...]) -> int:
 
 
 def _check_counts(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
-    """Raise InvalidRequest for an input with no tokens or too many; `start` is the number of the
-    first."""
+    """Raise InvalidRequest for an input that has no tokens, or more than `most`.
+
+    `start` is the number of the first input in the request.
+    """
     for number, count in enumerate(counts, start):
         if most is not None and count > most:
             raise _too_long(param, number, most, count)
@@ -165,7 +173,7 @@ def _too_long(param: str, number: int, most: int, count: int | None = None) -> I
 
 
 async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -> ResolvedMapping:
-    """Return the mapping, resolved against Triton's configuration of the model.
+    """Return the model's mapping, resolved against the model's configuration in Triton.
 
     Raises:
         EngineUnavailable: the model is not served.
@@ -180,7 +188,7 @@ async def resolve_model(service: Service, model: AnyModel, deadline: Deadline) -
 
 
 def check_length(model: ResolvedMapping, inputs: MappedInputs, param: str) -> None:
-    """Raise ContextLengthExceeded for an input that is longer than the tensors of the model."""
+    """Raise ContextLengthExceeded for an input with more ids than the model's tensors take."""
     for number, row in enumerate(inputs.rows):
         if model.length is not None and len(row.ids) > model.length:
             raise _too_long(param, number, model.length, len(row.ids))
@@ -198,11 +206,10 @@ async def ask(
     tenant: str,
     priority: int,
 ) -> list[Rows]:
-    """Return the model's rows, in order and spread over the arrays of the list; the first error
-    ends all.
+    """Return the model's rows of all inputs as a list of arrays, in the order of the inputs.
 
-    Raises Overloaded if the request does not get a slot in time, RequestTimeout at its deadline,
-    and the errors of `MappedPool.call`.
+    The first error ends all batches. Raises Overloaded if a batch does not get a slot in time,
+    RequestTimeout at the deadline, and the errors of `MappedPool.call`.
     """
     metrics, began = service.metrics.for_mapped_model(model.name), time.perf_counter()
     admission = service.mapped_pool.admission(model.mapping.model)
@@ -230,8 +237,8 @@ async def ask(
                 permit = await admission.permit(
                     tenant, priority, wait_s=deadline.remaining_s, is_resumed=index > 0
                 ).__aenter__()
-                # A callback and not the task's `finally`: a task that is cancelled before its first
-                # step never gets there.
+                # Release the permit in a callback, not in a `finally` of the task: a task that is
+                # cancelled before its first step does not execute it.
                 task = tasks.create_task(call(index, start, end))
                 task.add_done_callback(partial(release, permit))
     except TimeoutError:
@@ -245,7 +252,7 @@ async def ask(
 
 
 def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each batch's first row and of the one after its last."""
+    """Yield the range of each batch: the index of its first row, and of the row after its last."""
     start, longest = 0, 0
     for number, row in enumerate(rows):
         size = sum(map(len, row.texts)) + len(row.ids)
@@ -259,10 +266,10 @@ def _batches(model: ResolvedMapping, rows: Sequence[InputRow]) -> Iterator[tuple
 
 
 def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
-    """Return the vectors cut to `dimensions` numbers each; of length 1 if `normalize` is set or
-    they were cut.
+    """Return the vectors, each cut to its first `dimensions` numbers.
 
-    Raises InvalidRequest if they have fewer numbers.
+    Vectors are scaled to length 1 if `normalize` is True, or if they were cut. Raises
+    InvalidRequest if the vectors have fewer than `dimensions` numbers.
     """
     width = rows.shape[1]
     if dimensions is not None and dimensions > width:
@@ -275,15 +282,17 @@ def shape_vectors(rows: Rows, dimensions: int | None, *, normalize: bool) -> Row
     import numpy as np  # noqa: PLC0415
 
     if normalize:
-        # In float64: the squares of large numbers overflow float32.
+        # Compute in float64, since the squares of large numbers overflow float32.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
         rows = (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
     return np.ascontiguousarray(rows)
 
 
 def to_scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
-    """Return one score for each row. Raises BadModelOutput if the model gives more than one
-    number."""
+    """Return one score for each row, after the sigmoid function if `sigmoid` is True.
+
+    Raises BadModelOutput if the rows do not have exactly one number.
+    """
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)
         raise BadModelOutput(f"The model gives {found} numbers for each document; it must give 1.")

@@ -1,4 +1,4 @@
-"""Preparation of validated options and prompts: generations that may run.
+"""Conversion of validated options and prompts to a batch of engine requests.
 
 See decision 023 in docs/decisions.
 """
@@ -25,7 +25,9 @@ from gateway.tokenization.bad_words import bad_word_ids
 async def prepare(
     service: Service, prompts: Sequence[Prompt], options: Options, *, chat: bool
 ) -> Batch:
-    """Tokenize a request and fit it to the engine's limits; each prompt gets `options.n` choices.
+    """Tokenize the prompts and check them against the engine's limits; return the batch to execute.
+
+    The batch has `options.n` choices for each prompt.
 
     Raises:
         UnsupportedParameter: the served model does not support a parameter.
@@ -42,15 +44,15 @@ async def prepare(
     fitted: list[FittedPrompt] = []
     for each in prompts:
         if fitted:
-            # Short prompts are tokenized inline. Other tasks run between two of them.
+            # Let other tasks run between two prompts: short prompts are tokenized on the loop.
             await asyncio.sleep(0)
         fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
-    # The engine knows a request by this id, so it must be unique. A client's id may not be.
+    # Create an id, since the engine needs a unique one: several clients may send the same id.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
-    # Each of `bad_words` is encoded in two forms.
+    # Characters to tokenize. Each bad word is encoded in two forms.
     chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
     make = partial(_build_generations, service, request_id, fitted, options)
     return Batch(
@@ -70,7 +72,9 @@ async def prepare(
 async def _select_variants(
     service: Service, kinds: Sequence[ModelVariant], options: Options, *, chat: bool
 ) -> tuple[list[ModelVariant], Options]:
-    """Return the variants that support the request, and the options with the guide in their form.
+    """Return the variants that support the request, and the options with the guide for them.
+
+    The guide in the returned options has the form that the guided decoding of these variants takes.
 
     Raises the first variant's error if no variant supports the request.
     """
@@ -92,7 +96,8 @@ async def _select_variants(
             except InvalidRequest as error:
                 refusals.note(error)
             else:
-                # Another backend may need the guide in another form.
+                # Return only variants with this backend: another backend may need the guide in
+                # another form.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
@@ -113,7 +118,7 @@ def _build_generations(
         end_id=service.prompts.end_id(options),
         beams=options.n if options.beam_search else 0,
     )
-    # The beams of one search are one engine request.
+    # Generations of each prompt. All beams of a search are one engine request.
     each = 1 if options.beam_search else options.n
     return [
         of_request(

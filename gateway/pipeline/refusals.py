@@ -1,4 +1,4 @@
-"""Collection of the errors of several model variants, of which the client gets the first."""
+"""Collection of the errors of several model variants; the client gets the first error."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from gateway.errors import InvalidRequest
 
 
 class VariantRefusals:
-    """The first error of the variants.
+    """The first of the errors with which variants refuse a request.
 
-    It is stored without its traceback: that holds frames with a prompt of megabytes, and a frame
-    that holds the error would form a cycle, which lives until the garbage collector runs.
+    The error is stored without its traceback, which would hold frames with a prompt of megabytes. A
+    frame that holds the error would also form a reference cycle, which lives until the garbage
+    collector runs.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,11 @@
-"""Prompts for models that take text, such that the model makes the intended ids of the text.
+"""Prompts for models that take text: the text that the model tokenizes to the intended ids.
 
-Preprocessing tokenizes with or without special tokens, depending on its configuration. A chat
-template writes its own, so they must not be added twice; a completion's prompt gets those that the
-tokenizer adds. So the text is sent with or without the special tokens at its beginning, whichever
-gives the right ids. If neither does (a template lacks the special tokens that preprocessing adds),
-the model sees what preprocessing makes, and those ids are counted.
+Triton's preprocessing model adds special tokens before a text or not, by its configuration. The
+rendered chat contains the special tokens already, so preprocessing must not add them again. The
+prompt of a completion needs those that the tokenizer adds. So the text is sent either with or
+without special tokens at its beginning, whichever results in the intended ids. If both fail
+(because a template lacks the special tokens that preprocessing adds), the text is sent unchanged,
+and the ids that preprocessing makes of it are counted.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
-# Cost of finding the word of a token, in characters to tokenize.
+# CPU cost of finding the word of a token, as a number of characters whose tokenizing costs as much.
 _CHARS_PER_WORD = 20
 
 
 class Encode(Protocol):
-    """`Prompts.encode` for one request, with each text tokenized once."""
+    """Function like `Prompts.encode` for one request, which may cache the ids of texts."""
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
@@ -56,7 +57,7 @@ async def fit_text(
 async def text_of_ids(
     prompts: Prompts, ids: array[int], model: TextModel, encode: Encode, *, tenant: str
 ) -> str | None:
-    """Return the text of which the model makes these token ids, or None if none is known.
+    """Return a text that the model tokenizes to these ids, or None if no such text is known.
 
     Raises Overloaded if too much text waits to be tokenized.
     """
@@ -77,17 +78,24 @@ async def text_prompt(
     *,
     restates: bool,
 ) -> TextPrompt:
-    """Return the request's parameters in the form of a model that takes text.
+    """Return the prompt and the options in the form that a model takes that takes text.
 
-    `restates` is True if an answer may begin with the prompt.
+    Args:
+        prompts: the tokenizer.
+        text: the text to send.
+        prompt_ids: the ids that the model makes of `text`.
+        model: the model that takes text.
+        options: the options of the request.
+        restates: True if an answer may begin with the prompt.
 
     Raises:
-        UnsupportedParameter: a biased token has no word, or tools or reasoning are marked by tokens
-            that the answer would not show.
+        UnsupportedParameter: no word is tokenized to a biased token, or the answer would not show
+            the special tokens that mark tool calls or reasoning.
         Overloaded: too much text waits to be tokenized.
     """
     _check_markers(prompts, model, options)
-    # Further end ids are sent even with `min_tokens`: the text that comes back does not show them.
+    # Send further end ids even with `min_tokens`: the answer's text does not show these tokens, so
+    # the gateway could not end the answer at them.
     stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
@@ -108,8 +116,8 @@ async def text_prompt(
         bad=with_and_without_space(options.bad_words),
         bias=bias,
         restated=restated,
-        # Only a stream ends at a stop string: the engine may know the string by other ids and
-        # continue.
+        # With stop strings, stream the answer, so that the gateway can end it. The engine may write
+        # a stop string with other ids, and continue.
         single_response=model.prefers_single_response
         and not options.stream
         and not options.params.stop,
@@ -118,7 +126,7 @@ async def text_prompt(
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
     form = options.params.message
-    # Guided calls are JSON and have no markers.
+    # Guided answers with calls are JSON and have no markers.
     if form is None or form.guided or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
@@ -144,8 +152,11 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 
 
 def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
-    """Return the words that are one biased token each; preprocessing encodes them with special
-    tokens."""
+    """Return a (word, bias) pair for each biased token, with the word that is this token alone.
+
+    Raises UnsupportedParameter if there is no such word. Preprocessing encodes the words with
+    special tokens.
+    """
     words = []
     for token_id, bias in options.params.logit_bias:
         word = _find_word(prompts, token_id, special=True)
@@ -160,7 +171,7 @@ def _bias_words(prompts: Prompts, options: Options) -> tuple[tuple[str, float], 
 
 
 def _find_word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
-    """Return the text that is tokenized to exactly this token, or None if there is none."""
+    """Return the text that is tokenized to this token alone, or None if there is no such text."""
     word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
     found = prompts.tokenizer.encode(word, add_special_tokens=special).ids
     return word if found == [token_id] else None

@@ -1,6 +1,6 @@
 """Requests that wait for their adapter to reach a replica's disk.
 
-They wait outside the admission queue and hold no slot.
+These requests wait outside the admission queue and hold no slot.
 
 See decision 030 in docs/decisions.
 """
@@ -15,13 +15,17 @@ from gateway.generation.batch import Batch
 from gateway.generation.lora import Lora
 from gateway.scheduling.replicas import Replicas
 
-# Each waiting request holds a connection, and all tenants share the limit of connections.
+# Limit each tenant: a waiting request holds a client's connection, and all tenants share the limit
+# of connections.
 _MAX_WAITING_PER_TENANT = 32
 _RETRY_AFTER_S = 2.0
 
 
 class AdapterWait:
-    """Requests that wait for a replica to get their adapter. Belongs to one event loop."""
+    """Requests that wait for a replica to get their adapter.
+
+    Not thread-safe: use an instance in one event loop only.
+    """
 
     def __init__(self, replicas: Replicas, wait_s: float) -> None:
         self._replicas = replicas
@@ -29,10 +33,13 @@ class AdapterWait:
         self._waiting: Counter[str] = Counter()
 
     async def wait_until_available(self, batch: Batch) -> None:
-        """Return once some replica can run each generation, or no replica is ready.
+        """Return once each generation of the batch can run on some replica.
+
+        Also return if no suitable replica is ready: sending the request then raises the error.
 
         Raises:
-            AdapterNotReady: the time is over, or too many requests of this tenant wait already.
+            AdapterNotReady: the adapter is on no replica's disk after `wait_s`, or too many
+                requests of this tenant wait already.
             EngineError: no replica's disk will ever hold the adapter.
             EngineUnavailable: no disk will ever hold the adapter, and the replicas that take
                 adapters with requests are unavailable.
@@ -69,7 +76,8 @@ class AdapterWait:
             self._waiting += Counter()  # drop tenants with a count of 0
 
     def _can_take(self, batch: Batch) -> bool:
-        # All choices of a prompt need the same adapter, so check the first one of each.
+        # The choices of a prompt all need the same adapter: check only the first choice of each
+        # prompt.
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.arrived_at) for first in batch.generations[::each]

@@ -1,7 +1,7 @@
-"""Attempts of a generation: on one replica and, if that fails, on another one.
+"""Attempts to run a generation: on one replica and, if that replica fails, on another replica.
 
-Before its first token, the generation is repeated. After its first token, only the rest of it is
-requested, if it can be resumed.
+If a replica fails before the first token, the next one runs the generation from its start. After
+the first token, the next one generates only the rest of the answer, if the answer can be resumed.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ async def attempt(
     ask: Callable[[ReplicaLease], Awaitable[T]],
     resume: Callable[[Replica, Exception], Awaitable[Generation | None]] = _never_resume,
 ) -> T:
-    """Return what `ask` returns, after trying further replicas where necessary.
+    """Call `ask` with a replica, and with further replicas after failures; return its result.
 
-    The number of replicas that may fail before a first token is limited for the entire answer,
-    because the request itself may be the cause.
+    At most 3 replicas may fail without sending a token during an answer, because the request
+    itself may be the cause.
 
     Args:
         replicas: the replicas to pick from.
-        request: the request's context; it learns which replica is used.
+        request: the request's context; its `replica` is set to the endpoint in use.
         batch: the batch that the generation belongs to.
         index: position of the generation in the batch.
         ask: runs the generation; calls ``lease.record_first_token()`` at its first token.
@@ -71,7 +71,7 @@ async def attempt(
     """
     tried: list[Replica] = []
     failed = 0
-    # True while the answer has left a working replica and no other one has answered yet.
+    # True after the answer has left a working replica, until another replica sends a token.
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
@@ -91,24 +91,25 @@ async def attempt(
                 rest = await resume(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
-                # Infinity: a drained replica accepts nothing that another one can run.
+                # Infinity counts as "arrived after every drain": the rest of the answer never goes
+                # to a drained replica.
                 generation, tried, came = rest, [lease.replica], math.inf
                 moves = isinstance(error, ReplicaLeft)
             elif moves:
-                # The move to another replica failed; resume on the first one instead of ending the
-                # answer.
+                # The replica that was to take over the answer failed. Resume on any other replica,
+                # drained ones included, instead of ending the answer.
                 moves, tried, came = False, [lease.replica], batch.arrived_at
             elif begun and isinstance(error, Overloaded):
-                # Many answers moved to this replica at once. A started answer may wait until its
-                # deadline.
+                # Retry after a pause: many answers moved to this replica at once, and an answer
+                # that has started may wait until its deadline.
                 await asyncio.sleep(_OVERLOAD_RETRY_S)
             elif isinstance(error, (EngineUnavailable, Overloaded, AdapterDoesNotFit)) or (
                 begun and isinstance(error, EngineBroken)
             ):
                 tried.append(lease.replica)
                 failed += 1
-                # A full replica is load, not a failure, so without another replica do not wait for
-                # one.
+                # Wait for another replica only after a failure. A full replica is a sign of load:
+                # if no other replica is available now, raise the error at once.
                 full = isinstance(error, (Overloaded, AdapterDoesNotFit))
                 wait_until = 0.0 if full else batch.deadline
                 if failed == _MAX_FAILED_ATTEMPTS or not await replicas.wait_for_other(
@@ -121,13 +122,18 @@ async def attempt(
 
 
 def _raise_for_client(error: Exception, generation: Generation, *, begun: bool) -> None:
-    """Raise the error that the client gets in place of `error`, if it is another one."""
+    """Raise a different error for the client if it must not get `error` itself.
+
+    If the client already has a part of the answer, the request cannot be invalid, so a replica that
+    refuses the rest makes the answer count as lost. A failed engine step is reported as the fault
+    of a request with a guide. In all other cases, this function returns.
+    """
     if begun:
         if isinstance(error, InvalidRequest):
             raise AnswerLost("The answer could not be resumed; try again.") from error
     elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
-        # Do not retry: this request could make another replica fail. It is not certain that this
-        # request caused the failure, but one with a guide that was just starting most likely did.
+        # Do not retry: this request could make another replica fail, too. The engine failed while
+        # it started requests, so a request with a guide is the most likely cause.
         raise EngineError(
             "The engine failed when it began with this request, most likely on what its answer "
             "must match."
@@ -142,5 +148,8 @@ def _mark_folder_in_use(lora: Lora | None, replica: Replica) -> AbstractContextM
 
 
 def _hash_prefixes(batch: Batch, generation: Generation) -> PromptPrefixes:
-    """Return the prompt's prefix hashes, shared between tenants that trust each other."""
+    """Return hashes of the prompt's prefixes, by which replicas with cached prefixes are found.
+
+    Tenants with an isolated cache get hashes of their own. All others share their hashes.
+    """
     return hash_prefixes(generation, batch.caller.tenant if batch.caller.isolated_cache else "")

@@ -1,15 +1,15 @@
 """The choice of a replica: the cheapest one for a request among those that are not overloaded.
 
 Each key (a LoRA adapter or the beginning of a prompt) has its own order of replicas, by rendezvous
-hashing. The order is the same in all gateways, and does not change when other replicas join or
-leave. A key's home is the first replica in its order that is not overloaded, so a key without
-cached data uses as few replicas as its load needs. (Rendezvous hashing: Thaler and Ravishankar
-1998; bounded loads: Mirrokni, Thorup and Zadimoghaddam 2016.)
+hashing. The order is the same in all gateways. Replicas that join or leave do not change the order
+of the others. A key's home is the first replica in its order that is not overloaded. The requests
+of a key therefore use as few replicas as their load needs. (Rendezvous hashing: Thaler and
+Ravishankar 1998; bounded loads: Mirrokni, Thorup and Zadimoghaddam 2016.)
 
 If weights differ, each replica gets keys and load in proportion to its weight (weighted rendezvous:
-Schindelhauer and Schomaker 2005). Requests without a key then get a random one: choosing the least
-load by weight would send every second of two concurrent requests to a replica of weight 1 beside
-one of weight 9.
+Schindelhauer and Schomaker 2005). A request without a key then gets a random key. The choice of the
+least load per weight would be wrong: with weights 9 and 1, the second of two concurrent requests
+would always go to the replica of weight 1.
 
 See decisions 025, 072 and 074 in docs/decisions.
 """
@@ -24,17 +24,20 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Protocol, TypeVar
 
-# Load above the average at which a key moves to another replica. With 1.25 a hot key spreads early;
-# a needless move costs an adapter upload or computing a prompt again.
+# Ratio of a replica's load to the average load above which the replica counts as overloaded. With
+# 1.25 a hot key spreads to other replicas early. A lower ratio would move keys needlessly, and each
+# move costs an adapter upload or the computation of a cached prompt.
 _MAX_LOAD_RATIO = 1.25
-# Small numbers are not overload: with 1 and 0 requests in flight the average means nothing.
+# A replica with fewer requests in flight is never overloaded: with 1 and 0 requests on two
+# replicas, the average says nothing.
 _MIN_BOUND_REQUESTS = 4
-# Advantage of the home replica: another gateway may have loaded the key there already.
+# Cost by which the home replica may exceed the cheapest one: another gateway may have loaded the
+# key's adapter or prompt at the home replica already.
 _HOME_BONUS_TOKENS = 128
 
 
 class HasLoad(Protocol):
-    """A replica as the balancer needs it."""
+    """The attributes of a replica that the balancer reads."""
 
     @property
     def endpoint(self) -> str: ...
@@ -50,13 +53,14 @@ R = TypeVar("R", bound=HasLoad)
 
 
 def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | None = None) -> R:
-    """Return one of `replicas`.
+    """Return the replica that a request should go to.
 
     Args:
-        replicas: at least one; the weights are all 0 or all positive.
-        key: what requests that should meet on one replica have in common, if anything.
-        costs: estimated cost at each replica, in prompt tokens. Without costs the key decides, or
-            the load if there is no key.
+        replicas: at least one replica; the weights are all 0 or all positive.
+        key: identifies the adapter or prompt beginning that the request shares with others; None
+            if there is none.
+        costs: estimated cost at each replica, in prompt tokens. Without costs, the key decides.
+            Without costs and key, the load decides.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -69,7 +73,7 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
         key = secrets.token_bytes(8) if key is None else key
     else:
         bounds = [max(ceil(bound), _MIN_BOUND_REQUESTS)] * len(loads)
-    # The least loaded replica is always below its bound.
+    # `able` is never empty, because the least loaded replica is always below its bound.
     able = [n for n, load in enumerate(loads) if load < bounds[n]]
     if key is None:
         measure = loads if costs is None else costs
@@ -92,9 +96,9 @@ def choose(replicas: Sequence[R], key: bytes | None, costs: Sequence[float] | No
 
 @lru_cache(maxsize=4096)
 def _salt(endpoint: str) -> int:
-    """Return an odd 64-bit number for an endpoint.
+    """Return an odd 64-bit number for an endpoint, by which a key's hash is multiplied.
 
-    The upper half of its product with a key's hash is as good as a hash of both, at a tenth of the
-    cost.
+    The product modulo 2**64 ranks replicas as well as a hash of the key and the endpoint together,
+    at a tenth of the cost.
     """
     return int.from_bytes(blake2b(endpoint.encode(), digest_size=8).digest(), "big") | 1

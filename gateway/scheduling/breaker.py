@@ -12,10 +12,11 @@ _MAX_PAUSE_S = 30.0
 
 
 class Breaker:
-    """Opens after three failures in a row, then admits one probe at a time.
+    """Circuit breaker of a replica: opens after three failures in a row.
 
-    A successful probe closes the breaker. A failed one doubles the pause, up to 30 s. Requests sent
-    before a failure do not count again: a broken connection fails every request on it at once.
+    After a pause, an open breaker admits a single request as a probe. A successful probe closes the
+    breaker. A failed probe doubles the pause, up to 30 s. The failure of a request that was sent
+    before the last counted failure is ignored: a broken connection fails all its requests at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,14 +40,15 @@ class Breaker:
         return not self._probing and self._clock() >= self._open_until
 
     def begin(self) -> bool:
-        """Record that a request is sent. Return True if it is a probe, whose outcome must be
-        recorded.
+        """Record that a request is sent. Return True if the request is a probe.
+
+        The outcome of a probe must be recorded by one of the `record_` methods.
         """
         self._probing = self._open_until is not None
         return self._probing
 
     def record_success(self) -> None:
-        """Close the breaker."""
+        """Record that a request succeeded, and close the breaker."""
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
         self._open_until = None
@@ -62,7 +64,7 @@ class Breaker:
         now = self._clock()
         if self._open_until is not None:
             if not probe:
-                return  # sent before the breaker opened; only a probe shows the current state
+                return  # the request was sent before the breaker opened; only probes count now
             self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         else:
             if began <= self._failed_at:

@@ -1,7 +1,7 @@
 """Estimated cost of a request at each replica, in prompt tokens that an engine has to compute.
 
-Cached prompt tokens lower the cost. Prompts that already wait there, running answers, and an
-adapter upload raise it.
+Prompt tokens in the replica's cache lower the cost. Prompts that already wait at the replica,
+running answers and an adapter upload raise the cost.
 
 See decision 072 in docs/decisions.
 """
@@ -15,8 +15,8 @@ from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.replica import Replica
 from gateway.triton.prefix_cache import PromptPrefixes
 
-# Waiting prompts are computed first. They count half: computing a cached prompt again elsewhere
-# takes that replica's time from other requests.
+# The engine computes waiting prompts before this request. Count their tokens at half: if the
+# request avoided the wait, another replica would have to compute a prompt that is cached here.
 _WAITING_TOKEN_WEIGHT = 0.5
 # Each running answer makes an engine step a little longer.
 _TOKENS_PER_RUNNING_REQUEST = 8
@@ -24,14 +24,16 @@ _TOKENS_PER_RUNNING_REQUEST = 8
 # 0.5 s (bench/costs.md), in which an engine computes up to 4,000 tokens.
 _LOAD_TOKENS = 512
 _BYTES_PER_TOKEN = 32 * 1024
-# Shorter common prefixes are not worth routing requests to the same replica for.
+# Minimum length of a prompt beginning for which requests are routed to the same replica. Computing
+# a shorter one again costs too little.
 _MIN_SHARED_TOKENS = 64
 
 
 def affinity_key(generation: Generation, prefixes: PromptPrefixes | None) -> bytes | None:
-    """Return the key of requests that should meet on one replica, None if nothing is shared.
+    """Return the key for `choose`: requests with the same key should run on the same replica.
 
-    The key is the adapter, or the beginning of the prompt.
+    The key identifies the adapter or, without an adapter, the beginning of the prompt. Return None
+    for a short prompt without an adapter, and without `prefixes`.
     """
     if prefixes is None:
         return None
@@ -45,7 +47,10 @@ def affinity_key(generation: Generation, prefixes: PromptPrefixes | None) -> byt
 def estimate_costs(
     replicas: Sequence[Replica], generation: Generation, prefixes: PromptPrefixes | None
 ) -> list[float]:
-    """Return the cost at each replica. With equal load, a greater weight lowers the cost."""
+    """Return the cost of the generation at each replica, in prompt tokens.
+
+    A replica's load counts in inverse proportion to its weight.
+    """
     lora = generation.params.lora
     costs = []
     for replica in replicas:

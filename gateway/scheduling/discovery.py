@@ -1,6 +1,7 @@
-"""Configured endpoints of replicas; ``dns:///host:port`` is every current address of a name.
+"""Configured endpoints of replicas, and their resolution by DNS.
 
-With TLS the form is ``grpcs+dns:///host:port``, and each address is trusted as ``host``. (gRPC's
+``dns:///host:port`` stands for all current addresses of a host name. With TLS the form is
+``grpcs+dns:///host:port``; the certificate at each address must then be valid for ``host``. (gRPC's
 naming syntax: https://github.com/grpc/grpc/blob/master/doc/naming.md. A headless Kubernetes Service
 has one address for each pod.)
 """
@@ -23,7 +24,7 @@ DEFAULT_WEIGHT = 100.0
 
 
 class Target(NamedTuple):
-    """A configured endpoint. All addresses of a name share its weight."""
+    """A configured endpoint. If it is a name, each of its addresses gets this weight and drain."""
 
     endpoint: str
     weight: float = DEFAULT_WEIGHT
@@ -36,7 +37,7 @@ def is_name(endpoint: str) -> bool:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return the endpoint if its form is valid, else raise ValueError."""
+    """Return `endpoint` unchanged. Raise ValueError if its form is not valid."""
     address = endpoint.removeprefix(_TLS_SCHEME).removeprefix(_SCHEME)
     try:
         if is_name(endpoint) and "/" in address:
@@ -48,11 +49,11 @@ def check_endpoint(endpoint: str) -> str:
 
 
 async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
-    """Return the targets by endpoint, and True if a name could not be resolved.
+    """Return the targets by endpoint, and True if the name server did not answer for some name.
 
-    Each name is replaced by its addresses, sorted. Of repeated endpoints the first counts. If a
-    name cannot be resolved, its known addresses remain in force: a name server that is down says
-    nothing about the replicas. A name without addresses has no replicas.
+    Each name is replaced by its addresses, sorted. If an endpoint occurs repeatedly, its first
+    target counts. Names without an answer are left out; the caller should then keep their known
+    replicas. A name that the server does not know has no replicas.
     """
     found: dict[str, Target] = {}
     away = False
@@ -69,7 +70,7 @@ async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
 
 
 async def _resolve_name(endpoint: str) -> list[str] | None:
-    """Return the endpoints of a name, None if the name server does not answer."""
+    """Return the endpoints of a name, sorted. Return None if the name server does not answer."""
     scheme, _, name = endpoint.partition(_SCHEME)
     host, _, port = name.rpartition(":")
     loop = asyncio.get_running_loop()

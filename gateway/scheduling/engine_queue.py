@@ -1,8 +1,8 @@
-"""Engine queue: slots for generations, with lanes and a forecast of the wait.
+"""Engine queue: generations wait here, per tenant, until an engine has a free slot.
 
 Engines serve their own queue first come, first served, so one tenant's burst would delay all
-others. The gateway therefore sends only as many requests as the engines run at once and queues the
-others here, per tenant.
+other tenants. The gateway therefore sends only as many requests as the engines run at once. All
+further requests wait in this queue.
 
 See decisions 024 and 075 in docs/decisions.
 """
@@ -20,13 +20,13 @@ from gateway.scheduling.queues import Scope, Scopes, TenantQueue
 
 
 class EngineQueue(FairBudget):
-    """Slots for generations.
+    """Fair budget of engine slots, with lanes and a forecast of the wait.
 
-    Each choice of a request needs a slot of its own, so a large request starts in parts instead of
-    waiting until enough slots are free for all its choices. Only the beams of a search get their
-    slots together; they never exceed the tenant's share.
+    Each choice of a request needs a slot of its own. A request with many choices therefore starts
+    with the first free slots instead of waiting until all its choices have one. Only the beams of a
+    beam search get their slots together; the caller must check that they fit (`max_cost`).
 
-    Generations that only some replicas can run have a lane: see `FairPool`.
+    Generations that only some replicas can run wait in a lane of their own: see `FairPool`.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class EngineQueue(FairBudget):
         Args:
             limit: returns the current number of slots.
             share: returns the fraction of the slots that one tenant may hold.
-            capacity: returns the slots of a lane with all its replicas working; `limit` unless
-                given.
+            capacity: returns the number of slots that a lane has while all its replicas work. The
+                default is `limit`.
             scopes: returns the scopes of a lane; called only if lanes are in use.
             queue: maximum number of waiting generations, for all tenants together.
             wait_s: maximum time in the queue, in seconds.
@@ -55,7 +55,7 @@ class EngineQueue(FairBudget):
 
     @property
     def queued_lanes(self) -> Collection[Lane]:
-        """Lanes with queued generations, without the lane None."""
+        """Lanes with queued generations, except the lane None."""
         return self._pool.queued.lanes.keys()
 
     def permit(
@@ -70,21 +70,23 @@ class EngineQueue(FairBudget):
         is_resumed: bool = False,
         lane: Lane = None,
     ) -> Permit:
-        """Return a permit for `cost` slots for a generation. See `FairBudget.permit`.
+        """Return a permit for the `cost` slots of a generation. See `FairBudget.permit`.
 
         Args:
-            tenant: its name.
+            tenant: the tenant's name.
             priority: the tenant's priority; greater goes first.
             cost: number of slots.
             wait_s: maximum time in the queue in seconds, if less than the common limit.
-            first_token_s: seconds within which the first token must be expected.
-            max_expected_s: seconds within which the slots must be expected on entering.
+            first_token_s: refuse the generation if its first token is expected later than after
+                this many seconds.
+            max_expected_s: refuse the generation if its slots are expected later than after this
+                many seconds. Applies only together with `first_token_s`.
             is_resumed: the generation continues an answer that has started.
-            lane: the model variants that can run it.
+            lane: the model variants that can run the generation.
 
         Raises:
-            Overloaded: on entering, if the queue is full, or if the slots are not expected in time;
-                later, if no slot became free in time.
+            Overloaded: when the permit is entered, if the queue is full or the expected wait is too
+                long; later, if no slot became free in time.
             TimeoutError: `wait_s` has passed and is less than the common limit.
         """
         limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
@@ -99,7 +101,7 @@ class EngineQueue(FairBudget):
         self._pool.pace_of(tenant).record_first_token(seconds)
 
     def max_cost(self, lane: Lane = None) -> int | None:
-        """Return the greatest cost that can ever be granted, None while no engine is available."""
+        """Return the most slots that one permit can ever get; None while no engine is available."""
         capacity = self._capacity(lane)
         return self._pool.share_of(capacity) if capacity else None
 
@@ -140,7 +142,7 @@ class EngineQueue(FairBudget):
 
 
 def _build_standing(queue: TenantQueue, scope: Scope) -> Standing:
-    """Return the tenant's slots, queue and release rate within a scope."""
+    """Return the tenant's standing in a scope: its slots, its queue length and its release rate."""
     taken = queue.in_use.in_lanes(scope.lanes)
     waiting = queue.waiting_in(scope.lanes)
     return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))

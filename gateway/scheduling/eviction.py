@@ -1,4 +1,4 @@
-"""Limits of a queue that tenants share: what is evicted, or refused, when it is full."""
+"""Limits of a queue that tenants share, and the choice of the entry to evict if it is full."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Eviction:
         self._limit_of_tenant = limit_of_tenant
 
     def make_space(self, queue: TenantQueue) -> None:
-        """Make space for one more entry of a tenant, or raise Overloaded.
+        """Make space for one more entry in `queue`, or raise Overloaded.
 
-        If the queue is full, the last entry of the tenant with most entries is evicted, unless that
-        is about as many as `queue` has. Entries of resumed answers are never evicted.
+        If the common limit is reached, the tenant with the most entries loses its last entry, which
+        fails with Overloaded. If that tenant has at most one entry more than `queue`, the new entry
+        is refused instead. Entries of resumed answers are never evicted.
         """
         if queue.waiting >= self._limit_of_tenant:
             raise self._build_error(queue)
@@ -43,10 +44,10 @@ class Eviction:
             last.admitted.set_exception(self._build_error(longest))
 
     def _build_error(self, own: TenantQueue) -> Overloaded:
-        """Build the error for a full queue, with the waiting time of its first entry.
+        """Build the error for a full queue; its retry time is how long the oldest entry has waited.
 
-        A new request would wait about as long. Tenants are served fairly, so other tenants' queues
-        count only if `own` is empty.
+        A new request would wait about as long as the oldest entry of its tenant. Entries of other
+        tenants count only if the tenant has no entry in `own`.
         """
         queues = [own] if own.waiting else self._pool.queues.values()
         since = [

@@ -1,4 +1,4 @@
-"""Fair budgets: a limited number of units, such as bytes or calls, that tenants share."""
+"""Fair budgets: a limited number of slots, bytes or calls ("units") that tenants share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.scheduling.queues import QueueEntry, Scopes, TenantQueue
 
 
 class Ask(NamedTuple):
-    """Request for a permit. `EngineQueue.permit` describes the fields."""
+    """Arguments of a permit, as `EngineQueue.permit` describes them."""
 
     tenant: str
     priority: int
@@ -28,10 +28,10 @@ class Ask(NamedTuple):
 
 
 class FairBudget:
-    """Units that tenants share fairly, with a bounded queue.
+    """Limited number of units that tenants share fairly, with a bounded queue.
 
-    Belongs to one event loop; granting and releasing never wait for I/O. `FairPool` describes who
-    gets the next free units.
+    Not thread-safe: use an instance in one event loop only. Granting and releasing never wait for
+    I/O. `FairPool` describes which tenant gets the next free units.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class FairBudget:
             share: returns the fraction of the units that one tenant may hold.
             scopes: returns the scopes of a lane; called only if lanes are in use.
             queue: maximum number of waiting permits, for all tenants together.
-            queue_of_tenant: the same for one tenant; `queue` unless given.
+            queue_of_tenant: maximum number of waiting permits of one tenant. The default is
+                `queue`.
             wait_s: maximum time in the queue, in seconds.
         """
         self._wait_s = wait_s
@@ -72,7 +73,7 @@ class FairBudget:
 
     @property
     def waiting_by_tenant(self) -> dict[str, int]:
-        """Number of waiting permits by tenant, for tenants with any."""
+        """Number of waiting permits by tenant. Tenants without a waiting permit are left out."""
         return {name: n for name, queue in self._pool.queues.items() if (n := queue.waiting)}
 
     @property
@@ -91,28 +92,28 @@ class FairBudget:
     ) -> Permit:
         """Return a permit for `cost` units for `tenant`. Use it with `async with`.
 
-        A further permit of work that has started (`is_resumed`) goes to the front of its tenant's
-        queue and may wait up to `wait_s`: the queue's limits do not apply. Such work has at most
-        one waiting permit, so their number needs no limit. A permit that need not wait is never
-        refused.
+        A permit with `is_resumed` goes to the front of its tenant's queue and may wait up to
+        `wait_s`. The queue's limits do not apply to it: a request that has started has at most one
+        waiting permit, so the number of such permits is limited anyway. A permit that need not wait
+        is never refused.
 
         Args:
-            tenant: its name.
+            tenant: the tenant's name.
             priority: the tenant's priority; greater goes first.
             cost: number of units.
             wait_s: maximum time in the queue in seconds, if less than the common limit.
-            is_resumed: the permit continues work that has started.
+            is_resumed: the permit is a further one of a request that has started.
 
         Raises:
-            Overloaded: on entering, if the queue is full; later, if too few units became free in
-                time.
+            Overloaded: when the permit is entered, if the queue is full; later, if too few units
+                became free in time.
             TimeoutError: `wait_s` has passed and is less than the common limit.
         """
         limit_s = wait_s if is_resumed else min_optional(self._wait_s, wait_s)
         return Permit(self, Ask(tenant, priority, cost, limit_s, is_resumed=is_resumed))
 
     def max_cost(self) -> int | None:
-        """Return the greatest cost that can ever be granted, None while there are no units."""
+        """Return the most units that one permit can ever get; None while there are no units."""
         limit = self._pool.limit
         return self._pool.share_of(limit) if limit else None
 
@@ -144,10 +145,10 @@ class FairBudget:
                 await entry.admitted
         except BaseException as error:
             if not pool.discard(queue, lane, entry) and entry.is_admitted:
-                # it was admitted in the moment in which it gave up
+                # the entry was granted its units just before the wait was cancelled or timed out
                 self.release(ask)
             pool.remove_if_idle(tenant)
-            pool.grant()  # free units may have been reserved for this entry
+            pool.grant()  # grant the free units that were reserved for this entry
             late = turn_s is not None and turn_s != wait_s
             if isinstance(error, TimeoutError) and (late or wait_s == self._wait_s):
                 expected_s = self._expect_wait(queue, cost, lane) if late else None
@@ -163,19 +164,19 @@ class FairBudget:
         self._pool.release(ask.tenant, ask.cost, ask.lane)
 
     def _limit_turn(self, queue: TenantQueue, ask: Ask) -> float | None:
-        """Return the maximum time in the queue in seconds.
+        """Return how long the request may wait in the queue, in seconds; None without a limit.
 
-        Raise Overloaded if that is known not to suffice.
+        Raise Overloaded if the expected wait is longer.
         """
         return ask.wait_s
 
     def _expect_wait(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
-        """Return the expected wait in seconds, None if unknown."""
+        """Return the expected time in the queue in seconds, None if it is unknown."""
         return None
 
 
 class Permit:
-    """Units of a budget. See `FairBudget.permit` and `EngineQueue.permit`."""
+    """Context manager that holds units of a budget. `FairBudget.permit` creates one."""
 
     __slots__ = ("_ask", "_budget")
 

@@ -1,4 +1,4 @@
-"""Slots that tenants share fairly: which queued entry gets the next free ones.
+"""Slots that tenants share fairly, and the rules by which queued entries get free slots.
 
 See decision 024 in docs/decisions.
 """
@@ -17,12 +17,13 @@ from gateway.scheduling.queues import QueueEntry, Scope, Scopes, SlotCount, Tena
 class FairPool:
     """Slots in use and entries in queues, by tenant and lane.
 
-    Free slots go to the tenant with the highest priority. Among equals they go to the one that
-    would then hold the fewest, and within a tenant to its first entry. One tenant alone gets at
-    most its share of the slots, so that the next tenant finds a free one.
+    Free slots go to the tenant with the highest priority. Among tenants of equal priority, they go
+    to the one that would then hold the fewest slots. Within a tenant, its first entry gets them. A
+    tenant never holds more than its share of the slots, even if no other tenant waits, so the next
+    tenant finds a free slot.
 
-    Entries of a lane wait for slots of that lane, in a queue of their own, so they never delay
-    entries that other replicas can run.
+    Each lane has a queue of its own. Entries that wait for the replicas of one lane therefore never
+    delay entries that other replicas can run.
 
     Attributes:
         queues: tenants that hold slots or wait for some, by name.
@@ -33,11 +34,11 @@ class FairPool:
     def __init__(
         self, limit: Callable[[], int], share: Callable[[], float], scopes: Scopes | None = None
     ) -> None:
-        """Start with all slots free. See `FairBudget` and `EngineQueue` for the arguments."""
+        """Start with all slots free. `FairBudget` describes the arguments."""
         self._limit = limit
         self._share = share
         self._scopes_of = scopes
-        # Paces outlive the queues: their number is that of configured tenants.
+        # Paces are never removed: there are only as many as configured tenants.
         self._paces: dict[str, Pace] = {}
         self.queues: dict[str, TenantQueue] = {}
         self.in_use = SlotCount()
@@ -49,21 +50,24 @@ class FairPool:
         return self._limit()
 
     def pace_of(self, tenant: str) -> Pace:
-        """Return the pace of a tenant, a new one at its first request."""
+        """Return the pace of a tenant. The first call for a tenant adds a new pace."""
         pace = self._paces.get(tenant)
         if pace is None:
             pace = self._paces[tenant] = Pace()
         return pace
 
     def queue_of(self, tenant: str) -> TenantQueue:
-        """Return the queue of a tenant, an empty one if it has none."""
+        """Return the queue of a tenant. If the tenant has no queue, add an empty one."""
         queue = self.queues.get(tenant)
         if queue is None:
             queue = self.queues[tenant] = TenantQueue(self.pace_of(tenant))
         return queue
 
     def take_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
-        """Take `cost` slots if they are free, and no entry in a queue goes first."""
+        """Take `cost` slots if they are free and no queued entry is entitled to them.
+
+        Return True if the slots were taken.
+        """
         if queue.by_lane.get(lane):
             return False
         reserved = self.grant() if self.queued.total else ()
@@ -83,7 +87,7 @@ class FairPool:
         self.grant()
 
     def append(self, queue: TenantQueue, lane: Lane, entry: QueueEntry) -> None:
-        """Queue an entry: at the front if it continues an answer that has started, else last."""
+        """Add an entry at the end of its queue, or at the front if it resumes an answer."""
         entries = queue.by_lane.setdefault(lane, deque())
         if entry.is_resumed:
             entries.appendleft(entry)
@@ -92,7 +96,7 @@ class FairPool:
         self.queued.add(lane, 1)
 
     def discard(self, queue: TenantQueue, lane: Lane, entry: QueueEntry) -> bool:
-        """Remove an entry. Return False if it no longer waits."""
+        """Remove an entry from its queue. Return False if it is no longer in the queue."""
         entries = queue.by_lane[lane]
         if entry not in entries:
             return False
@@ -106,7 +110,7 @@ class FairPool:
         return queue.by_lane[lane].pop()
 
     def remove_if_idle(self, tenant: str) -> None:
-        """Forget the queue of a tenant that holds no slot and waits for none."""
+        """Remove the queue of a tenant that holds no slot and has no queued entry."""
         queue = self.queues.get(tenant)
         if queue is not None and not queue.in_use.total and not queue.waiting:
             del self.queues[tenant]
@@ -114,7 +118,8 @@ class FairPool:
     def grant(self) -> set[object]:
         """Grant free slots to queued entries.
 
-        Return the keys of the scopes whose first entry needs more slots than are free.
+        Return the keys of the scopes whose free slots are reserved: the next entry needs more slots
+        than are free, so no later entry may take them.
         """
         reserved: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
@@ -138,7 +143,7 @@ class FairPool:
             cost = queue.by_lane[lane][0].cost
             lacking = {scope.key for scope in found[lane] if self.lacks_free(scope, cost)}
             if lacking:
-                reserved |= lacking  # reserve the free slots until they suffice
+                reserved |= lacking  # reserve the free slots for this entry until they suffice
                 continue
             entry = queue.by_lane[lane].popleft()
             self.queued.add(lane, -1)
@@ -148,7 +153,7 @@ class FairPool:
         return reserved
 
     def scopes(self, lane: Lane) -> Sequence[Scope]:
-        """Return the scopes in which an entry of `lane` needs slots."""
+        """Return the scopes in which an entry of `lane` needs slots. See `queues.Scope`."""
         used, awaited = self.in_use.lanes, self.queued.lanes
         if self._scopes_of is None or (lane is None and not used and not awaited):
             return (Scope(self._limit()),)
@@ -164,7 +169,7 @@ class FairPool:
         return queue.in_use.in_lanes(scope.lanes) + cost <= share
 
     def share_of(self, limit: int) -> int:
-        """Return how many of `limit` slots one tenant may hold, at least 1."""
+        """Return how many of `limit` slots one tenant may hold. The result is at least 1."""
         return max(1, int(limit * self._share()))
 
     def _count(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
@@ -175,10 +180,10 @@ class FairPool:
 
 
 def _grant_order(candidate: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
-    """Return the sort key of a lane of a tenant's queue; the smallest gets the next free slots.
+    """Return the sort key of a tenant's lane; the lane with the smallest key gets the free slots.
 
-    A tenant with few slots does not wait for another's many beams. A tenant that would hold more
-    slots than those beams does.
+    The key includes the slots that the lane's first entry needs. An entry for many beams therefore
+    comes after the entries of tenants that would hold fewer slots than its own tenant.
     """
     queue, lane = candidate
     first = queue.by_lane[lane][0]

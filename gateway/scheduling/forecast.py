@@ -12,21 +12,25 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Older samples than about this many carry little weight.
+# Number of recent samples that determine a statistic. Older samples have little weight.
 _WINDOW_SAMPLES = 16
 _DECAY = 1 - 1 / _WINDOW_SAMPLES
-# With fewer samples there is no forecast, so a tenant's first requests are never refused.
+# Minimum number of samples for a forecast. A tenant's first requests are therefore never refused
+# because of a forecast.
 _MIN_SAMPLES = 8
-# Deviations above the mean to allow for: one or two first tokens in a hundred are later.
+# Nearly all first tokens come within the mean time plus this many mean deviations. One or two in a
+# hundred come later.
 _LATE_DEVIATIONS = 3.0
 
 
 @dataclass(slots=True)
 class Pace:
-    """Rates of one tenant: slots released per second, and time to first token after a grant.
+    """Recent speed of one tenant: its release rate, and its time from a grant to the first token.
 
-    The rate is released slots per second of a slot in use. It therefore does not depend on how many
-    slots are in use, or on whether requests came all at once. Long answers count while they run.
+    The release rate is the number of released slots, divided by the time for which slots were in
+    use, summed over the slots. It therefore depends neither on how many slots are in use nor on
+    whether requests came all at once. Slots of running answers count in the divisor, so long
+    answers lower the rate while they run.
     """
 
     _releases: int = 0
@@ -59,7 +63,8 @@ class Pace:
     def freed_per_s(self, taken: int, now: float) -> float:
         """Return how many of `taken` slots are released per second.
 
-        The result is rather too high than too low: it counts one more release at this moment.
+        The result is too high rather than too low, because one more release is counted as if it
+        came now.
         """
         taken_s = self._in_use_s + self._in_use * (now - self._since)
         return taken * (self._released_slots + 1) / max(taken_s, 1e-6)
@@ -74,7 +79,7 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """Time within which nearly all first tokens come, in seconds; 0 while it is unknown."""
+        """Seconds from a grant within which nearly all first tokens come; 0 while unknown."""
         if self._first_tokens < _MIN_SAMPLES:
             return 0.0
         return self._mean_s + _LATE_DEVIATIONS * self._deviation_s
@@ -92,10 +97,16 @@ class Standing(NamedTuple):
 def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -> float | None:
     """Return the median time in seconds until `mine` gets `needed` more slots.
 
-    Return None if no slot is being released. The model follows `FairPool`: free slots go to the
-    highest priority first, then to the tenant with fewest. A waiting tenant gets its own released
-    slots back. It also gets those of tenants with more slots until both have as many, shared with
-    other waiting tenants that have as few.
+    Return None if no slots are being released. The calculation follows `FairPool`: free slots go to
+    the highest priority first, then to the tenant with the fewest slots. `mine` therefore gets its
+    own released slots again. It also gets slots of tenants with more slots until it has as many as
+    they have, and all slots of tenants with a lower priority. `mine` shares these with other
+    waiting tenants of its priority that do not have more slots.
+
+    Args:
+        mine: the tenant that waits.
+        others: all other tenants.
+        needed: number of slots that `mine` waits for.
     """
     ahead = sum([each.waiting for each in others if each.priority > mine.priority])
     if ahead:
@@ -111,5 +122,6 @@ def expected_wait_s(mine: Standing, others: Collection[Standing], needed: int) -
             elif each.waiting and each.priority == mine.priority:
                 rivals += 1
         per_s = mine.freed_per_s + gained / rivals
-    # Median of the sum of exponential times; their mean would be one slot after the other.
+    # The wait for n slots is a sum of n exponential times (an Erlang distribution). Its mean is
+    # n / rate, its median about (n - 1/3) / rate.
     return (ahead + needed - 1 / 3) / per_s if per_s else None

@@ -19,26 +19,28 @@ from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.names import LogicalInput
 
 Lane = frozenset[object] | None
-"""Variants that can run a request. Requests with the same lane share a queue. None means all
-variants.
+"""Model variants that can run a request; None stands for all variants.
+
+Each tenant has one queue for each lane.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelVariant:
-    """Common capabilities of replicas, compared by identity.
+    """Capabilities that a group of replicas has in common. Variants are compared by identity.
 
-    The fingerprint and the engine's folder are left out, because each replica has its own.
+    The fingerprint and the engine's folder are empty in `capabilities`, because they differ between
+    replicas.
     """
 
     capabilities: ModelCapabilities
 
 
 class VariantRegistry:
-    """Registry of every model variant that was ever seen.
+    """Registry of all model variants that were seen since the process started.
 
-    A request may outlive the replicas that it was prepared for and meet others of the same variant,
-    so variants are never forgotten.
+    Variants are never removed. A request may outlive the replicas that it was prepared for; new
+    replicas with the same capabilities then get the same variant and can run the request.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ def _has_input(name: LogicalInput, capabilities: ModelCapabilities) -> bool:
     return name in capabilities.inputs
 
 
-# Names of features for log lines, and the test for each.
+# Features of a model variant: the name for log lines, and a function that tests for the feature.
 _FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("log probabilities", lambda c: c.text is None and "log_probs" in c.inputs),
     ("token ids in answers", lambda c: c.text is None),
@@ -78,7 +80,7 @@ _FEATURES: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
 
 
 def describe_differences(variants: Sequence[ModelVariant]) -> list[str]:
-    """Return one line for each variant with the features that not all variants have."""
+    """Return a log text for each variant: the features that some other variant lacks."""
     least = min(variant.capabilities.max_seq_len for variant in variants)
     lines = []
     for variant in variants:

@@ -1,7 +1,8 @@
-"""Choice of a replica, and admission, for models other than the one that generates text.
+"""Admission and choice of a replica for embedding and ranking models ("mapped models").
 
-Each model on each replica has a circuit breaker of its own: a failing embedding model must not take
-a replica away from chats, and the other way round. Calls change nothing, so they can be repeated.
+Each model on each replica has a circuit breaker of its own: if the embedding model of a replica
+fails, chats still use the replica, and vice versa. Calls of these models have no side effects, so
+a failed call is repeated on another replica.
 
 See decision 005 in docs/decisions.
 """
@@ -27,18 +28,20 @@ log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 3
 _MAX_CALLS_PER_REPLICA = 8
-"""Concurrent calls of one model on each replica: the next calls are ready when Triton has built a
-batch.
+"""Maximum number of concurrent calls of one model on each replica.
+
+More than one, so that further calls already wait at Triton when it has finished a batch.
 """
-# Pause before a replica without the model is asked again; otherwise every request would ask.
+# Seconds until a replica that lacks the model is asked for it again. Without this pause, every
+# request would ask.
 _MISSING_RETRY_S = 2.0
-# uvloop may end a wait up to this much too early: its clock has milliseconds.
+# Seconds by which uvloop may end a wait too early: its clock counts full milliseconds.
 _TIMER_SLACK_S = 0.001
 
 
 @dataclass(eq=False, slots=True)
 class _ReplicaModel:
-    """A model on a replica. Times are the event loop's."""
+    """A mapped model on one replica. Times are in seconds of the event loop's clock."""
 
     replica: Replica
     breaker: Breaker = field(default_factory=lambda: Breaker(asyncio.get_running_loop().time))
@@ -60,12 +63,21 @@ class _ReplicaModel:
 
 
 class MappedPool:
-    """Embedding and ranking models on all replicas. Belongs to one event loop."""
+    """Embedding and ranking models on all replicas.
+
+    Not thread-safe: use an instance in one event loop only.
+    """
 
     def __init__(
         self, replicas: Replicas, admission: Callable[[Callable[[], int]], FairBudget]
     ) -> None:
-        """Use `replicas`; `admission` builds the admission control of one model from a limit."""
+        """Start without admission controls.
+
+        Args:
+            replicas: the replicas to choose from.
+            admission: builds the admission control of one model; its argument returns the limit of
+                concurrent calls.
+        """
         self._replicas = replicas
         self._make_admission = admission
         self._admissions: dict[str, FairBudget] = {}
@@ -73,7 +85,7 @@ class MappedPool:
 
     @property
     def misfits(self) -> dict[str, str]:
-        """Differences between mappings and models, in words, by model and replica."""
+        """Descriptions of mappings that do not fit the model in Triton, by model and replica."""
         return {
             f"{mapping.model} {target.endpoint}": f"{target.endpoint}: {target.misfit}"
             for (_, mapping), target in self._by_replica.items()
@@ -81,7 +93,10 @@ class MappedPool:
         }
 
     def admission(self, model: str) -> FairBudget:
-        """Return the admission control of a model, by its name in Triton. A slot is one call."""
+        """Return the admission control of a model, whose units are concurrent calls.
+
+        `model` is the model's name in Triton.
+        """
         if model not in self._admissions:
             self._admissions[model] = self._make_admission(self._max_calls)
         return self._admissions[model]
@@ -92,8 +107,11 @@ class MappedPool:
         )
 
     async def model(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return the model as one of the replicas serves it. Raise EngineUnavailable if no replica
-        does.
+        """Return the mapping, resolved with the model's configuration on a replica that serves it.
+
+        Raises:
+            EngineUnavailable: no available replica serves the model.
+            EngineError: the mapping does not fit the model.
         """
         tried: list[_ReplicaModel] = []
         return (await self._find_model(mapping, tried))[1]
@@ -108,10 +126,10 @@ class MappedPool:
         """Return the answers to `rows`, in their order.
 
         Args:
-            request: the request's context; it learns which replica is used.
+            request: the request's context; its `replica` is set to the endpoint in use.
             mapping: the model and its tensors.
             rows: the inputs.
-            deadline: in the event loop's time.
+            deadline: time in seconds of the event loop's clock.
 
         Raises:
             GatewayError: no replica can answer.
@@ -127,7 +145,8 @@ class MappedPool:
                 if len(tried) == _MAX_ATTEMPTS:
                     raise
             except EngineBroken as error:
-                # The model's error for one request, whose content may be another tenant's.
+                # Replace the error: its text is the model's, and may quote another tenant's input.
+                # Resolve the mapping again before the next call.
                 target.model = None
                 raise EngineError(error.message) from error
 
@@ -148,7 +167,8 @@ class MappedPool:
         target.in_flight += 1
         failed: type[BaseException] | None = None
         try:
-            # The batches were planned for another replica, whose model may take more rows at once.
+            # Split the rows again: they were batched for another replica, whose model may take more
+            # rows in a call than this one.
             for start in range(0, len(rows), model.rows):
                 some = rows[start : start + model.rows]
                 left = deadline - loop.time()
@@ -162,7 +182,8 @@ class MappedPool:
             if isinstance(error, EngineUnavailable):
                 target.model = None
             now = loop.time()
-            # At the deadline the caller usually cancels this call before its own timeout fires.
+            # Count a cancellation at the deadline as a timeout: the caller usually cancels this
+            # call just before the timeout of the RPC fires.
             late = isinstance(error, TimeoutError) or (
                 isinstance(error, asyncio.CancelledError) and now > deadline - _TIMER_SLACK_S
             )
@@ -183,7 +204,10 @@ class MappedPool:
     async def _find_model(
         self, mapping: TensorMapping, tried: list[_ReplicaModel]
     ) -> tuple[_ReplicaModel, ResolvedMapping]:
-        """Return the next replica that serves the model; add those without it to `tried`."""
+        """Return the next replica that serves the model, and the resolved mapping.
+
+        Replicas that turn out not to serve the model are added to `tried`.
+        """
         while True:
             target = self._pick(mapping, tried)
             if target.model is not None:
@@ -199,7 +223,7 @@ class MappedPool:
                 tried.append(target)
 
     def _pick(self, mapping: TensorMapping, tried: Sequence[_ReplicaModel]) -> _ReplicaModel:
-        """Return the least loaded working replica.
+        """Return the least loaded working replica outside `tried`.
 
         Raises:
             EngineUnavailable: no replica is available.
@@ -218,7 +242,8 @@ class MappedPool:
             and target.lacks_until <= now
             and target.breaker.allows
         ]
-        # The replica's text model may be unavailable or loading while this one is served.
+        # Prefer ready replicas, but use others if there are none: this model may be served while
+        # the replica's text model is loading or unavailable.
         able = [target for target in able if target.replica.ready] or able
         able = [target for target in able if target.weight] or able
         misfit = next((p.misfit for p in targets if p.misfit and p.lacks_until > now), "")

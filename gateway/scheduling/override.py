@@ -1,4 +1,7 @@
-"""Weights and drains of replicas that an admin sets at run time, beside the configuration."""
+"""Overrides: weights and drains of replicas that an admin sets at run time.
+
+Overrides replace the values of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ MAX_WEIGHT = 1e6
 
 
 class Override(NamedTuple):
-    """Values that replace configured ones; None leaves the configured value."""
+    """A replica's weight and drain that replace the configured values; None replaces nothing."""
 
     weight: float | None = None
     drain: bool | None = None
@@ -35,11 +38,14 @@ class Override(NamedTuple):
 
 
 Overrides = Mapping[str, Override]
-"""Overrides by the endpoint of a replica, which is an address where a name is configured."""
+"""Overrides by the replica's endpoint. If a name is configured, by each of its addresses."""
 
 
 def parse_override(facts: object) -> Override:
-    """Parse what `Override.to_dict` returned. Raise ValueError for anything else."""
+    """Parse a dictionary that `Override.to_dict` returned.
+
+    Raise ValueError if `facts` sets no value, or anything else than a valid weight and drain.
+    """
     if not isinstance(facts, dict) or not facts or facts.keys() - {"weight", "drain"}:
         raise ValueError("not a weight and a drain")
     weight, drain = facts.get("weight"), facts.get("drain")

@@ -1,4 +1,4 @@
-"""Counters of `fair_pool`: slots in use and queued generations, by tenant and lane.
+"""Data of `fair_pool`: slots in use and queued generations, by tenant and lane.
 
 See decision 024 in docs/decisions.
 """
@@ -17,14 +17,14 @@ from gateway.scheduling.kinds import Lane
 
 
 class Scope(NamedTuple):
-    """Slots that `lanes` share (None: all lanes): the number that they may use together.
+    """Group of lanes that share slots. A generation needs a free slot in each scope of its lane.
 
     Attributes:
-        slots: number of slots.
-        lanes: the lanes that share them.
+        slots: number of slots that the lanes may use together.
+        lanes: the lanes that share the slots; None stands for all lanes.
         key: identifies the scope.
-        shared: slots of which a tenant gets its share, if more than `slots`; slots that other lanes
-            use now shrink every tenant's share equally.
+        shared: number of slots from which a tenant's share is calculated, if more than `slots`.
+            `slots` shrinks while lanes outside the scope use its replicas; `shared` does not.
     """
 
     slots: int
@@ -34,15 +34,18 @@ class Scope(NamedTuple):
 
 
 Scopes = Callable[[Lane, Collection[Lane]], Sequence[Scope]]
-"""Function that returns the scopes in which a request of a lane needs slots.
+"""Function that returns the scopes in which a request needs slots.
 
-Its second argument is the other lanes in use.
+Its arguments are the lane of the request, and all lanes that have slots in use or queued requests.
 """
 
 
 @dataclass(slots=True)
 class SlotCount:
-    """A number of slots, in total and by lane. The lane None is counted in the total only."""
+    """Number of slots or queue entries, in total and by lane.
+
+    The lane None is counted in the total only.
+    """
 
     total: int = 0
     lanes: dict[Lane, int] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class SlotCount:
                 del self.lanes[lane]
 
     def in_lanes(self, lanes: Collection[Lane] | None) -> int:
-        """Return the slots of these lanes; None stands for all lanes."""
+        """Return the number of slots of these lanes; None stands for all lanes."""
         if lanes is None:
             return self.total
         of_none = self.total - sum(self.lanes.values()) if None in lanes else 0
@@ -65,7 +68,7 @@ class SlotCount:
 
 @dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A queued generation, which needs `cost` slots."""
+    """A queued generation that needs `cost` slots. `admitted` ends when they are granted."""
 
     cost: int
     admitted: asyncio.Future[None]
@@ -82,7 +85,7 @@ class QueueEntry:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """A tenant's slots in use, and its queued generations in order, by lane."""
+    """A tenant's slots in use and its queued generations, by lane, first come, first served."""
 
     pace: Pace
     priority: int = 0

@@ -36,10 +36,11 @@ class LastFailure(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """A Triton endpoint. A replica that is `leaving` finishes its requests and gets no new ones.
+    """A Triton endpoint and its state. Replicas are compared by identity.
 
-    Requests go to replicas with a positive `weight`, in proportion to it, and to one of weight 0
-    only if no other can run them. A drained replica gets no request that came after the drain.
+    Requests are distributed in proportion to `weight`. A replica of weight 0 gets a request only if
+    no other replica can run it. A drained replica gets no request that came after the drain. A
+    replica that is `leaving` finishes its requests and gets no new ones.
     """
 
     endpoint: str
@@ -47,36 +48,40 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
     weight: float = DEFAULT_WEIGHT
     drained_at: float | None = None
-    """Start of the drain, in the event loop's time."""
+    """Start of the drain, in seconds of the event loop's clock; None if not drained."""
     variant: ModelVariant | None = None
-    """The replica's model variant; None until it was seen serving."""
+    """The replica's model variant; None until the replica was first seen serving a model."""
     in_flight: int = 0
     lanes: Counter[Lane] = field(default_factory=Counter)
-    """Requests in flight that only some model variants can run, by lane."""
+    """Number of requests in flight by lane, without the lane None."""
     requests: int = 0
     """Number of requests sent so far."""
     waiting_tokens: float = 0.0
-    """Uncached prompt tokens of requests without a first token yet. Not counted with a single
-    replica.
+    """Estimated number of uncached prompt tokens of requests that wait for their first token.
+
+    Stays 0 while the gateway has a single replica.
     """
     leaving: bool = False
     is_migrating: bool = False
-    """True if streams that can be resumed elsewhere leave this replica now."""
+    """True if streams on this replica should now move to other replicas, if they can be resumed."""
     migration_timer: asyncio.TimerHandle | None = None
-    """Sets `is_migrating` after the grace time of a drained or leaving replica."""
+    """Timer that sets `is_migrating` after the grace time of a drained or leaving replica."""
     watch: asyncio.Task[None] | None = None
     last_failure: LastFailure | None = None
-    """Last failure of a request that was the replica's fault."""
+    """Last failure that was the replica's fault; None if there was none."""
 
     def cancel_migration(self) -> None:
-        """Let streams finish on this replica."""
+        """Let streams stay on this replica, and cancel a scheduled migration."""
         self.is_migrating = False
         if self.migration_timer is not None:
             self.migration_timer.cancel()
             self.migration_timer = None
 
     def schedule_migration(self, grace_s: float) -> None:
-        """Let streams migrate to other replicas `grace_s` seconds after the first such call."""
+        """Let streams migrate to other replicas in `grace_s` seconds.
+
+        Does nothing if a migration is scheduled or in progress.
+        """
         if self.migration_timer is None:
             loop = asyncio.get_running_loop()
             self.migration_timer = loop.call_later(grace_s, setattr, self, "is_migrating", True)
@@ -92,8 +97,9 @@ class Replica:
         return self.engine.ready and not self.leaving and self.drained_at is None
 
     def can_serve(self, generation: Generation) -> bool:
-        """Return True if the variant can run the request, and the adapter is on disk or can be
-        sent.
+        """Return True if the replica's model variant can run the generation with its adapter.
+
+        The adapter must be on the replica's disk, or the replica must take it with the request.
         """
         if generation.forms and self.variant not in generation.forms:
             return False
@@ -107,7 +113,7 @@ class Replica:
 
     @property
     def state(self) -> str:
-        """The replica's state in words: ready, or why it gets no requests."""
+        """The replica's state in words: "ready", or the reason why it gets no requests."""
         if self.leaving:
             return "leaving"
         if not self.engine.ready:
@@ -118,11 +124,11 @@ class Replica:
 
 
 class ReplicaLease:
-    """Lease of one request on a replica, as a context manager; its outcome goes to the circuit
-    breaker.
+    """Lease of one request on a replica; a context manager around the call to its engine.
 
-    Inside, `metadata` is what the call must carry: the trace that it belongs to. The context
-    `request` learns which replica is used.
+    While entered, the request counts as in flight, and `metadata` has the headers for the call to
+    Triton (its trace context). On entry, `replica` of the request's context is set. On exit, the
+    circuit breaker gets the outcome.
     """
 
     def __init__(
@@ -133,10 +139,19 @@ class ReplicaLease:
         lane: Lane = None,
         prefixes: PromptPrefixes | None = None,
     ) -> None:
-        """Prepare a lease. Without `prefixes`, nothing is learned of the replica's prompt cache."""
+        """Prepare a lease.
+
+        Args:
+            replica: the replica that runs the request.
+            request: the request's context.
+            on_release: called with the replica on exit.
+            lane: the lane of the request.
+            prefixes: hashes of the prompt's prefixes. Without them, the estimate of the replica's
+                prompt cache is not updated.
+        """
         self.replica = replica
         self.reused_tokens: int | None = None
-        """Cached prompt tokens, set once the engine has reported them."""
+        """Number of cached prompt tokens, set by the caller once the engine has reported them."""
         self._prefixes = prefixes
         self._waiting = 0.0
         self._lane = lane
@@ -171,7 +186,7 @@ class ReplicaLease:
 
     @property
     def uses_reused_tokens(self) -> bool:
-        """True if `reused_tokens` should be set."""
+        """True if the caller should set `reused_tokens`."""
         return self._prefixes is not None
 
     @property
@@ -183,7 +198,8 @@ class ReplicaLease:
         """Record that the engine has sent a token, so the replica works."""
         self._answered = True
         self._remove_waiting_tokens()
-        # Report success now, not at the end: the breaker may probe again in between.
+        # Report success now instead of at the end of the answer. From now on this request is no
+        # probe: its end must not count as the outcome of a probe that is sent in between.
         self._probe = False
         self.replica.breaker.record_success()
         if self._span is not None:

@@ -1,4 +1,4 @@
-"""The replicas of one model: following the configuration, choosing one, and draining."""
+"""The replicas of one model: updates from the configuration, choice for a request, and drains."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from gateway.triton.selection import ModelSelection
 
 log = logging.getLogger(__name__)
 
-# A pod's address is published a second after it is ready; polling more often gains nothing.
+# Interval of DNS lookups. Kubernetes publishes a pod's address about a second after the pod is
+# ready, so more lookups would gain nothing.
 _LOOKUP_PERIOD_S = 2.0
-# Each replica is polled once a second.
+# Time to wait for an unavailable replica: a few polls, because each replica is polled once a
+# second.
 _RECOVERY_WAIT_S = 3.0
 _RECOVERY_POLL_S = 0.1
 
 
 class Replicas:
-    """The replicas of this gateway. Belongs to one event loop.
+    """The replicas of this gateway.
 
-    `make` builds the engine of an endpoint. It raises ValueError for an invalid endpoint.
+    Not thread-safe: use an instance in one event loop only.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Replicas:
         """Start without replicas.
 
         Args:
-            make: builds the engine of an endpoint; raises ValueError for an invalid one.
+            make: builds the engine of an endpoint; raises ValueError for an invalid endpoint.
             limit: returns how many requests a replica may have in flight, None without a limit.
             drain_grace_s: seconds that streams may stay on a drained or leaving replica.
         """
@@ -59,12 +61,12 @@ class Replicas:
         self.queued_lanes: Callable[[], Collection[Lane]] = tuple
         """Function that returns the lanes with queued requests."""
         self.configured: list[Target] = []
-        """The last argument of `configure`."""
+        """Targets of the last call of `configure`, with names not resolved."""
         self._overrides: Overrides = {}
         self._targets: dict[str, Target] = {}
-        """Configured targets, by the endpoint of a replica."""
+        """Configured target of each replica, by the replica's endpoint, without overrides."""
         self.lookup_problem = ""
-        """Why names cannot be resolved now; empty if they can."""
+        """Why names of replicas cannot be resolved now; empty if they can."""
         self._known_variants = VariantRegistry()
         self._variants: tuple[ModelVariant, ...] = ()
         self._lookup: asyncio.Task[None] | None = None
@@ -74,9 +76,10 @@ class Replicas:
         self._drain_grace_s = drain_grace_s
 
     def __iter__(self) -> Iterator[Replica]:
-        """Iterate over replicas that finish their last requests, then over the configured ones.
+        """Iterate over leaving replicas that finish their requests, then over configured replicas.
 
-        An endpoint may occur twice, if it left and was added again; the last one counts.
+        An endpoint that left and was added again may occur twice. The last one is the configured
+        one.
         """
         return iter([*self._leaving, *self._replicas.values()])
 
@@ -92,7 +95,7 @@ class Replicas:
 
     @property
     def draining(self) -> bool:
-        """True while this gateway shuts down, which then explains cancelled calls."""
+        """True while this gateway shuts down, which then is the reason of cancelled calls."""
         return self._draining
 
     @draining.setter
@@ -105,8 +108,8 @@ class Replicas:
     def variants(self) -> Sequence[ModelVariant]:
         """Model variants that new requests are prepared for.
 
-        Variants of replicas that are unavailable for a while are included, so requests that only
-        those can run are not rejected. Raises EngineUnavailable while no replica is ready.
+        Variants of unavailable replicas are included. A request that only these replicas can run is
+        therefore not rejected as unsupported. Raises EngineUnavailable while no replica is ready.
         """
         if not self.ready:
             raise EngineUnavailable("The inference server is not ready.")
@@ -114,16 +117,20 @@ class Replicas:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the first ready replica, or ""."""
+        """Fingerprint of the first replica that accepts new requests, "" if there is none."""
         ready = (r.engine.fingerprint for r in self._replicas.values() if r.accepts_new)
         return next(ready, "")
 
     def is_served(self, forms: Collection[object]) -> bool:
-        """Return True if a replica of one of these variants is ready."""
+        """Return True if a replica of one of these model variants accepts new requests."""
         return any(r.accepts_new and r.variant in forms for r in self._replicas.values())
 
     def lane_of(self, generation: Generation) -> Lane:
-        """Return the variants that can run a generation now, with its adapter available."""
+        """Return the lane of a generation: the variants that can run it now, with its adapter.
+
+        Return None if all replicas can. If none can now, return all variants that the generation
+        was prepared for.
+        """
         if len(self._variants) < 2:
             return None
         there = [replica for replica in self._replicas.values() if replica.accepts_new]
@@ -142,7 +149,11 @@ class Replicas:
     ) -> bool:
         """Return True if `pick` would find a replica outside `tried`.
 
-        With `works`, the replica's circuit breaker must be closed, too.
+        Args:
+            tried: replicas that do not count.
+            generation: the generation that the replica must be able to run.
+            came: when the request came, in seconds of the event loop's clock.
+            works: count only replicas whose circuit breaker is closed.
         """
         if works:
             there = [r for r in self._find_working(came, tried) if not r.breaker.is_open]
@@ -156,10 +167,10 @@ class Replicas:
         deadline: float,
         came: float = math.inf,
     ) -> bool:
-        """Return True once a replica outside `tried` is available, False if there is no such
-        replica.
+        """Wait until a replica outside `tried` can run the generation. Return False if none can.
 
-        An unavailable replica may be back at the next poll, so wait for it if its variant fits.
+        An unavailable replica may be available again at the next poll. This function therefore
+        waits up to 3 s, or until `deadline`, if a configured replica could run the generation.
         """
         loop = asyncio.get_running_loop()
         ends = min(deadline, loop.time() + _RECOVERY_WAIT_S)
@@ -172,9 +183,9 @@ class Replicas:
         return True
 
     async def wait_until_back(self) -> None:
-        """Return once a replica accepts requests, or 3 s after the last one was lost or configured.
+        """Return once a replica accepts requests, or 3 s after the last one was lost or added.
 
-        A single failed poll means little: the next one, or another worker's, may succeed.
+        Requests wait that long because a single failed poll means little: the next may succeed.
         """
         loop = asyncio.get_running_loop()
         while not self.ready:
@@ -184,9 +195,10 @@ class Replicas:
             await asyncio.sleep(_RECOVERY_POLL_S)
 
     def can_take(self, generation: Generation, came: float) -> bool:
-        """Return True if a request that `came` then need not wait for a replica to get its adapter.
+        """Return True if the generation need not wait until a replica has its adapter.
 
-        Also return True if no replica of a suitable variant is ready.
+        Also return True if no replica of a suitable variant is ready. `came` is when the request
+        came, in seconds of the event loop's clock.
         """
         forms, there = generation.forms, self._find_working(came, failing=True)
         able = [replica for replica in there if not forms or replica.variant in forms]
@@ -194,7 +206,7 @@ class Replicas:
 
     @property
     def why_not_ready(self) -> str:
-        """Last seen state of each replica, in words."""
+        """Reasons why no replica accepts requests, in words: the last seen state of each."""
         if not self._replicas:
             names = ", ".join([target.endpoint for target in self.configured])
             return f"no address is known for {names}"
@@ -205,8 +217,9 @@ class Replicas:
 
     @property
     def selections(self) -> list[ModelSelection]:
-        """The served models, one for each variant. Raises EngineUnavailable while no replica is
-        ready.
+        """The model that replicas serve, one selection for each model variant.
+
+        Raises EngineUnavailable while no replica accepts new requests.
         """
         found = {
             replica.variant: replica.engine.selection
@@ -219,7 +232,7 @@ class Replicas:
 
     @property
     def capabilities(self) -> list[ModelCapabilities]:
-        """Capabilities of `selections`."""
+        """Capabilities of the models in `selections`. Raises EngineUnavailable as `selections`."""
         return [selection.capabilities for selection in self.selections]
 
     async def wait_ready(self) -> None:
@@ -238,10 +251,10 @@ class Replicas:
 
         Args:
             request: the request's context.
-            generation: what is to run.
-            prefixes: hashes of the prompt; without them prompt caches do not count.
-            avoid: replicas that are left out.
-            came: when the request came, in the event loop's time.
+            generation: the generation to run.
+            prefixes: hashes of the prompt's prefixes. Without them, prompt caches do not count.
+            avoid: replicas that must not be chosen.
+            came: when the request came, in seconds of the event loop's clock.
 
         Raises:
             EngineUnavailable: no replica is available.
@@ -263,10 +276,10 @@ class Replicas:
     def _find_working(
         self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False
     ) -> Iterator[Replica]:
-        """Yield the ready replicas outside `avoid`; with `failing`, also those with an open
-        breaker.
+        """Yield the ready replicas outside `avoid` that accept a request which `came` then.
 
-        A drained replica still accepts requests that came before the drain.
+        A drained replica still accepts requests that came before the drain. With `failing`,
+        replicas whose circuit breaker is open are included.
         """
         for replica in self._replicas.values():
             works = replica.ready and (failing or replica.breaker.allows)
@@ -280,15 +293,16 @@ class Replicas:
     def _find_candidates(
         self, avoid: Collection[Replica], generation: Generation, came: float
     ) -> list[Replica]:
-        """Return the replicas that can run the generation, narrowed by preference.
+        """Return the replicas that can run the generation, filtered by preference.
 
-        Replicas with a weight come before those without, then those with a free slot. A step that
-        would exclude all replicas is skipped.
+        The filters are, in this order: not drained, positive weight, last poll answered, free slot,
+        not needed by a queued request. A filter that would exclude all replicas is skipped.
         """
         able = [r for r in self._find_working(came, avoid) if r.can_serve(generation)]
         if not able and avoid:
-            # The others just failed this request. A replica without a weight may have failed long
-            # ago, and had no request since that could show that it works again.
+            # Try replicas with an open circuit breaker, too: all others just failed this request.
+            # A replica of weight 0 may have failed long ago; without requests since, its breaker
+            # could not close.
             able = [
                 r for r in self._find_working(came, avoid, failing=True) if r.can_serve(generation)
             ]
@@ -299,7 +313,7 @@ class Replicas:
         able = [replica for replica in able if not replica.engine.suspect] or able
         roomy = [replica for replica in able if self.slots.has_free_slot(replica)] or able
         if awaited := self.queued_lanes():
-            # Prefer other replicas if a queued request can only run on this one.
+            # Leave a replica to queued requests that fit fewer variants than this generation.
             roomy = [
                 r for r in roomy if not self._is_needed_by_queue(r, awaited, generation)
             ] or roomy
@@ -309,18 +323,24 @@ class Replicas:
     def _is_needed_by_queue(
         replica: Replica, lanes: Collection[Lane], generation: Generation
     ) -> bool:
-        """Return True if a queued request needs this replica and fits fewer variants."""
+        """Return True if a queued request can run on this replica and on fewer variants.
+
+        Args:
+            replica: the replica in question.
+            lanes: the lanes with queued requests.
+            generation: the generation to compare with.
+        """
         return any(
             lane is not None and replica.variant in lane and lane < generation.forms.keys()
             for lane in lanes
         )
 
     async def configure(self, targets: Sequence[Target]) -> None:
-        """Make `targets` the replicas: new ones join, others leave once idle, and weights are
-        updated.
+        """Replace the replicas by `targets`: add new ones, remove others, and set the weights.
 
-        Each endpoint is ``host:port``, ``grpcs://host:port``, or a name as in `discovery`. Raise
-        ValueError for an invalid one; the replicas then remain as they are.
+        Removed replicas finish their requests first. Each endpoint is ``host:port``,
+        ``grpcs://host:port``, or a name as in `discovery`. Raise ValueError for an invalid
+        endpoint; the replicas then remain as they are.
         """
         if self._lookup is not None:
             # A running lookup must not restore the old addresses while the new ones are polled.
@@ -333,7 +353,7 @@ class Replicas:
             self._lookup = asyncio.create_task(self._poll_names())
 
     async def close(self) -> None:
-        """Stop watching and close all connections."""
+        """Stop polling replicas and names, and close all connections to replicas."""
         if self._lookup is not None:
             self._lookup.cancel()
         for task in self._closing:
@@ -349,8 +369,12 @@ class Replicas:
                 log.exception("looking up the replicas failed")
 
     async def _apply_targets(self, targets: Mapping[str, Target], away: bool) -> None:
-        """Add, remove and update replicas. With `away`, targets are incomplete, so no replica
-        leaves.
+        """Add, remove and update replicas.
+
+        Args:
+            targets: the targets by endpoint, as `resolve` returns them.
+            away: True if some name could not be resolved. Then `targets` are incomplete, and no
+                replica is removed.
         """
         self._targets = {**(self._targets if away else {}), **targets}
         problem = "names of replicas cannot be looked up now: the addresses that were known stay"
@@ -369,7 +393,7 @@ class Replicas:
         for replica in self._leaving:
             again = targets.get(replica.endpoint)
             if again is not None and not again.drain:
-                # the endpoint is still configured, so it need not shed load
+                # the endpoint is configured again, so its streams need not move away
                 replica.cancel_migration()
             elif not away:
                 replica.schedule_migration(self._drain_grace_s)
@@ -384,11 +408,12 @@ class Replicas:
         for endpoint, target in targets.items():
             self._configure_replica(self._replicas[endpoint], target)
         self._update_variants()
-        # Poll once before anything is sent: if Triton is up, the first request is served.
+        # Poll the new replicas once before this returns: otherwise they would count as not ready,
+        # and the first request would fail.
         await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
 
     def set_overrides(self, overrides: Overrides) -> None:
-        """Replace all overrides."""
+        """Replace all overrides of weights and drains, and apply them to the replicas."""
         self._overrides = overrides
         for endpoint, replica in self._replicas.items():
             self._configure_replica(
@@ -446,7 +471,10 @@ class Replicas:
         self._seen_ready.set()
 
     def _is_replaceable(self, replica: Replica) -> bool:
-        """Return True if another working replica can resume this one's answers, by token ids."""
+        """Return True if another working replica can resume the answers of `replica`.
+
+        Answers can be resumed only with a model that takes token ids.
+        """
         variant = replica.variant
         if variant is None or variant.capabilities.text is not None or not replica.in_flight:
             return False
@@ -460,7 +488,7 @@ class Replicas:
         )
 
     def _close_if_idle(self, replica: Replica) -> None:
-        """Close a replica that has left once its last request has ended."""
+        """Close a leaving replica if its last request has ended."""
         if replica.leaving and not replica.in_flight and replica in self._leaving:
             self._leaving.discard(replica)
             task = asyncio.get_running_loop().create_task(self._end(replica))

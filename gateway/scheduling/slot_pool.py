@@ -1,9 +1,8 @@
-"""Number of requests that replicas may run at once: the slots that `admission` grants.
+"""Slots of replicas: how many requests may run at once, in total and for each lane.
 
-A slot belongs to a replica. A request's lane decides which slots it can use: those of the model
-variants that can run the request, and of these only the ones with a weight if any of those works.
-Requests in flight on other replicas (ones that leave, are drained, or just lost their weight) use
-none of these slots.
+Each slot belongs to a replica. A request can use the slots of the replicas in its lane that work.
+Among these, replicas that are drained or have weight 0 count only if there is no other. Requests
+that are in flight on replicas which do not count use none of the slots.
 """
 
 from __future__ import annotations
@@ -37,14 +36,17 @@ class SlotPool:
         return limit is None or replica.in_flight < limit
 
     def slots_of(self, replica: Replica) -> int | None:
-        """Return how many requests a replica may run, None if that is unlimited or unknown."""
+        """Return how many requests a replica may run. Return None without a limit.
+
+        Also return None for a replica that was not seen serving yet.
+        """
         selection = replica.engine.last_selection
         return None if selection is None else self._limit(selection.capabilities)
 
     def current_limit(self) -> int | None:
-        """Return how many requests of the lane None may be in flight, None without a limit.
+        """Return how many requests may be in flight on all replicas, None without a limit.
 
-        Requests on replicas that take no new ones are added, as they are in flight too.
+        The limit includes the requests that are in flight on replicas which take no new requests.
         """
         used = self._find_replicas(None)
         slots = self._count_slots(used)
@@ -53,13 +55,23 @@ class SlotPool:
         return slots + sum([r.in_flight for r in self._replicas() if r not in used])
 
     def capacity(self, lane: Lane = None) -> int | None:
-        """Return the slots of a lane if none of its replicas were failing, None without a limit."""
+        """Return the number of slots of a lane, as if all its circuit breakers were closed.
+
+        Return None without a limit.
+        """
         return self._count_slots(self._find_replicas(lane, failing=True), failing=True)
 
     def scopes(self, lane: Lane, lanes: Collection[Lane], max_slots: int) -> Sequence[Scope]:
-        """Return the scopes as `queues.Scopes`, with at most `max_slots` slots in each.
+        """Return the scopes in which a request of `lane` needs slots.
 
-        A request that only some replicas can run needs a slot on these, and one of all slots.
+        A request needs one of `max_slots` slots and a slot on the replicas of its lane. If these
+        are only a part of the usable replicas, the request also needs one of the slots of all
+        usable replicas.
+
+        Args:
+            lane: the lane of the request.
+            lanes: the other lanes in use.
+            max_slots: maximum number of slots in each scope.
         """
         by_lane = {each: self._find_replicas(each) for each in {lane, None, *lanes, *self._lanes()}}
         own, common = by_lane[lane], by_lane[None]
@@ -79,8 +91,9 @@ class SlotPool:
         all_slots = slots
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
-            # Other lanes' requests on these replicas use slots; these lanes' requests elsewhere do
-            # not.
+            # Requests of other lanes on these replicas use slots of the scope: subtract them.
+            # Requests of these lanes on other replicas use none: add them to the limit, because
+            # they are counted as in use.
             slots += within - replica.in_flight if replica in key else within
         return Scope(min(slots, max_slots), lanes, key, shared=min(all_slots, max_slots))
 
@@ -88,7 +101,10 @@ class SlotPool:
         return {lane for replica in self._replicas() for lane in replica.lanes}
 
     def _find_replicas(self, lane: Lane, *, failing: bool = False) -> list[Replica]:
-        """Return the replicas that requests of a lane go to, with failing ones if `failing`."""
+        """Return the replicas to which requests of a lane go.
+
+        With `failing`, replicas whose circuit breaker is open are included.
+        """
         able = [
             replica
             for replica in self._replicas()
@@ -98,12 +114,16 @@ class SlotPool:
         ]
         if len(able) == 1:
             return able
-        # Requests from before the drain that no other replica can run still go to a drained one.
+        # Use drained replicas only if there is no other: requests that came before the drain, and
+        # that no other replica can run, still go to them.
         able = [replica for replica in able if replica.drained_at is None] or able
         return [replica for replica in able if replica.weight] or able
 
     def _count_slots(self, replicas: Iterable[Replica], *, failing: bool = False) -> int | None:
-        """Return the slots of these replicas, None if one has no limit."""
+        """Return the total number of slots of these replicas, None if one of them has no limit.
+
+        A replica whose circuit breaker is open counts as one slot, unless `failing`.
+        """
         slots = 0
         for replica in replicas:
             if replica.breaker.is_open and not failing:

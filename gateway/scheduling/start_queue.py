@@ -1,10 +1,14 @@
-"""Bounds how many requests the event loop begins with in one turn; the rest waits, by tenant.
+"""Queue of requests that have arrived and that the event loop has not begun to process.
 
-Each request that begins takes the loop's time at once, and again for each of its tokens. Without a
-bound, a loop that is late begins with all that came meanwhile, is later still, and serves nobody in
-time. With it a turn stays short whatever comes, and what must wait waits where its length is known:
-a request whose wait would be too long is refused while that is still cheap, before its body is read
-or its key is checked.
+In each iteration ("turn") of the event loop, only a limited number of queued requests begins. Every
+request that begins takes the loop's time at once, and again for each of its tokens. Without a
+limit, an overloaded loop would begin all requests that came meanwhile, fall further behind, and
+serve no request in time. With the limit, turns stay short under any load, and requests wait in a
+queue of known length. A request whose expected wait is too long is refused while that is still
+cheap: before its body is read or its key is checked.
+
+Processing is measured in units of work: one for each request, and more for large bodies. The queue
+is fair between tenants.
 
 See decision 085 in docs/decisions.
 """
@@ -21,35 +25,47 @@ from heapq import heappop, heappush
 from itertools import count
 
 MAX_TURN_WORK = 4
-"""Units of work that one turn of the loop begins with. Some 3 ms, so that a turn of a saturated
-loop, tokens included, takes 10 to 20 ms (`python -m bench --only overload`)."""
-BYTES_PER_UNIT = 4096
-"""Bytes of a body that are a unit of work more."""
-MAX_REQUEST_WORK = 17
-"""The most work that one request counts as. A larger body is read in a thread."""
-MAX_WAIT_S = 0.6
-"""The expected wait above which a request is refused. Its first token then comes within 1 s."""
-MAX_STEADY_WAIT_S = 0.85
-"""The same while none is refused and the queue hardly grows: many clients, which each wait for
-their answer."""
-STEADY_RATIO = 2.0
-"""The most work that is asked for in that case, in parts of what begins."""
-BURST_S = 0.75
-"""A queue that has been there for less is a burst."""
-MAX_BURST_WAIT_S = 2.0
-"""The same in a burst, which ends by itself."""
-MAX_WAITING = 1024
-"""Requests that may wait; above that, those of a tenant that has less than its part of these."""
+"""Units of work that one turn of the event loop may begin.
 
-# A turn counts for no more: a pause of the process says nothing of its pace.
+They take about 3 ms. A turn of a saturated loop, tokens included, then takes 10 to 20 ms
+(`python -m bench --only overload`).
+"""
+BYTES_PER_UNIT = 4096
+"""Each full 4,096 bytes of a request's body count as one more unit of work."""
+MAX_REQUEST_WORK = 17
+"""Maximum units of work of one request. A larger body is read in a thread."""
+MAX_WAIT_S = 0.6
+"""Expected wait in seconds above which a request is refused.
+
+The first token of every accepted request then comes within 1 s.
+"""
+MAX_STEADY_WAIT_S = 0.85
+"""Limit that replaces `MAX_WAIT_S` while few requests are refused and the queue hardly grows.
+
+Such a load comes from many clients that send their next request only after an answer.
+"""
+STEADY_RATIO = 2.0
+"""Maximum ratio of arriving work to work that begins at which the load counts as steady."""
+BURST_S = 0.75
+"""Seconds for which the queue must have existed before it no longer counts as a burst."""
+MAX_BURST_WAIT_S = 2.0
+"""Limit that replaces `MAX_WAIT_S` during a burst, because a burst ends by itself."""
+MAX_WAITING = 1024
+"""Number of requests that may wait, for all tenants together.
+
+If as many wait, a further request is refused if its tenant has its equal part of them.
+"""
+
+# Maximum length in seconds with which a turn counts for the pace. A longer turn comes from a pause
+# of the process, and such a pause says nothing about the pace.
 _MAX_TURN_S = 0.25
-# The pace that is assumed of a loop whose queue has just begun.
+# Pace (work per second) that is assumed for a new queue, as if measured for this many seconds.
 _ASSUMED_WORK_PER_S = 1000.0
 _ASSUMED_S = 0.1
-# Twice that is remembered of the pace.
+# Counts are halved once they cover twice as many seconds as this.
 _MEMORY_S = 0.5
-# A queue that begins sooner after another has that one's pace, and is no burst after refusals:
-# of a lasting flood, queues end for moments.
+# A queue that forms within this many seconds after the last one continues its measurements, and is
+# not a burst if the last one refused requests: the queue is empty for moments during a long flood.
 _CALM_S = 5.0
 
 _BUSY = (
@@ -61,11 +77,15 @@ _REFUSING_S = 1.0
 _REFUSING_RATIO = 0.5
 
 Begin = Callable[[], bool]
-"""Begins with a request; returns False if its client has left."""
+"""Function that begins a request. Returns False if the request's client has disconnected."""
 
 
 def work_of(length: int | None) -> int:
-    """Return the units of work of a request whose body has `length` bytes, None if unknown."""
+    """Return the units of work of a request.
+
+    `length` is the size of the request's body in bytes. None means unknown and counts as the
+    maximum.
+    """
     if length is None:
         return MAX_REQUEST_WORK
     return min(MAX_REQUEST_WORK, 1 + length // BYTES_PER_UNIT)
@@ -73,17 +93,17 @@ def work_of(length: int | None) -> int:
 
 @dataclass(slots=True)
 class _TenantQueue:
-    """The waiting requests of one tenant, and their work together."""
+    """The waiting requests of one tenant, each with its work, and the total of their work."""
 
     requests: deque[tuple[int, Begin]] = field(default_factory=deque)
     work: int = 0
 
 
 class StartQueue:
-    """The queue of one process. Belongs to one event loop.
+    """Queue of requests that wait for the event loop, by tenant.
 
-    Tenants get equal parts of the work that begins. An idle loop begins with a
-    request at once, and nothing here takes time while nobody waits.
+    Not thread-safe: use an instance in one event loop only. Waiting tenants get equal parts of the
+    work that begins. While the loop is idle, a request begins at once, and the queue costs no time.
     """
 
     def __init__(
@@ -91,16 +111,28 @@ class StartQueue:
         clock: Callable[[], float] = time.monotonic,
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """`call_soon` runs a callback in the event loop's next turn."""
+        """Start with an empty queue.
+
+        Args:
+            clock: returns the time in seconds.
+            call_soon: runs a callback in the event loop's next turn. The default is `call_soon` of
+                the running loop.
+        """
         self._clock = clock
         self._call_soon = call_soon
         self._queues: dict[str, _TenantQueue] = {}
         self._order: list[tuple[int, int, str]] = []
-        """A heap of the tenants that wait, by the work that each has been served."""
+        """Heap of the tenants with waiting requests; the one with the least served work is first.
+
+        An entry is the tenant's served work, a number that breaks ties, and the tenant's name.
+        """
         self._served = 0
         self._served_ahead: dict[str, int] = {}
-        """Of tenants that have left while others wait, the work that each had been served: one that
-        always has a single request here must not pass for one that was served nothing."""
+        """Served work of tenants whose queue became empty while other tenants wait.
+
+        Remembered because a tenant that always has a single waiting request would otherwise count
+        as new each time, and be served first.
+        """
         self._numbers = count()
         self._waiting = 0
         self._work = 0
@@ -108,14 +140,17 @@ class StartQueue:
         self._has_turn = False
         self._age_s, self._measured = 0.0, -math.inf
         self._asked = self._begun = self._watched_s = 0.0
-        """Work that was asked for while requests waited, that has started, and in how long."""
+        """Recent work that arrived, recent work that began, and the seconds in which both did.
+
+        Only times in which requests waited are included.
+        """
         self._refused_count = self._begun_count = 0.0
-        """Requests that were refused and that have started in the same time."""
+        """Number of requests that were refused, and of requests that began, in the same seconds."""
         self._done, self._took_s = 0.0, 0.0
         self._is_late: Callable[[], bool] = lambda: False
         self._refused_at = -math.inf
         self._has_refused = False
-        """True if requests were refused since the queue was empty last."""
+        """True if requests were refused since the queue was last empty."""
 
     @property
     def waiting(self) -> int:
@@ -124,17 +159,19 @@ class StartQueue:
 
     @property
     def waiting_by_tenant(self) -> dict[str, int]:
-        """The tenants that have requests here, with their number."""
+        """Number of waiting requests by tenant. Tenants without a waiting request are left out."""
         return {tenant: len(queue.requests) for tenant, queue in self._queues.items()}
 
     @property
     def problem(self) -> str:
-        """A text while requests are refused, and for a minute after; else empty."""
+        """Warning text while requests are refused and for a minute after; otherwise empty."""
         return _BUSY if self._clock() - self._refused_at < _LASTS_S else ""
 
     @property
     def is_refusing(self) -> bool:
-        """Return True while a large part of the requests is refused, and for a second after.
+        """True while many requests are refused: at least one for every two that begin.
+
+        Remains true for up to a second after the last refusal. Always False during a burst.
 
         A few refusals say little: any client can cause them with requests that look expensive.
         """
@@ -145,7 +182,10 @@ class StartQueue:
         )
 
     def yield_to(self, is_late: Callable[[], bool]) -> None:
-        """Begin with one request a turn while `is_late` returns True: what has begun is late."""
+        """Limit each turn to one request while `is_late` returns True.
+
+        `is_late` returns True while requests that have begun get their tokens too late.
+        """
         self._is_late = is_late
 
     @property
@@ -153,16 +193,25 @@ class StartQueue:
         return 1 if self._is_late() else MAX_TURN_WORK
 
     def try_begin(self, work: int) -> bool:
-        """Return True if the caller may begin with a request now, which is then counted."""
+        """Return True if a request may begin now, without waiting.
+
+        The request's work then counts as begun in this turn.
+        """
         if self._waiting or self._turn_work >= self._max_turn_work:
             return False
         self._count(work)
         return True
 
     def wait(self, tenant: str, work: int, begin: Begin) -> float | None:
-        """Queue a request; `begin` is called when it is its turn.
+        """Queue a request, and return None. `begin` is called when the request may begin.
 
-        Return the expected wait in seconds, and queue nothing, if that is too long.
+        If the expected wait is too long, do not queue the request, and return the expected wait in
+        seconds.
+
+        Args:
+            tenant: the tenant's name.
+            work: the request's units of work.
+            begin: begins the request.
         """
         if (wait_s := self.find_refusal(tenant, work)) is not None:
             return wait_s
@@ -182,9 +231,9 @@ class StartQueue:
         return None
 
     def find_refusal(self, tenant: str, work: int) -> float | None:
-        """Return the expected wait in seconds if a request is to be refused for it; else None.
+        """Return the expected wait in seconds if a request must be refused, None otherwise.
 
-        The caller refuses that request, or has `wait` do so.
+        The request is then counted as refused, so the caller must refuse it.
         """
         queue = self._queues.get(tenant)
         if queue is None or not self._is_too_much(queue, work):
@@ -196,7 +245,7 @@ class StartQueue:
         return self._expected_s(queue.work + work)
 
     def _is_too_much(self, queue: _TenantQueue, work: int) -> bool:
-        """Return True if a tenant that waits already must not have one more request here."""
+        """Return True if one more request of a tenant that already waits must be refused."""
         if self._waiting >= MAX_WAITING and len(queue.requests) * len(self._queues) >= MAX_WAITING:
             return True
         return self._expected_s(queue.work + work) > self._max_wait_s
@@ -209,9 +258,9 @@ class StartQueue:
         return MAX_STEADY_WAIT_S if is_steady else MAX_WAIT_S
 
     def _expected_s(self, own: int) -> float:
-        """Return in how many seconds a tenant has been served so much work.
+        """Return the seconds until a tenant will have been served `own` units of work.
 
-        Others are served as much meanwhile, as far as they have it.
+        In this time, each other waiting tenant is served as much, or all that it has.
         """
         ahead = min(self._work + own, own * len(self._queues))
         return ahead * self._took_s / self._done
@@ -241,7 +290,7 @@ class StartQueue:
             call_soon(self._turn)
 
     def _turn(self) -> None:
-        """A new turn of the loop: begin with as much as it may."""
+        """Begin as many requests as one turn of the event loop may, and update the pace."""
         self._has_turn = False
         self._turn_work = 0
         if not self._waiting:
@@ -253,7 +302,7 @@ class StartQueue:
         most = self._max_turn_work
         while self._waiting and self._turn_work < most:
             self._begin_next()
-        if self._turn_work >= most:  # with less, more could have begun
+        if self._turn_work >= most:  # only a full turn shows how much work can begin per second
             self._took_s += turn_s
             self._done += self._turn_work
         if self._took_s > 2 * _MEMORY_S:

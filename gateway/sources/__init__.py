@@ -1,1 +1,3 @@
-"""Sources of adapters: folders, Hugging Face's cache, https and S3."""
+"""Sources from which adapters are fetched: local folders, Hugging Face's cache, https servers and
+S3 buckets.
+"""

@@ -1,7 +1,7 @@
 """Sources on this machine's disks: folders, and the cache that Hugging Face's tools fill.
 
 The cache's layout (huggingface_hub, "Understand caching"): ``models--OWNER--NAME/refs/REVISION``
-contains a commit, ``snapshots/COMMIT/`` the files, as links into ``blobs/``.
+contains the hash of a commit. ``snapshots/COMMIT/`` has the files, as links into ``blobs/``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMMIT_CHARS = 40
 
 
 class LocalFolder(NamedTuple):
-    """A folder, and the folder `within` which its files must lie after resolving links."""
+    """A folder. Its files must lie in the folder `within` after resolving links."""
 
     folder: Path
     within: Path
@@ -40,8 +40,9 @@ def find_folder(source: Source, below: Iterable[Path] | None) -> LocalFolder:
     `below` lists the allowed parent folders, after resolving links; None allows any folder.
 
     Raises:
-        SourceNotAllowed: the folder is not allowed, or does not exist, in the same words.
-        MissingFile: any folder is allowed, and this one does not exist.
+        SourceNotAllowed: the folder is not allowed, or does not exist. The message is the same for
+            both, so that it does not reveal which folders exist.
+        MissingFile: `below` is None, and the folder does not exist.
     """
     folder = Path(str(source))
     if below is None:
@@ -62,18 +63,18 @@ def is_folder_below(root: Path, folder: Path) -> bool:
     Return False for invalid paths (NUL characters, overlong names, circular links) and for folders
     that this process may not read.
     """
-    # pathlib's methods raise for these; those of os.path do not.
+    # Use os.path, whose functions return False for invalid paths; pathlib's methods raise.
     return os.path.isdir(folder) and Path(os.path.realpath(folder)).is_relative_to(
         os.path.realpath(root)
     )
 
 
 def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder:
-    """Return the folder of an ``hf`` source: its snapshot in `cache`, else ``OWNER/NAME`` in
-    `root`.
+    """Return the folder of an ``hf`` source: the snapshot in `cache` or, if there is none,
+    ``OWNER/NAME`` in `root`.
 
-    Nothing is downloaded. A folder in `root` has no revisions. Raise `MissingFile` if neither
-    exists.
+    Nothing is downloaded. A folder in `root` has no revisions, so it is used only for a source
+    without a revision. Raise `MissingFile` if neither exists.
     """
     owner, name, *inner = source.path
     model = cache / f"models--{owner}--{name}"
@@ -91,7 +92,10 @@ def find_snapshot(source: Source, cache: Path, root: Path | None) -> LocalFolder
 
 
 def _find_commit(model: Path, revision: str) -> str | None:
-    """Return the commit of a branch, tag or short commit, None if unknown or ambiguous."""
+    """Return the full hash of the commit that a branch, tag or abbreviated hash names.
+
+    Return None if it is unknown or ambiguous.
+    """
     try:
         commit = (
             (model / "refs" / revision).read_text(encoding="ascii")[: _COMMIT_CHARS + 1].strip()

@@ -1,7 +1,8 @@
-"""Copies an adapter's files from their source to a folder, within limits of size and time.
+"""Fetching of an adapter's files from a source to a folder, within limits of size and time.
 
-Remote sources are read in a thread with its own event loop: a slow or endless server costs time
-only there, and a waiting request can be cancelled at any moment.
+Remote sources are read in a thread with its own event loop. So slow downloads do not delay the
+event loop that serves requests, and a request that waits for a download can be cancelled at any
+moment.
 
 See decision 031 in docs/decisions.
 """
@@ -40,22 +41,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MiB = 1024 * 1024
-# Limits of the other files, which are read in full. Their readers have limits of their own.
+# Size limits of the files other than the weights. These files are read into memory.
 _MAX_FILE_BYTES = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
 FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
-"""Files requested from a remote source; the first two must exist."""
-# Age of folders that killed processes left behind: any fetch ends sooner.
+"""Files that are requested from a remote source. The first two must exist."""
+# Age after which a folder of downloaded files is removed as a leftover of a killed process. Any
+# fetch ends sooner.
 _LEFTOVER_AGE_S = 86400.0
 _DISK_THREADS = 4
 _NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
-"""Equal while the content of a source is the same; () if changes cannot be detected."""
+"""Value that changes when the content of a source changes; () if changes cannot be detected."""
 
 
 class FetchedFiles(NamedTuple):
-    """A folder with the files, all of which must lie `within`. Valid until the context closes."""
+    """A folder with the files of a source, valid until the context of `fetch` ends.
+
+    All files must lie in the folder `within` after resolving links.
+    """
 
     folder: Path
     within: Path
@@ -63,7 +68,7 @@ class FetchedFiles(NamedTuple):
 
 
 class Sources:
-    """Sources that this process may fetch adapters from, and the threads that do so."""
+    """Fetcher of adapters from allowed sources, with its threads."""
 
     def __init__(
         self,
@@ -74,14 +79,14 @@ class Sources:
         max_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Allow some sources.
+        """Create the fetcher.
 
         Args:
             incoming: folder for files that are being fetched.
-            allowed: sources that requests may name, with everything below them.
-            root: a folder whose subfolders may be read, too.
-            max_bytes: limit of the weights file.
-            timeout_s: limit of an entire fetch.
+            allowed: prefixes of the sources that requests may name.
+            root: a further folder whose subfolders requests may name.
+            max_bytes: limit of the weights file's size.
+            timeout_s: limit of the duration of one fetch.
         """
         self._incoming = incoming
         self._allowed = tuple(allowed)
@@ -93,16 +98,16 @@ class Sources:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def check(self, source: Source) -> None:
-        """Raise `SourceNotAllowed` if no request may name this source."""
+        """Raise `SourceNotAllowed` if requests may not name this source."""
         if source.scheme == "file" and self._root is not None:
-            return  # `find_folder` checks
+            return  # `find_folder` checks the folder later
         if not source.is_allowed(self._allowed):
             raise SourceNotAllowed(
                 *("request", "source", str(source), "what GATEWAY_ADAPTER_SOURCES lists"),
             )
 
     async def read_stamp(self, source: Source, *, trusted: bool = False) -> Stamp:
-        """Return a stamp of the source's current content. Raises as `fetch` does."""
+        """Return the stamp of the source's current content. Raise the errors of `fetch`."""
         if source.scheme in ("file", "hf"):
             _, stamp = await self.in_thread(
                 source, partial(self._find_stamped_folder, source, trusted)
@@ -111,7 +116,10 @@ class Sources:
         return await self._run_remote(source, self._read_remote_stamp(source, trusted))
 
     async def read_stamps(self, sources: Iterable[Source]) -> list[Stamp | None]:
-        """Return the stamps of many local sources that the operator named; None for missing ones.
+        """Return the stamps of local sources, in their order; None for a source that does not
+        exist.
+
+        The sources must come from the configuration, because they are not checked.
 
         Raise `SourceUnavailable` if a disk does not respond in time.
         """
@@ -126,15 +134,16 @@ class Sources:
     async def fetch(
         self, source: Source, who: str, *, trusted: bool = False
     ) -> AsyncIterator[FetchedFiles]:
-        """Give the files of a source, one source at a time for each `who`.
+        """Return a context manager that provides the files of a source.
 
-        Local files are used directly, without a copy. `trusted` means that the operator named the
-        source, not a request.
+        Callers with the same `who` download one after the other. Local files are used directly,
+        without a copy. `trusted` is True if the source comes from the configuration, not from a
+        request.
 
         Raises:
             SourceNotAllowed: requests may not name this source.
-            SourceUnavailable: it cannot be read in time.
-            MissingFile: a file does not exist.
+            SourceUnavailable: the source cannot be read, or not in time.
+            MissingFile: a required file does not exist.
             TooLarge: a file exceeds its limit.
             CorruptFile: a file has another size than announced.
             StoreError: the local disk is full or fails.
@@ -162,15 +171,18 @@ class Sources:
             self._loop = None
 
     async def in_thread(self, source: object, work: Callable[[], T]) -> T:
-        """Run `work` in a thread for disk access, so that a hanging disk blocks no other threads.
+        """Run `work` in a thread for disk access, and return its result.
 
-        Raise `SourceUnavailable` after the timeout of a source.
+        These threads are separate, so that a disk that hangs blocks no others. Raise
+        `SourceUnavailable` after the timeout; `source` is named in the message.
         """
         loop = asyncio.get_running_loop()
         return await self._wait_in_time(source, loop.run_in_executor(self._threads, work))
 
     async def _run_remote(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the other loop, and cancel it if the caller is cancelled."""
+        """Run `work` in the event loop for downloads and return its result. Cancel it if the caller
+        is cancelled.
+        """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(
@@ -189,7 +201,7 @@ class Sources:
             raise SourceUnavailable("request", "source", str(source), limit) from None
 
     async def _read_remote_stamp(self, source: Source, trusted: bool) -> Stamp:
-        # This import takes a tenth of a gateway's start time.
+        # Import here, because this import takes a tenth of a gateway's start time.
         from gateway.sources import remote  # noqa: PLC0415
 
         async with remote.open_location(
@@ -213,7 +225,8 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(location, name, file, folder / name)
-            # If a release was published during the fetch, the files may be of two releases.
+            # Check that no file has changed: if a new release of the adapter was published during
+            # the fetch, the files may be a mix of both releases.
             for name, file in found.items():
                 if await location.stat(name) != file:
                     raise remote.unavailable_error(
@@ -224,11 +237,13 @@ class Sources:
     async def _receive(
         self, location: RemoteLocation, name: str, file: RemoteFile, path: Path
     ) -> None:
-        """Write one file. Raise `TooLarge` at the first excess byte, `CorruptFile` for a wrong
-        size.
+        """Download one file to `path`.
+
+        Raise `TooLarge` as soon as the limit is exceeded, and `CorruptFile` if the size is not the
+        announced one.
         """
         size = 0
-        # This loop serves no requests, so blocking writes are harmless.
+        # Write without a thread: this event loop serves no requests, so blocking is harmless.
         with store_errors(_INCOMING), path.open("xb") as written:
             async with aclosing(location.read(name)) as pieces:
                 async for piece in pieces:
@@ -247,8 +262,10 @@ class Sources:
         return _MAX_FILE_BYTES.get(name, self._max_bytes)
 
     def _may_redirect_to(self, source: Source, trusted: bool, target: Source) -> bool:
-        """Return True if a redirect may lead to `target`: an allowed source, or the operator's own
-        host.
+        """Return True if a redirect from `source` may lead to `target`.
+
+        `target` must be an allowed source or, if the source is trusted, on the same host as the
+        source.
         """
         return target.is_allowed(self._allowed) or (
             trusted and target.authority == source.authority
@@ -275,14 +292,14 @@ class Sources:
     def _make_folder(self) -> Path:
         self._incoming.mkdir(parents=True, exist_ok=True)
         for left in self._incoming.iterdir():
-            with suppress(FileNotFoundError):  # its fetch has just ended
+            with suppress(FileNotFoundError):  # another fetch has just removed its folder
                 if time.time() - left.stat().st_mtime > _LEFTOVER_AGE_S:
                     shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel the remaining tasks."""
+    """Run the event loop until it is stopped. Then cancel the remaining tasks and close it."""
 
     async def end() -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -305,7 +322,11 @@ def _build_stamp(source: Source, found: Iterable[RemoteFile | None]) -> Stamp:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """Return values that change when any file of an adapter is replaced or written to. Blocks."""
+    """Return the stamp of an adapter's folder, which changes when any of its files is replaced or
+    written to.
+
+    This blocks.
+    """
 
     def status(name: str) -> object:
         try:

@@ -1,6 +1,7 @@
 """Remote locations of adapter files: https servers and S3 buckets.
 
-All code here runs in the event loop of `fetch`, never in the one that serves requests.
+All code of this module runs in the event loop for downloads (see `fetch`), never in the one that
+serves requests.
 
 See decision 031 in docs/decisions.
 """
@@ -27,33 +28,42 @@ _CHUNK_BYTES = 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
-# Servers that do not support HEAD, or sign URLs for GET only, answer with these.
+# Statuses with which servers answer HEAD if they do not support it, or if a URL is signed for GET
+# only.
 _NO_HEAD_STATUSES = (400, 401, 403, 405, 501)
 _ABSENT_STATUSES = (404, 410)
 
 
 class RemoteFile(NamedTuple):
-    """A file: its size in bytes if known, and a tag that changes with its content."""
+    """Properties of a remote file. `size` is in bytes, None if unknown.
+
+    `tag` changes with the content; it is empty if the server sends none.
+    """
 
     size: int | None
     tag: str
 
 
 class RemoteLocation(Protocol):
-    """A folder on another machine.
+    """A folder on another machine, from which files are read.
 
     Methods raise `SourceUnavailable`, and `SourceNotAllowed` for a redirect to a forbidden source.
     """
 
     async def stat(self, name: str) -> RemoteFile | None:
-        """Return what is known of a file without reading it, None if it does not exist."""
+        """Return size and tag of a file without reading its content. Return None if it does not
+        exist.
+        """
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield the file's bytes."""
+        """Yield the content of a file in chunks."""
 
 
 class Https:
-    """A folder on an https server. Follows redirects to allowed sources, over https only."""
+    """A folder on an https server.
+
+    Redirects are followed if they lead to https and `allowed` returns True for the target.
+    """
 
     def __init__(
         self, source: Source, client: httpx.AsyncClient, allowed: Callable[[Source], bool]
@@ -100,8 +110,9 @@ class Https:
         raise unavailable_error(name, "too many redirects")
 
     def _follow_redirect(self, name: str, url: str) -> Source:
-        """Return the redirect's target, without the user: the password is for the first server
-        only.
+        """Return the target of a redirect. Raise `SourceNotAllowed` if it is not allowed.
+
+        The target has no user and password, because these are for the first server only.
         """
         if url.startswith("https://"):
             source = parse(url)
@@ -128,7 +139,7 @@ class S3:
             found = await self._filesystem._info(self._path(name))
         except FileNotFoundError:
             return None
-        # errors of botocore, aiohttp and the system have no common class
+        # Catch all exceptions: errors of botocore, aiohttp and the system have no common class.
         except Exception as error:
             raise unavailable_error(name, f"{type(error).__name__} {error}") from None
         if found["type"] != "file":
@@ -141,7 +152,7 @@ class S3:
             async with file:
                 while piece := await file.read(_CHUNK_BYTES):
                     yield piece
-        except Exception as error:  # as in `stat`
+        except Exception as error:  # all types, as in `stat`
             raise unavailable_error(name, f"{type(error).__name__} {error}") from None
 
     def _path(self, name: str) -> str:
@@ -152,11 +163,13 @@ class S3:
 async def open_location(
     source: Source, allowed: Callable[[Source], bool]
 ) -> AsyncIterator[RemoteLocation]:
-    """Open an ``https`` or ``s3`` source.
+    """Return a context manager that opens an ``https`` or ``s3`` source.
+
+    `allowed` returns True if a redirect may lead to its argument.
 
     Raises:
-        SourceUnavailable: it cannot be used now.
-        SourceUnsupported: a package is missing.
+        SourceUnavailable: the source cannot be used now.
+        SourceUnsupported: a package for ``s3`` is not installed.
     """
     if source.scheme == "https":
         timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
@@ -183,7 +196,7 @@ async def open_location(
     )
     try:
         session = await filesystem.set_session()
-    except Exception as error:  # as in `S3.stat`
+    except Exception as error:  # all types, as in `S3.stat`
         raise unavailable_error("request", f"{type(error).__name__} {error}") from None
     try:
         yield S3(source, filesystem)
@@ -192,7 +205,9 @@ async def open_location(
 
 
 def _load_trust() -> ssl.SSLContext | bool:
-    """Return the trusted authorities: the last readable SSL_CERT_FILE, else httpx's default."""
+    """Return the value for httpx's `verify`: a context with the authorities of SSL_CERT_FILE, or
+    True for httpx's default.
+    """
     file = os.environ.get("SSL_CERT_FILE")
     return _watch_trust(Path(file)).value if file else True
 

@@ -1,8 +1,9 @@
-"""The name of a source of adapters, parsed so that it has exactly one meaning.
+"""Strict parsing of the name of an adapter source.
 
 A source is an absolute folder, ``https://HOST/FOLDER``, ``s3://BUCKET/FOLDER`` or
-``hf://OWNER/NAME[@REVISION]``; the adapter's files lie in it under their own names. Requests are
-built from the parsed and checked parts, so no server can read another host from the text.
+``hf://OWNER/NAME[@REVISION]``; the adapter's files are in this folder. HTTP requests are built from
+the parsed and validated parts, never from the text, which servers and libraries might parse
+differently.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from adapters.errors import InvalidSource
 
 Scheme = Literal["file", "https", "s3", "hf"]
 
-_MAX_CHARS = 2048  # characters
+_MAX_CHARS = 2048  # characters of a source's name
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,252})|\[[0-9a-f:.]+\]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _REVISION = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
@@ -29,12 +30,12 @@ class Source:
     """A parsed source.
 
     Attributes:
-        scheme: how it is read.
-        authority: a host, with its port unless 443, or a bucket.
-        path: the names below it, quoted as they were given.
-        revision: of an ``hf`` source.
-        user: ``NAME:PASSWORD``, secret.
-        query: secret.
+        scheme: the protocol or location.
+        authority: the host, with the port unless it is 443, or the bucket; "" for others.
+        path: the path's components, %-encoded as they were given.
+        revision: branch, tag or commit of an ``hf`` source, if given.
+        user: ``NAME:PASSWORD`` of an ``https`` source, if given. Secret.
+        query: query string of an ``https`` source. Secret.
     """
 
     scheme: Scheme
@@ -45,7 +46,7 @@ class Source:
     query: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Return the source without secrets, for storing and showing."""
+        """Return the source's name without user, password and query, for storing and showing."""
         inner = "/".join(self.path)
         if self.scheme == "file":
             return f"/{inner}"
@@ -53,16 +54,17 @@ class Source:
         return f"{text}@{self.revision}" if self.revision else text
 
     def url(self, name: str | None = None) -> str:
-        """Return the URL of the file `name` in it, with the query, which may be secret, without the
-        user.
+        """Return the URL of the file `name` in the source, or of the source itself.
+
+        The URL has the query, which may be secret, but no user and password.
         """
         inner = "/".join(self.path if name is None else (*self.path, name))
         return f"{self.scheme}://{self.authority}/{inner}{'?' if self.query else ''}{self.query}"
 
     def is_below(self, prefix: Source) -> bool:
-        """Return True if this source lies below `prefix`, by whole path components.
+        """Return True if this source is `prefix` or lies below `prefix`.
 
-        ``s3://a/lora-2`` is not below ``s3://a/lora``.
+        Complete path components are compared: ``s3://a/lora-2`` is not below ``s3://a/lora``.
         """
         return (self.scheme, self.authority) == (prefix.scheme, prefix.authority) and (
             self.path[: len(prefix.path)] == prefix.path
@@ -73,7 +75,7 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """Parse the name of a source. Raise `InvalidSource`, which quotes no secret."""
+    """Parse the name of a source. Raise `InvalidSource`, whose message quotes no secret."""
     source = parse_prefix(text)
     if source.scheme == "hf" and len(source.path) < 2:
         raise _invalid_source(source, "hf://OWNER/NAME@REVISION")
@@ -81,7 +83,7 @@ def parse(text: str) -> Source:
 
 
 def parse_prefix(text: str) -> Source:
-    """Parse a source as `parse` does, but allow ``hf://`` and ``hf://OWNER`` as prefixes."""
+    """Parse a source, or a prefix of sources such as ``hf://`` or ``hf://OWNER``."""
     scheme, colon, _ = text.partition("://")
     if len(text) > _MAX_CHARS or not text.isprintable():
         raise _invalid_source("a text that is too long or not printable", _ALLOWED)
@@ -124,14 +126,18 @@ def _parse_https(netloc: str, port: int | None, host: str, path: str, query: str
 
 
 def _parse_path(path: str, *, quoted: bool = True) -> tuple[str, ...]:
-    """Return the components of a path. No component leads up, however a server interprets it."""
+    """Return the components of a path.
+
+    Raise `InvalidSource` for components that some server might interpret as ``..`` or as several
+    components.
+    """
     names = tuple(path.strip("/").split("/")) if path.strip("/") else ()
     for name in names:
         try:
             plain = unquote(name, errors="strict") if quoted else name
-        except UnicodeDecodeError:  # some servers read %c0%ae as a dot
+        except UnicodeDecodeError:  # refuse: some servers decode %c0%ae to a dot
             raise _invalid_source("a path with quoted bytes that are not UTF-8", _ALLOWED) from None
-        # Some servers drop everything after a semicolon.
+        # Check the part before a semicolon: some servers ignore the rest.
         meant = plain.partition(";")[0] if quoted else plain
         if meant in ("", ".", "..") or (quoted and any(each in plain for each in "/\\%\0")):
             raise _invalid_source(

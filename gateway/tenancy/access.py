@@ -1,4 +1,7 @@
-"""Access control: from keys to tenants and admins, and the models that a tenant may use or see."""
+"""Access control: identifies tenants and admins by key, and decides which models a tenant may use.
+
+Keys come from the configuration file, or from admins who created them over the API ("issued keys").
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Resolver(Protocol[R_co]):
-    """Finds the model of a name."""
+    """Object that finds a model by name."""
 
     def resolve(self, model: str) -> R_co:
         """Return the model of this name. Raise ModelNotFound for an unknown name."""
@@ -47,9 +50,9 @@ class _Keys(NamedTuple):
     """Valid keys, by hash.
 
     Attributes:
-        tenants: tenants of the file; None where no key is needed.
+        tenants: tenant of each key in the configuration file; None if requests need no key.
         admins: hashes of admin keys.
-        issued: keys made over the API, with their tenants; None until they are loaded.
+        issued: tenant and record of each key made over the API; None until they are loaded.
     """
 
     tenants: Mapping[str, Tenant] | None
@@ -58,8 +61,10 @@ class _Keys(NamedTuple):
 
 
 class Access:
-    """The keys in force; `update` and `set_issued_keys` each replace all keys of their source at
-    once.
+    """Keys in force, and the rights of their owners.
+
+    `update` replaces all keys of the configuration file, and `set_issued_keys` all keys made over
+    the API.
     """
 
     def __init__(self, settings: Settings, unknown_models: UnknownModels) -> None:
@@ -73,27 +78,31 @@ class Access:
         self._keys = _Keys(None, self._own_admin, None)
         self._wrong = WrongKeys()
         self._names: dict[tuple[str, ...], str] = {}
-        """Names of tenants by the credentials of their requests, for `find_tenant_name`."""
+        """Cache of `find_tenant_name`: tenants' names by the credentials of a request."""
         self.uses: dict[str, int] = {}
-        """Times of the last uses of keys made over the API, to the minute, since `take_uses`."""
+        """Time of the last use of each key made over the API, by the key's id.
+
+        In seconds since 1970, rounded down to a minute. Has only the uses since the last
+        `take_uses`.
+        """
 
     def update(self, configuration: Configuration) -> None:
-        """Apply a new configuration."""
+        """Apply the tenants and keys of a new configuration."""
         self._configuration = configuration
         self._apply_keys()
 
     def set_issued_keys(self, records: Records) -> None:
         """Replace the keys made over the API.
 
-        Until the first call, a key that is not in the file may be one of these, so it cannot be
-        rejected as wrong.
+        Until the first call, a key that is not in the configuration file may be an issued key.
+        `tenant` then raises KeysUnavailable instead of InvalidKey.
         """
         if records is not self._records:
             self._records = records
             self._apply_keys()
 
     def take_uses(self) -> Uses:
-        """Return the uses since the last call, and start anew."""
+        """Return the last uses of issued keys since the previous call, and reset them."""
         uses, self.uses = self.uses, {}
         return uses
 
@@ -118,13 +127,13 @@ class Access:
         return self._keys.tenants is None
 
     def tenant(self, credentials: Sequence[str]) -> Tenant | None:
-        """Return the tenant of the first credential that is a key of this gateway.
+        """Return the tenant that a request belongs to, by the first credential with a valid key.
 
-        Return None where no key is needed. `credentials` are values of an `Authorization` header.
+        Return None if requests need no key. `credentials` are values of `Authorization` headers.
 
         Raises:
-            InvalidKey: no credential is a key.
-            KeysUnavailable: a credential cannot be checked now, and no other one is a key.
+            InvalidKey: no credential has a valid key.
+            KeysUnavailable: a credential cannot be checked now, and no other has a valid key.
         """
         tenants = self._keys.tenants
         if tenants is None:
@@ -140,7 +149,7 @@ class Access:
     def find_tenant_name(self, credentials: Sequence[str]) -> str:
         """Return the name of the tenant that credentials belong to, "" if they are unknown.
 
-        The name admits no request: the key may have expired.
+        Do not admit a request for this name alone: the key may have expired. Use `tenant` for that.
         """
         tenants, _, issued = self._keys
         if tenants is None:
@@ -160,8 +169,10 @@ class Access:
         return ""
 
     def _remember_name(self, asked: tuple[str, ...], name: str) -> None:
-        """Cache a name. Credentials of a request may be arbitrary, so their length and number are
-        bounded.
+        """Cache the tenant's name for these credentials.
+
+        Clients choose what they send as credentials. Long ones are therefore not cached, and a full
+        cache is cleared.
         """
         if sum(map(len, asked)) > 2 * _MAX_KEY_CHARS:
             return
@@ -173,7 +184,8 @@ class Access:
         tenant = tenants.get(given)
         if tenant is None:
             return self._find_issued(given)
-        # The lookup used a hash of the key, so its timing reveals nothing of the right key.
+        # Compare in constant time. The lookup above needs no constant time: it used a hash of the
+        # key, so its duration reveals nothing about a valid key.
         if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
@@ -193,11 +205,16 @@ class Access:
         return tenant
 
     def admin(self, credentials: Sequence[str], address: str | None) -> str:
-        """Return the admin's id: ``sha256:`` and the first 8 digits of the key's hash.
+        """Return the id of the admin who sent a request.
 
-        One of `credentials` must be an admin's key. A request without one counts as one wrong key,
-        however many credentials it has. A right key is accepted even after many wrong ones: others
-        may share the address, and must not be able to lock the admin out.
+        The id is ``sha256:`` and the first 8 digits of the key's hash. A request without an admin
+        key counts as one wrong key of its address, however many credentials it has. A right key is
+        accepted even after many wrong keys: otherwise, clients that share the address could lock
+        the admin out.
+
+        Args:
+            credentials: values of `Authorization` headers.
+            address: the client's IP address, None if it is unknown.
 
         Raises:
             SwitchedOff: no admin key is configured.
@@ -224,10 +241,10 @@ class Access:
         raise TooManyWrongKeys("Too many wrong admin keys came from this address.")
 
     def is_admin(self, credentials: Sequence[str]) -> bool:
-        """Return True if an admin sends a request that anybody may send.
+        """Return True if the credentials of a request include an admin key.
 
-        Other keys do not count as wrong. This does not help anyone who guesses keys, as they have
-        at least 32 characters.
+        For endpoints that need no admin key: other keys do not count as wrong here. Guessing admin
+        keys this way is hopeless, because they have at least 32 characters.
         """
         try:
             given = _hash_presented_keys(credentials)
@@ -236,15 +253,15 @@ class Access:
             return False
 
     def can_see(self, tenant: Tenant | None, name: str) -> bool:
-        """Return True if the tenant's list of models has this name."""
+        """Return True if the tenant's list of models includes this model."""
         return tenant is None or tenant.may_use(name, self._base)
 
     def route(self, router: Resolver[R_co], tenant: Tenant | None, model: str) -> R_co:
-        """Return what `router` finds for `model`, if the tenant may use it.
+        """Return the route that `router` finds for `model`, if the tenant may use the model.
 
         Raises:
-            ModelNotFound: the model does not exist or, in the same words, is in another tenant's
-                namespace.
+            ModelNotFound: the model does not exist, or is in another tenant's namespace. The error
+                is the same in both cases, so tenants cannot find out each other's models.
             ModelNotAllowed: the model is in the common catalogue, and the tenant may not use it.
         """
         if tenant is None:
@@ -292,24 +309,28 @@ def _parse_keys(credentials: Sequence[str]) -> list[str]:
 
 
 class KeysLatch:
-    """Remembers that keys were required since the gateway started, so that they stay required.
+    """Latch that is on once a configuration has required keys, until the gateway is restarted.
 
-    Workers share this through a file in their common folder. A worker that replaces another one is
-    therefore not open while the others require keys.
+    While the latch is on, a configuration without keys is refused. Workers share the latch through
+    a file in their common folder. A worker that replaces a crashed one therefore requires keys if
+    the other workers do.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._mark = None if folder is None else folder / "keys-are-on"
         self._on = False
         self.problem = ""
-        """Why other workers cannot be notified; empty if they can."""
+        """Why other workers cannot be notified that keys are required; empty if they can."""
 
     @property
     def on(self) -> bool:
         return self._on or (self._mark is not None and self._mark.exists())
 
     def update(self, configuration: Configuration) -> None:
-        """Record a new configuration. Call this for each one that comes into force."""
+        """Set the latch if the configuration requires keys.
+
+        Call this for each configuration that comes into force.
+        """
         if configuration.tenants is not None and not self.on:
             self._on = True
             try:
@@ -321,7 +342,10 @@ class KeysLatch:
 
 
 def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
-    """Return why requests without a key may not be allowed here, None if they may."""
+    """Return why the configuration may not admit requests without a key.
+
+    Return None if it may, or if it requires keys.
+    """
     if configuration.tenants is not None:
         return None
     if latch.on:
@@ -345,7 +369,10 @@ def find_exposure(settings: Settings, latch: KeysLatch, configuration: Configura
 def find_unservable(
     settings: Settings, latch: KeysLatch, configuration: Configuration
 ) -> tuple[FieldPath, str] | None:
-    """Return a field that cannot be served with these settings and the reason, else None."""
+    """Return a field of the configuration that conflicts with the settings, and the reason.
+
+    Return None if there is no conflict.
+    """
     if (reason := find_exposure(settings, latch, configuration)) is not None:
         return (), reason
     for section in ("embedding_models", "rerank_models"):
@@ -373,12 +400,15 @@ def _is_loopback(host: str) -> bool:
 def load_configuration_file(
     settings: Settings, workers: Path | None = None, also: Check = lambda _: None
 ) -> ConfigurationFile:
-    """Load the configuration file of these settings. Raise ConfigurationError if it is refused.
+    """Load the configuration file that the settings name.
 
     Args:
         settings: the settings of this process.
         workers: folder that all workers of a gateway share.
-        also: further check of configurations that are valid otherwise.
+        also: further check of each configuration that passes all other checks.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a check refuses its content.
     """
     latch = KeysLatch(workers)
 

@@ -1,6 +1,8 @@
-"""Accounting of requests: reserved before they start, settled and logged once at their end.
+"""Accounting of requests that generate text.
 
-Without tenants and without a usage log nothing is recorded.
+The tokens of a request are reserved in its tenant's limits before generation starts. At the end of
+the request, the used tokens are settled, and one usage record is written. Without tenants and
+without a usage log, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.reservation import Reservation
 from gateway.tenancy.usage_log import UsageRecord
 
-# Tokens reserved for a choice without max_tokens: reserving the entire context would refuse most
-# such requests. (A beam search reserves all: its progress is unknown, and it cannot be ended
-# early.)
+# Tokens reserved at first for a choice without max_tokens; more are reserved while it runs. If the
+# entire context were reserved, most such requests would be refused. (A beam search reserves its
+# maximum: its progress is unknown, and it cannot be ended early.)
 _UNSTATED_TOKENS = 1024
-# Interval between records of usage, and the minimum of tokens reserved ahead for each answer.
+# Interval at which the used tokens of running requests are recorded.
 _RECORD_INTERVAL_S = 0.5
+# Minimum of unused tokens that each running choice without max_tokens should have reserved.
 _MIN_AHEAD_TOKENS = 128
 _CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
@@ -40,10 +43,11 @@ log = logging.getLogger(__name__)
 
 
 class Account:
-    """The account of one request. Enter it before generation, leave it when the answer has ended.
+    """Account of one request, as an async context manager.
 
-    `quotas` are the tenant's limits per minute, by name, with this request counted. With
-    `is_fully_reserved`, all tokens that the request may generate are reserved.
+    Enter the account before generation, and leave it when the answer has ended. `quotas` are the
+    tenant's limits, by name, with this request counted. With `is_fully_reserved`, all tokens that
+    the request may generate are reserved from the start.
     """
 
     def __init__(
@@ -84,12 +88,15 @@ class Account:
         if self._tenant is None and not self._accounting.logs_anonymous:
             return
         batch, meter = self._batch, self._batch.meter
-        # False if the client caused the end.
+        # True if the request failed and the client did not cause the failure.
         ours = error is not None and not isinstance(error, _CLIENT_ERRORS)
         if isinstance(error, RequestTimeout) and meter.aborted_single_response:
-            ours = False  # the engine worked for it, as for a stream whose tokens had been sent
-        # A failure of ours before the first token costs nothing. A client that aborts pays for what
-        # the engine received, and for the searches that it took part in.
+            # A timeout of a non-streaming response: charge the work of the engine, as for a stream
+            # whose tokens were sent before the timeout.
+            ours = False
+        # A failure of the service before the first token is free. After a failure by the client,
+        # the client pays for all prompts that were sent to an engine, and for an estimate of tokens
+        # that the engine has generated but not reported (beam searches, single responses).
         if error is None:
             prompt = batch.prompt_tokens
         else:
@@ -117,14 +124,15 @@ class Account:
         )
 
     async def record_usage(self) -> None:
-        """Record the tokens used since the last call.
+        """Record the tokens used since the last call, and reserve more if necessary.
 
-        An answer without a token limit may exceed its reservation while its tenant's limits allow
-        more tokens, and is then ended as at a limit.
+        Choices without max_tokens get further tokens as long as the tenant's limits allow it. If
+        the limits do not, and the reserved tokens are nearly used, all choices are ended as if they
+        had reached max_tokens.
         """
         reservation, meter = self._reservation, self._batch.meter
-        # A failure before the first token costs nothing, and a beam search reports its tokens only
-        # at its end. The reservation counts in full as long as it may be used.
+        # Record nothing before the first token: a failure until then is free. (Beam searches report
+        # their tokens only at their end.) Meanwhile the limits count the reserved tokens.
         if not reservation.counts_tokens or not (tokens := meter.tokens_now):
             return
         used = self._batch.sent_prompt_tokens + tokens
@@ -143,7 +151,7 @@ class Account:
 
 
 class Accounting:
-    """Opens accounts. `record` gets the usage of each tenant's admitted request."""
+    """Accounts of all requests of this process, and the limits that they count in."""
 
     def __init__(
         self,
@@ -158,9 +166,9 @@ class Accounting:
 
         Args:
             limits: the tenants' limits.
-            record: gets the usage of each request.
+            record: called with the usage of each admitted request at its end.
             model: the base model's name.
-            logs_anonymous: record the requests without a tenant, too.
+            logs_anonymous: also record requests without a tenant.
             log_problem: returns why the usage log cannot be written, "" if it can.
         """
         self._limits = limits
@@ -215,10 +223,16 @@ class Accounting:
             log.error("%d requests have not ended; their usage is not recorded", left)
 
     async def count(self, tenant: Tenant | None, slots: int = 0) -> Reservation:
-        """Count a request before its body is read.
+        """Count a request in its tenant's limits, before its body is read.
 
-        `slots` is the number of `concurrent_requests` that it takes. The reservation holds them
-        until it is closed; use it in a `with`. Raise RateLimited or LimitsUnavailable.
+        Args:
+            tenant: the request's tenant; None if requests need no key.
+            slots: number of `concurrent_requests` that the request takes. The returned reservation
+                holds them until it is closed; use it in a `with`.
+
+        Raises:
+            RateLimited: a limit is reached.
+            LimitsUnavailable: a limit cannot be counted now.
         """
         return await self._limits.count(tenant, slots)
 
@@ -237,12 +251,12 @@ class Accounting:
 
         Args:
             request: the request's context.
-            batch: its generations.
-            reservation: what `count` returned.
-            tenant: None where no key is needed.
+            batch: the request's generations.
+            reservation: the reservation that `count` returned.
+            tenant: the request's tenant; None if requests need no key.
             route: the model or adapter.
-            stated: the client set a limit of tokens.
-            status_of: returns the HTTP status for the error that ended the answer.
+            stated: True if the client set max_tokens.
+            status_of: returns the HTTP status for the error that ended the answer, or for None.
 
         Raises:
             RateLimited: a limit is reached.

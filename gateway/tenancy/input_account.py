@@ -1,4 +1,4 @@
-"""Accounting of requests that generate no text: they cost their input tokens, if counted."""
+"""Accounting of requests that generate no text (embeddings, ranking): input tokens are charged."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLIENT_ERRORS = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
 
 class InputAccount:
-    """The account of one request. Enter it before a model is called, leave it with the answer.
+    """Account of one request, as an async context manager around the calls of a model.
 
-    `add_sent_tokens` counts the tokens that a model gets. A client that aborts pays for those; a
-    failure of ours costs nothing.
+    `add_sent_tokens` counts the tokens that are sent to a model. A client that aborts is charged
+    for the tokens sent until then. A request that fails by the service's fault is free.
     """
 
     def __init__(
@@ -34,7 +34,17 @@ class InputAccount:
         model: str,
         status_of: Callable[[BaseException | None], int],
     ) -> None:
-        """Open an account. `request_id` is part of the answer's own id, if the answer has one."""
+        """Open an account.
+
+        Args:
+            accounting: the accounts of this process.
+            request: the request's context.
+            reservation: the units of the tenant's limits that the request holds.
+            request_id: id of the usage record; part of the answer's own id, if the answer has one.
+            tenant: the request's tenant; None if requests need no key.
+            model: name of the embedding or ranking model.
+            status_of: returns the HTTP status for the error that ended the request, or for None.
+        """
         self._accounting = accounting
         self._request = request
         self._reservation = reservation

@@ -1,6 +1,6 @@
-"""Requests for unknown models on a gateway without tenants.
+"""Trouble report about requests for unknown models, on a gateway without tenants.
 
-With tenants, the console shows each tenant's refusals instead.
+On a gateway with tenants, the console shows the refused requests of each tenant instead.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Callable
 from gateway.troubles import Troubles
 
 FORGET_AFTER_S = 300.0
-"""Time without another such request after which the trouble is cleared."""
+"""Seconds after the last request for an unknown model until the trouble is cleared."""
 MAX_NAME_CHARS = 100
 _KIND = "unknown_models"
 _TEXT = "requests name models that are not served; GET /v1/models lists those that are"
 
 
 class UnknownModels:
-    """Counts requests cheaply; `step` reports them. Belongs to one event loop."""
+    """Count of requests for unknown models. `step` reports the count as a trouble.
+
+    Not thread-safe: use an instance in one event loop only.
+    """
 
     def __init__(self, troubles: Troubles, clock: Callable[[], float] = time.monotonic) -> None:
         self._troubles = troubles
@@ -35,7 +38,7 @@ class UnknownModels:
         self._last_at = self._clock()
 
     def step(self) -> None:
-        """Report the count. Call this about every second."""
+        """Report a changed count, or clear the trouble. Call this about every second."""
         if self._times and self._clock() - self._last_at > FORGET_AFTER_S:
             self._times = self._reported = 0
             self._troubles.clear(_KIND)

@@ -1,8 +1,9 @@
 """The usage log: one line of JSON for each admitted request, from which a bill can be made.
 
-A line is one write to a file opened for appending, so several workers may share a file: each line
-is written completely or not at all. It is written before the last byte of the answer is sent, so a
-client that has seen the end of an answer finds it in the log.
+Each line is written by a single `write` to a file opened for appending, so lines of several workers
+do not mix. A line that cannot be written completely is blanked. The line of a request is written
+before the last byte of its answer is sent: once a client has the entire answer, the log has its
+line.
 
 See decision 094 in docs/decisions.
 """
@@ -31,22 +32,24 @@ class UsageRecord:
     """Usage of one request.
 
     Attributes:
-        id: unique, and part of the answer's own id.
-        request_id: the `x-request-id` of the answer, which a client may choose.
-        tenant: None where no key is needed.
-        model: the base model's name, or that of the embedding or ranking model.
+        id: unique id of the record, which is also a part of the answer's id.
+        request_id: the `x-request-id` of the answer. Clients may choose it, so it may not be
+            unique.
+        tenant: the tenant's name; None if requests need no key.
+        model: name of the base model, or of the embedding or ranking model.
         adapter: the LoRA adapter's name, or None.
         adapter_version: ``NAME@DIGEST``, or None.
-        prompt_tokens: tokens of the prompts sent to the engine; 0 if we failed before the first
-            token.
+        prompt_tokens: tokens of the prompts that were sent to the engine; 0 if the request failed
+            before the first token by the service's fault.
         cached_tokens: prompt tokens that the engine had cached.
-        completion_tokens: all generated tokens, also of choices that were not returned. Of a beam
-            search, its steps times its beams; if the client aborted it, all that it asked for,
-            since its progress is unknown.
-        status: the HTTP status, of an error after the headers too; 499 if the client disconnected.
-        finish: `stop`, `length` or `tool_calls` for each choice that came to its end.
-        started, ended: seconds since 1970 of the admission and of the end of the answer; their
-            difference is right even if the clock was set in between.
+        completion_tokens: all generated tokens, including those of choices that were not returned.
+            For a beam search, the number of steps times the number of beams. If the client aborted
+            a beam search, its maximum, because its progress is unknown.
+        status: the HTTP status, also of an error after the headers were sent; 499 if the client
+            disconnected.
+        finish: `stop`, `length` or `tool_calls` for each choice that was finished.
+        started, ended: times of the admission and of the end of the answer, in seconds since 1970.
+            Their difference is right even if the system clock was set in between.
     """
 
     id: str
@@ -65,20 +68,23 @@ class UsageRecord:
 
 
 class UsageLog:
-    """Appends complete lines to a file that other processes may write to as well.
+    """File of JSON lines to which other processes may write, too.
 
-    A line that cannot be written is counted and logged, not raised.
+    If a line cannot be written, `on_failure` is called and the error is logged; no error is raised.
     """
 
     def __init__(self, path: Path, on_failure: Callable[[], object] = lambda: None) -> None:
-        """Open the file. Raise OSError if that fails."""
+        """Open the file. Raise OSError if this fails.
+
+        `on_failure` is called for each line that is lost.
+        """
         self._path = path
         self._on_failure = on_failure
         self._recent: list[bytes] = []
-        """Lines since the file was last checked."""
+        """Lines written since the file was last checked for being moved."""
         self._check_at = time.monotonic() + _CHECK_INTERVAL_S
         self._is_cut = False
-        """True if the last line was cut and is still in the file."""
+        """True if the file ends with an incomplete line that could not be blanked."""
         self._open_problem = self._loss_problem = ""
         self._file = _open(path)
 
@@ -94,11 +100,12 @@ class UsageLog:
         self._append(orjson.dumps(usage) + b"\n")
 
     def reopen_if_moved(self) -> None:
-        """Continue in a new file if the old one was renamed or deleted.
+        """Open a new file if the old one was renamed or deleted.
 
-        `write` calls this once a second, since the check costs as much as writing a line. Lines
-        that went to a deleted file since the last check are written again. (If the deleted file was
-        read before, such a line occurs twice, with one id. Otherwise it would be lost.)
+        `write` calls this at most once a second, because a check costs as much as writing a line.
+        Lines that were written to a deleted file since the last check are written again, because
+        they would be lost otherwise. (If a program read them before the file was deleted, they
+        occur twice, with the same id.)
         """
         self._check_at = time.monotonic() + _CHECK_INTERVAL_S
         lines, self._recent = self._recent, []
@@ -122,7 +129,7 @@ class UsageLog:
             self._append(line)
 
     def close(self) -> None:
-        """Close the file. Later lines are lost, and counted as lost."""
+        """Close the file. Lines that are written later are lost, and reported as lost."""
         self.reopen_if_moved()
         self._check_at = math.inf
         file, self._file = self._file, -1
@@ -143,18 +150,20 @@ class UsageLog:
         self._recent.append(line)
 
     def _blank(self, size: int) -> bool:
-        """Replace the last `size` bytes by an empty line. Return True on success.
+        """Overwrite the last `size` bytes of the file with a blank line. Return True on success.
 
-        A full disk has space for that, as those bytes exist. They are not truncated, since another
-        process may have written behind them: its line then starts on a line of its own.
+        Called for an incomplete line. Overwriting works even if the disk is full. The bytes are not
+        truncated, because another process may have written behind them. The newline at their end
+        makes sure that the other process' line starts on a line of its own.
         """
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
             start = os.lseek(self._file, 0, os.SEEK_CUR) - size
-            # While O_APPEND is set, Linux appends wherever the offset is (pwrite(2), "BUGS").
+            # Clear O_APPEND: while it is set, Linux's pwrite ignores the offset and appends
+            # (pwrite(2), "BUGS").
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
             return os.pwrite(self._file, b" " * (size - 1) + b"\n", start) == size
-        except OSError:  # a pipe, or a file system that never writes in place
+        except OSError:  # a pipe, or a file system that cannot overwrite data
             return False
         finally:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags)

@@ -1,4 +1,4 @@
-"""Number of wrong keys that each address has sent recently."""
+"""Counter of the wrong keys that each client address has sent within a minute."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ MAX_ADDRESSES = 1024
 
 
 class WrongKeys:
-    """A count for each address, for a minute from its first wrong key.
+    """Number of wrong keys by address. A count restarts a minute after its first wrong key.
 
-    At most `MAX_ADDRESSES` are stored; the one that was quiet longest is dropped first. An IPv6
-    address counts as its /64, which usually belongs to one machine.
+    At most `MAX_ADDRESSES` addresses are stored; the one whose last wrong key is oldest is dropped
+    first. IPv6 addresses in the same /64 network count as one, as such a network usually belongs to
+    one machine.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -23,12 +24,12 @@ class WrongKeys:
         self._counts: dict[bytes, tuple[float, int]] = {}
 
     def count(self, address: str | None) -> int:
-        """Count one more wrong key. Return the number within this minute."""
+        """Count one more wrong key of an address. Return the number in the address' minute."""
         network, now = _network(address), self._clock()
         began, number = self._counts.pop(network, (now, 0))
         if now - began >= WINDOW_S:
             began, number = now, 0
-        self._counts[network] = began, number + 1  # behind all others
+        self._counts[network] = began, number + 1  # moves to the end, so it is dropped last
         if len(self._counts) > MAX_ADDRESSES:
             del self._counts[next(iter(self._counts))]
         return number + 1
@@ -38,7 +39,7 @@ class WrongKeys:
 
 
 def _network(address: str | None) -> bytes:
-    """Return the key that an address is counted by; all invalid addresses share one."""
+    """Return the key under which an address is counted. All invalid addresses share one key."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:

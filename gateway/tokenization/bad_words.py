@@ -1,7 +1,7 @@
-"""Token ids of bad words, in each of the ways in which text can be tokenized to them.
+"""Token ids of bad words, for each way in which a tokenizer may encode a word within a text.
 
-"Paris" has other ids at the beginning of a line than within it: with a byte-level tokenizer
-("Paris", " Paris") as with sentencepiece, which encodes a text alone as if it followed a space.
+"Paris" has other ids at the beginning of a line than after a space. A byte-level tokenizer
+distinguishes "Paris" from " Paris"; sentencepiece encodes a text alone as if it followed a space.
 Clients mean both forms, and other servers block both.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# No token continues over a line break, and no tokenizer adds a space after it.
+# Text before a word while the word is encoded. No token continues over a line break, and no
+# tokenizer adds a space after a line break.
 _CONTEXT = "\n"
 
 
 def with_and_without_space(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return each word as at the beginning of a line, and after a space."""
+    """Return two forms of each word: at the beginning of a line, and after a space."""
     bare = [word.lstrip(" ") or word for word in words]
     return tuple(dict.fromkeys(form for word in bare for form in (word, f" {word}")))
 
@@ -26,7 +27,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
 
 
 def _encode_inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the ids of `text` in the middle of another text."""
+    """Return the ids that `text` has within another text, and not at its beginning."""
 
     def encode(given: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(given, add_special_tokens=False).ids)

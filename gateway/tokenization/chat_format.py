@@ -1,4 +1,4 @@
-"""A chat template: it renders messages, and shows how its model writes answers.
+"""Chat templates: rendering of messages, and the forms in which a template's model writes answers.
 
 See decisions 022 and 039 in docs/decisions.
 """
@@ -25,10 +25,12 @@ from gateway.parsers.tools.forms import guess as guess_form
 from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# Private-use characters, which no message should contain.
+# Marks the end of a message that is to be continued. No message should contain these private-use
+# characters.
 _MARK = "\uf8ff\uf8fe\uf8ff"
-# Names that a request may not set through `chat_template_kwargs`: they have request parameters of
-# their own, or belong to transformers' `apply_chat_template` and are not variables.
+# Names that a request may not set through `chat_template_kwargs`. Some have request parameters of
+# their own. The others are arguments of transformers' `apply_chat_template`, and not variables of a
+# template.
 _RESERVED = frozenset(
     {
         "add_generation_prompt",
@@ -50,7 +52,8 @@ _REFUSALS = (
 
 
 class ChatFormat:
-    """A compiled chat template, with the forms that it teaches its model."""
+    """A compiled chat template, with the forms in which its model writes reasoning and tool
+    calls."""
 
     def __init__(
         self,
@@ -69,12 +72,14 @@ class ChatFormat:
         Args:
             tokenizer: the model's tokenizer.
             source: the template; None if the model has none.
-            special: the tokenizer's own tokens, by their names in its configuration.
-            tool_form: the form of tool calls; None to guess it from the template.
-            reasoning_tags: the tags of reasoning; None to guess them from the template.
-            control_tokens_in_messages: clients may write control tokens.
-            excludes_uncallable_tools: leave tools out of a prompt whose answer may not call any.
-            stop_ids: ids that end a turn, in addition to the model's end-of-sequence ids.
+            special: the tokens that the tokenizer's configuration names, such as `bos_token`, by
+                these names.
+            tool_form: the form of tool calls; None to guess the form from the template.
+            reasoning_tags: the tags of reasoning; None to guess the tags from the template.
+            control_tokens_in_messages: True if clients may write control tokens.
+            excludes_uncallable_tools: True to leave tools out of a prompt whose answer may not call
+                any tool.
+            stop_ids: ids that end an answer, in addition to the model's end-of-sequence ids.
 
         Raises TemplateError for an invalid template.
         """
@@ -89,8 +94,8 @@ class ChatFormat:
         self.excludes_uncallable_tools = excludes_uncallable_tools
         self._control = None
         if not control_tokens_in_messages:
-            # Templates search for the tags of thoughts in messages from clients, to cut the
-            # thoughts.
+            # Reasoning tags remain readable: templates search messages for these tags, to remove
+            # the reasoning of earlier answers.
             self._control = ControlTokens(
                 tokenizer, source or "", self.reasoning_tags or (), replaced_words(source or "")
             )
@@ -105,14 +110,20 @@ class ChatFormat:
         continue_last: bool = False,
         guided: bool = False,
     ) -> str | GuardedText:
-        """Apply the chat template; `extra` are additional variables.
+        """Return the text of a chat, rendered by the template.
 
-        The contents of `messages`, `tools` and `extra` are data to the template and never compiled.
-        If they contain control tokens, the result is a GuardedText.
+        The arguments are data for the template and are never compiled. The result is a GuardedText
+        if clients may not write control tokens and the arguments seem to contain some.
 
-        `open_turn` begins the assistant's turn. `continue_last` leaves the last message open
-        instead, to be continued. A `guided` answer has no markup, so for harmony its channel is
-        opened, too.
+        Args:
+            messages: the messages of the chat.
+            tools: the tools that the model may call.
+            extra: additional variables of the template.
+            open_turn: end the text with the beginning of the assistant's turn.
+            continue_last: end the text within the last message, which the model continues;
+                `open_turn` is then ignored.
+            guided: True if the answer is guided and has no markup. For harmony, the text then ends
+                with the header of the answer's channel.
 
         Raises InvalidRequest if the template refuses the messages, or the model has no template.
         """
@@ -151,9 +162,10 @@ class ChatFormat:
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look up the key before the attribute; Jinja's order raises an exception per key.
+        """Return the item of a dict, or else an attribute.
 
-        A chat of 20 messages takes 41 us instead of 74 (python -m bench.packing).
+        Jinja tries attributes first, which raises an exception for each key. With this order, a
+        chat of 20 messages takes 41 us instead of 74 us (python -m bench.packing).
         """
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
@@ -163,8 +175,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 def compile_template(source: str) -> Template:
     """Compile a chat template in the environment that Hugging Face templates are written for.
 
-    (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
-    escapes, `raise_exception`, `strftime_now`.) Raises TemplateError for an invalid template.
+    This is the environment of transformers' `apply_chat_template`: trimmed blocks, loop controls,
+    `tojson` without HTML escapes, `raise_exception` and `strftime_now`. Raises TemplateError for an
+    invalid template.
     """
     environment = _environment()
     environment.filters["tojson"] = _tojson
@@ -174,14 +187,15 @@ def compile_template(source: str) -> Template:
         template = environment.from_string(source)
     except RecursionError as error:
         raise TemplateError("it is nested too deeply") from error
-    # Jinja chains mappings here and copies them at each rendering. With a dict a short chat takes 4
-    # us instead of 9 (python -m bench.packing).
+    # Replace Jinja's chain of mappings, which is copied at each rendering, by a dict. A short chat
+    # then takes 4 us instead of 9 us (python -m bench.packing).
     template.globals = dict(template.globals)
     return template
 
 
 def replaced_words(source: str) -> set[str]:
-    """Return the words that a chat template replaces, by `str.replace` or Jinja's filter."""
+    """Return the words that a chat template replaces by `str.replace` or by Jinja's filter
+    `replace`."""
     tree = _environment().parse(source)
     calls: list[Call | Filter] = [
         call
@@ -203,9 +217,9 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 
 def _mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with a mark after the last one's content, which is to be continued.
+    """Return the messages with `_MARK` after the content of the last message.
 
-    Raises InvalidRequest if tool calls follow that content.
+    Raises InvalidRequest if the last message has tool calls, which would follow the content.
     """
     *before, last = messages
     if last.get("tool_calls"):
@@ -217,7 +231,10 @@ def _mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _up_to_mark(text: str) -> str:
-    """Return the rendered chat up to the end of its last message's content."""
+    """Return the rendered chat up to `_MARK`, the end of its last message's content.
+
+    Raises InvalidRequest if the template has left the last message out.
+    """
     open_chat, found, _ = text.rpartition(_MARK)
     if not found:
         raise InvalidRequest(

@@ -1,6 +1,7 @@
-"""Stop strings of messages that may contain reasoning: they match only the content.
+"""Search for stop strings in messages that may contain reasoning: only the content is searched.
 
-The classes take the raw text, markup included, and return it unchanged up to the stop string.
+The classes take the raw text of an answer, markup included. They return that text unchanged up to
+the stop string.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gateway.tokenization.stop_strings import StopStrings
 
 
 def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyStops:
-    """Return the matcher for one choice."""
+    """Return the object that searches the text of one choice for stop strings."""
     stops = StopStrings(params.stop, include=params.include_stop)
     form = params.message
     if not params.stop or form is None or not form.has_reasoning:
@@ -24,20 +25,22 @@ def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyS
 
 
 class TaggedStops:
-    """Matches stop strings after the closing tag of the reasoning, or anywhere in a text without.
+    """Search for stop strings after the closing tag of the reasoning.
 
-    Text that may begin an opening tag is held back: without reasoning it is content.
+    A text without reasoning is searched from its beginning. Text that may be the beginning of the
+    opening tag is held back until that is decided.
     """
 
     def __init__(self, stops: StopStrings, tags: Tags, *, starts_open: bool) -> None:
         self._stops = stops
         self._splitter = ReasoningSplitter(tags, starts_open=starts_open)
         self._starts_open = starts_open
-        # In pieces: a model may write nothing but whitespace for long.
+        # Text that may begin the opening tag. A list, since joining would be slow if a model writes
+        # only whitespace for long.
         self._undecided: list[str] = []
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return text and stop string like `StopStrings.split_at_stop`."""
+        """Return the text that may be sent and the stop string; see `StopStrings.split_at_stop`."""
         if self._splitter.state == "content":
             return self._stops.split_at_stop(text)
         before, content = self._split(text)
@@ -63,22 +66,24 @@ class TaggedStops:
         return before + shown, stopped
 
     def _split(self, text: str) -> tuple[str, str]:
-        """Return the text, with the undecided text before, as reasoning with its tags and the
-        rest."""
+        """Split the undecided text and `text` into the reasoning with its tags, and the content.
+
+        While the beginning is undecided, only `text` is returned, as content.
+        """
         size = sum(len(e.text) for e in self._splitter.split(text) if isinstance(e, Content))
         if self._splitter.state == "start":
             return "", text
         text = "".join([*self._undecided, text])
         self._undecided.clear()
-        # Undecided text that was skipped is no longer here.
+        # `size` may include undecided text that `skip` has passed on, which is not in `text`.
         start = max(len(text) - size, 0)
         return text[:start], text[start:]
 
 
 class HarmonyStops(HarmonyParser):
-    """Matches stop strings in each message that is not reasoning, including arguments of calls.
+    """Search for stop strings in each message that is not reasoning, including arguments of calls.
 
-    Headers and markers are not content, and each message is searched separately.
+    Headers and markers are not searched, and no stop string is found across two messages.
     """
 
     def __init__(self, stops: StopStrings, open_header: str, *, calls: bool) -> None:
@@ -88,10 +93,10 @@ class HarmonyStops(HarmonyParser):
         self._matches = True
         self._shown: list[str] = []
         self._pending = ""  # a header, until it is complete or found to be text
-        self._written = ""  # text of the message that the parser has just found
+        self._written = ""  # text that the parser has reported for the current piece
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return text and stop string like `StopStrings.split_at_stop`."""
+        """Return the text that may be sent and the stop string; see `StopStrings.split_at_stop`."""
         self._matches = True
         self.parse(text)
         return self._take_shown(), self._stopped
@@ -135,7 +140,7 @@ class HarmonyStops(HarmonyParser):
         self._written += text
 
     def _add(self, text: str) -> None:
-        """Show text. Its end is content if the parser has just written it."""
+        """Output text, and search its end if the parser has just reported that end as content."""
         content = ""
         if self._matches and self._kind != "reasoning" and text.endswith(self._written):
             content = self._written

@@ -1,9 +1,14 @@
-"""Treatment of control tokens in messages as text, so that a client cannot end its message's turn.
+"""Encoding of control tokens in messages as text, so that a client cannot end its message's turn.
 
-A tokenizer takes `<|im_end|>` for that token wherever it occurs. In a chat only the template's own
-are meant. So if a client has written one, the template is given a stand-in for it, and the tokens
-that the template writes become aliases. A second tokenizer knows the tokens by their aliases only.
-It shares the model with the first one, so everything else has its usual ids.
+A tokenizer encodes `<|im_end|>` as a control token wherever that text occurs. In a chat, only the
+template may write control tokens. If a client has written one, three steps keep the two apart:
+
+1. Before the chat is rendered, a stand-in replaces the control token in the client's message.
+2. In the rendered chat, an alias replaces each control token, and the client's text replaces each
+   stand-in.
+3. A second tokenizer encodes the result. Only the aliases are control tokens for this tokenizer.
+
+The second tokenizer shares the model with the first, so all other text has its usual ids.
 
 See decision 044 in docs/decisions.
 """
@@ -23,10 +28,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.errors import InvalidRequest
 
-# Private-use characters. So many random ones that no client can guess an alias or a stand-in.
+# Aliases and stand-ins begin with random private-use characters: so many that no client can guess
+# them.
 _PRIVATE = range(0xE000, 0xF900)
 _SECRET_CHARS = 8
-# A search holds the GIL: over megabytes it would block every stream.
+# Messages are searched in chunks: a search holds the GIL, so a search of megabytes would block
+# every stream.
 _SEARCH_CHUNK_BYTES = 64 * 1024
 
 
@@ -37,7 +44,7 @@ class GuardedText:
     Attributes:
         text: the readable text.
         aliased: the text with an alias for each control token that the template wrote.
-        control: the owner of the aliases.
+        control: the control tokens with their aliases, which encode `aliased`.
     """
 
     text: str
@@ -50,7 +57,7 @@ class GuardedText:
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """A token, its alias in the template's text, and its stand-in in a client's text."""
+    """A control token, its alias in the template's text, and its stand-in in a client's text."""
 
     token: str
     alias: str
@@ -58,7 +65,7 @@ class _Control:
 
 
 class ControlTokens:
-    """The added tokens of one tokenizer that are not text."""
+    """The control tokens of one tokenizer: added tokens that only the template may write."""
 
     def __init__(
         self,
@@ -67,11 +74,17 @@ class ControlTokens:
         harmless: Collection[str] = (),
         replaced: Collection[str] = (),
     ) -> None:
-        """Find the control tokens: special ones, and those that the chat template names.
+        """Find the control tokens: special tokens, and added tokens that the template contains.
 
-        Not all models mark the token that begins a turn as special. `harmless` tokens are never
-        control tokens. `replaced` are words that the template replaces in messages, which may make
-        a token of the text around them.
+        The template is considered because some models do not mark the token that begins a turn as
+        special.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            template: the source of the chat template.
+            harmless: added tokens that clients may write.
+            replaced: words that the template replaces in messages. A replacement may complete a
+                control token in the text around it.
         """
         added = tokenizer.get_added_tokens_decoder()
         control = {
@@ -83,7 +96,7 @@ class ControlTokens:
         self.ids = frozenset(control)
         """Ids of control tokens."""
         secret = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_SECRET_CHARS))
-        # A token within another one comes after that.
+        # Longest first: a token that is a part of another token comes after it.
         self._control = [
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
             for n, content in enumerate(
@@ -93,9 +106,9 @@ class ControlTokens:
         hidden = {each.token: each.stand_in for each in self._control}
         unchanged = {}
         if replaced:
-            # The template must find the words that it replaces. A token that results from a
-            # replacement has its first letter from a client, too, so the first letters are hidden
-            # as well.
+            # Leave the words that the template replaces, since the template must find them. If a
+            # replacement completes a control token, the token's first letter is a client's. So hide
+            # the first letters of all control tokens, too.
             words = (*harmless, *replaced)
             unchanged = {word: word for word in words if not any(token in word for token in hidden)}
             first = sorted({token[0] for token in hidden})
@@ -103,18 +116,21 @@ class ControlTokens:
         self._tokens = _make_replacer(unchanged | hidden)
         self._stand_ins = _make_replacer({stand_in: word for word, stand_in in hidden.items()})
         self._aliases = _make_replacer({each.token: each.alias for each in self._control})
-        # Messages are searched as JSON, in which each of a token's characters is written alone.
+        # Messages are searched as JSON. JSON escapes each character by itself, so a token in a
+        # message is found by the JSON of the token.
         written = [
             orjson.dumps(word)[1:-1]
             for word in (*[each.token for each in self._control], *replaced)
         ]
         self._written = re.compile(build_alternation([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
-        # A token that is matched in normalized text may be written with other characters.
+        # The tokenizer finds some tokens only after it has normalized the text. Clients can write
+        # such a token with other characters, so a search for its spelling is not enough.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
         self._always = normalizes and any(token.normalized for token in control.values())
         self.tokenizer = Tokenizer(tokenizer.model)
-        """The tokenizer that encodes an aliased text; its ids of added tokens are its own."""
+        """The second tokenizer, for aliased texts. Its ids of added tokens differ from the model's;
+        `encode` converts them."""
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(self.tokenizer, part, value)
@@ -132,8 +148,10 @@ class ControlTokens:
         }
 
     def may_occur_in(self, values: Any) -> bool:
-        """Return True if a string of these JSON values may contain a control token, or become
-        one."""
+        """Return True if a string in these JSON values may contain a control token.
+
+        Also return True if the template's replacements might make a control token of a string.
+        """
         if not self._control:
             return False
         try:
@@ -145,7 +163,7 @@ class ControlTokens:
         return self._always or any(search(data, at, at + size) for at in pieces)
 
     def hide(self, value: Any) -> Any:
-        """Return a copy of a JSON value, with a stand-in for each control token."""
+        """Return a copy of a JSON value, with a stand-in in place of each control token."""
         if isinstance(value, str):
             return self._tokens(value)
         if isinstance(value, dict):
@@ -159,14 +177,14 @@ class ControlTokens:
         return self._stand_ins(text)
 
     def build_guarded(self, rendered: str) -> GuardedText:
-        """Return the guarded text of one that was rendered with hidden values."""
+        """Return the GuardedText of a chat that was rendered from the results of `hide`."""
         return GuardedText(self.restore(rendered), self.restore(self._aliases(rendered)), self)
 
     def encode(self, aliased: str) -> array[int]:
         """Return the token ids of an aliased text, or of a part of one.
 
-        Raises InvalidRequest if the tokenizer's model itself, and not its search for added tokens,
-        makes a control token of text.
+        Raises InvalidRequest if the tokenizer encodes other text as a control token: by its model,
+        not by its search for added tokens.
         """
         [encoding] = self.tokenizer.encode_batch_fast([aliased], add_special_tokens=False)
         ids = encoding.ids
@@ -179,10 +197,11 @@ class ControlTokens:
 
 
 def build_alternation(words: Iterable[str]) -> str:
-    """Return an expression for any of the words; of those at one position, the longest matches.
+    """Return a regular expression for any of the words; at each position, the longest word matches.
 
-    It examines each letter once, and not once per word: a model may have hundreds of them, and a
-    text may begin one at every position.
+    Words with a common beginning share its letters in the expression. So a search examines a letter
+    once and not once per word: a model may have hundreds of control tokens, and a text may have the
+    beginning of one at every position.
     """
     rest: dict[str, list[str]] = {}
     for word in words:
@@ -200,8 +219,10 @@ def _make_replacer(words: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _with_alias(alias: str, token: AddedToken) -> AddedToken:
-    """Return the token under its alias, which is found whatever a normalizer does: it is not
-    text."""
+    """Return a copy of the token with the alias as its text.
+
+    The tokenizer finds the alias before normalization, as an alias is not text.
+    """
     return AddedToken(
         alias,
         single_word=token.single_word,

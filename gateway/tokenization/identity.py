@@ -1,4 +1,4 @@
-"""Facts that differ between tokenizers, for a comparison with an engine's."""
+"""Comparison of the gateway's tokenizer with the tokenizer of an engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 from gateway.tokenization.prompts import Prompts
 
 _MAX_CACHED_ANSWERS = 16
-# Files of the same tokenizer may differ in special tokens. A larger share means another vocabulary.
+# Maximum number and share of tokens that only one of two vocabularies has. Files of the same
+# tokenizer may differ in special tokens; a larger difference means another tokenizer.
 _MAX_UNSHARED_TOKENS, _MAX_UNSHARED_SHARE = 1024, 0.025
 
 
 class TokenizerIdentity:
-    """Identity of the tokenizer in `folder`, as the gateway reads it."""
+    """The gateway's tokenizer, loaded from `folder`, for comparison with other tokenizers."""
 
     def __init__(self, folder: Path, prompts: Prompts) -> None:
         self.folder = folder
@@ -27,22 +28,25 @@ class TokenizerIdentity:
         self._added = added.keys()
         self.special_tokens = {token.content: key for key, token in added.items() if token.special}
         self.vocab_size = 1 + max(_tokens(self._tokenizer), default=-1)
-        # Replicas usually name the same folder, and each of them is compared.
+        # Cached, since the tokenizer of each replica is compared, and most replicas use one folder.
         self._difference = lru_cache(_MAX_CACHED_ANSWERS)(self._compare)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text; with `special`, including the special tokens that the tokenizer
+        adds."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
+        """Return True if all tokens from the id `first` on are added tokens, and none is in the
+        model's own vocabulary."""
         return all(each in self._added for each in _tokens(self._tokenizer) if each >= first)
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """Return how another folder's tokens, or its ids of a text, differ from these.
+        """Return a description of how another folder's tokenizer differs; None if it does not.
 
-        None if they are equal. Slow. Raises OSError, also without a tokenizer.json, and ValueError
-        for a broken one.
+        The tokens and the ids of `text` are compared. The description is the predicate of a
+        sentence about the other tokenizer. Slow: the other tokenizer is loaded. Raises OSError if
+        the folder's tokenizer.json is missing or cannot be read, and ValueError if it is broken.
         """
         path = folder / "tokenizer.json"
         return self._difference(path, path.stat().st_mtime_ns, text)
@@ -51,7 +55,7 @@ class TokenizerIdentity:
         definition = path.read_text(encoding="utf-8")
         try:
             tokenizer = Tokenizer.from_str(definition)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path} is no tokenizer: {error}") from error
         own, others = _tokens(self._tokenizer), _tokens(tokenizer)
         for token_id in sorted(own.keys() & others.keys()):
@@ -71,6 +75,6 @@ class TokenizerIdentity:
 
 
 def _tokens(tokenizer: Tokenizer) -> Mapping[int, str]:
-    """Return the tokens by id, added ones included."""
+    """Return all tokens by id, added tokens included."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: token for token, token_id in vocabulary.items()}

@@ -1,4 +1,4 @@
-"""The tokenizer of an embedding or ranking model: texts, and pairs of texts, to token ids."""
+"""The tokenizer of an embedding or ranking model, for texts and pairs of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from gateway.tokenization.token_reach import token_reach
 
 
 class InputIds(NamedTuple):
-    """An input. `types` are 0, and 1 in the second text of a pair; empty if all are 0."""
+    """The token ids of an input.
+
+    `types` has a token type for each id: 1 in the second text of a pair, otherwise 0. It is empty
+    if all types are 0.
+    """
 
     ids: array[int]
     types: bytes = b""
@@ -25,7 +29,8 @@ class InputTokenizer:
     """A tokenizer that adds the special tokens around inputs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # Both may be set in the file. Here long inputs are refused, and batches are padded later.
+        # Turn truncation and padding off, which the file may set: long inputs are refused here, and
+        # batches are padded later.
         tokenizer.no_truncation()
         padding = tokenizer.padding
         tokenizer.no_padding()
@@ -36,7 +41,10 @@ class InputTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> InputTokenizer:
-        """Load a folder's tokenizer. Raises ValueError naming a file that is missing or broken."""
+        """Load the tokenizer of a folder.
+
+        Raises ValueError, which names the file, if the file is missing or broken.
+        """
         file = folder / "tokenizer.json"
         try:
             return cls(Tokenizer.from_file(str(file)))
@@ -45,14 +53,14 @@ class InputTokenizer:
             raise ValueError(f"{file} {kind.words}" if kind else f"{file}: {error}") from error
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Return True if `text` must have more than `tokens` tokens, by its length alone."""
+        """Return True if `text` is so long that it must have more than `tokens` tokens."""
         return self._reach is not None and self._reach.exceeds(text, tokens)
 
     def encode(self, inputs: Sequence[tuple[str, ...]]) -> list[InputIds]:
-        """Return the ids of texts, or of pairs of texts."""
+        """Return the ids of each input, which is one text or a pair of texts."""
         found = []
         for texts in inputs:
-            # One by one: several would each use a thread of the tokenizers library.
+            # Encode one by one: for several, the tokenizers library would use a thread each.
             given = texts[0] if len(texts) == 1 else texts
             [encoding] = self._tokenizer.encode_batch_fast([given], add_special_tokens=True)
             types = bytes(encoding.type_ids) if len(texts) > 1 else b""
@@ -61,6 +69,7 @@ class InputTokenizer:
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
-    """Return the padding id; any id will do without a known one, since attention masks hide it."""
+    """Return the padding id, or 0 if none is known: attention masks hide padding, so any id will
+    do."""
     known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|endoftext|>"))
     return next((token_id for token_id in known if token_id is not None), 0)

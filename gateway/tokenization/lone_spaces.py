@@ -10,26 +10,29 @@ import re
 from collections.abc import Iterator, Sequence
 
 BLOCK_CHARS = 8192
-# A block of known words takes 0.3 ms of CPU, of others at most 5 ms (all of the longest are in
-# tests/gateway/tokenization/test_word_ids). Longer texts without lone spaces are left to the
-# library, which encodes them in a thread.
+# A block of known words takes 0.3 ms of CPU, and any other block at most 5 ms (the slowest ones are
+# in tests/gateway/tokenization/test_word_ids). A longer text without lone spaces is left to the
+# library, which encodes the text in a thread.
 MAX_BLOCK_CHARS = 12_288
 _MAX_SEARCHES = 64
-# A longer search takes more than 1 ms of CPU at once. If so many characters have no lone space,
-# they and all that follows are left to the library.
+# Maximum length of a search for a lone space: a longer one takes more than 1 ms of CPU at once. If
+# so many characters have no lone space, the rest of the text is left to the library.
 _MAX_GAP_CHARS = 65_536
 
 
 class LoneSpaces:
-    """The lone spaces at which a word begins, for one tokenizer."""
+    """Search for lone spaces at which a word begins, for one tokenizer."""
 
     def __init__(self, piece_start: re.Pattern[str]) -> None:
-        """Compile the search. `piece_start` must match after such a space."""
+        """Compile the search.
+
+        `piece_start` matches the text after a lone space if a word begins at that space.
+        """
         self._starts_piece = piece_start.match
         self._search = re.compile(rf" (?<=\S )(?={piece_start.pattern})").search
 
     def cut_blocks(self, text: str) -> Iterator[str]:
-        """Cut a text into blocks whose ids, joined, are the ids of the text.
+        """Yield the blocks of a text. The ids of all blocks, joined, are the ids of the text.
 
         A block is longer than `MAX_BLOCK_CHARS` only if the text cannot be cut near its limit.
         """
@@ -44,14 +47,16 @@ class LoneSpaces:
     def find_spans(
         self, pieces: Sequence[str], indices: Sequence[int]
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return which pieces are not between two lone spaces, and which are.
+        """Return the ranges of pieces to encode together, and the pieces to encode alone.
+
+        A piece between two lone spaces is encoded alone. Any other piece is encoded together with
+        its neighbours. A range is a pair of indices, both included. The first piece of a text has
+        no space before it, so it is always in a range.
 
         Args:
             pieces: a text that was split at its spaces.
-            indices: the pieces to sort, in order; all others are between lone spaces.
-
-        The former are ranges of pieces that have to be encoded together, with both ends. The first
-        piece of a text, which has no space before it, is in one of them.
+            indices: the indices of the pieces to sort, ascending. All other pieces are between lone
+                spaces.
         """
         spans: list[tuple[int, int]] = []
         others: list[int] = []
@@ -70,9 +75,10 @@ class LoneSpaces:
         return spans, [index for index in others if index not in covered]
 
     def _block_end(self, text: str, start: int, end: int) -> int:
-        """Return the index of the last lone space before `end`, else of the first one after it.
+        """Return the index at which to end a block: the last lone space before `end`, if any.
 
-        Return the end of the text if no lone space is near.
+        Otherwise return the first lone space after `end`, or the end of the text if no lone space
+        is near.
         """
         space = end
         for _ in range(_MAX_SEARCHES):

@@ -1,4 +1,4 @@
-"""Short steps of work on the event loop: one in each of its turns, tenants by round robin."""
+"""Scheduling of short steps of work on the event loop: one step per iteration, fair by tenant."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections import OrderedDict, deque
 
 
 class LoopScheduler:
-    """The order of steps. Belongs to one event loop.
+    """Round-robin scheduler of steps, by tenant. Belongs to one event loop.
 
-    A text of many blocks takes a step for each. So ten texts at once delay other tenants' tokens no
-    longer than one does, and a short text waits for at most one block of each other tenant.
+    A long text is encoded in blocks, one block per step. So ten long texts delay the tokens of
+    running answers no more than one long text does. A short text waits for at most one block of
+    each other tenant.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class LoopScheduler:
         self._is_taken = False
 
     async def wait_step(self, tenant: str) -> None:
-        """Return in an iteration of the loop in which no other step runs."""
+        """Wait for permission to run one step; no other step runs in that iteration of the loop."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

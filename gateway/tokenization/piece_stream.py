@@ -1,4 +1,4 @@
-"""Text deltas of a model that gives no token ids: stop strings, finish reason, usage."""
+"""Text deltas from a model that returns no token ids: stop strings, finish reason and usage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.tokenization.text_stream import with_events
 
 
 class PieceStream:
-    """Turns the deltas of one request into text deltas, the last with a finish reason.
+    """Converter of the deltas of one choice to text deltas, the last one with a finish reason.
 
-    Tokens are counted by the model's responses if each is one token, else by the tokenizer.
+    The number of tokens is what the deltas report. If they report none, the tokenizer counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
@@ -33,7 +33,8 @@ class PieceStream:
         self._stats: EngineStats | None = None
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Process one delta. After one with `finish` set, no more may follow."""
+        """Return the text delta for a delta of the engine. Do not call this after a result with
+        `finish`."""
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
@@ -58,11 +59,11 @@ class PieceStream:
 
     @property
     def at_end(self) -> bool:
-        """Return False: with text it is unknown whether the engine holds something back."""
+        """Return False: without token ids, it is unknown whether the engine has more text."""
         return False
 
     def cut_short(self) -> TextDelta:
-        """Return the last delta, as if the token limit had been reached."""
+        """End the text as if the token limit had been reached; return the last delta."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True, tokens=0, finish="length"))
 
@@ -78,7 +79,8 @@ class PieceStream:
             self._tokens = self._text.count_all() + delta.unshown
 
     def _until_stop(self) -> int:
-        """Return the tokens up to the end of the stop string that was found, shown or not."""
+        """Return the number of tokens up to the end of the stop string, even if the string is
+        hidden."""
         behind = self._text.text_from(self._shown)
         found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
         return self._text.count_all(self._shown + max(found, default=0))

@@ -1,7 +1,7 @@
-"""The tokenizer: text to token ids, and chats by the model's own template or an adapter's.
+"""The tokenizer of the base model, with the chat templates of the model and of its adapters.
 
-Uses the Rust tokenizer and a sandboxed Jinja environment directly: importing transformers would
-cost each worker seconds of start-up and tens of megabytes for the same two files.
+The Rust tokenizer and a sandboxed Jinja environment are used directly. Importing transformers,
+which does the same, would cost each worker seconds at start-up and tens of megabytes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from gateway.tokenization.turn_record import StoredTurns
 from gateway.tokenization.vocabulary import Vocabulary
 from gateway.tokenization.word_ids import WordIds
 
-# Additional tokens, over the limit, when a text is truncated before tokenizing.
+# Tokens to leave in addition to the limit when a text is truncated before it is tokenized.
 _EXTRA_TOKENS = 64
-# Maximum characters of a text whose turns are not cached: finding them takes as long as encoding
-# it.
+# Maximum length of a text that is encoded without the cache of turns: finding its turns would take
+# as long as encoding it.
 _SHORT_TEXT_CHARS = 512
 _MAX_CACHED_FORMATS = 256
 _NO_IDS: frozenset[int] = frozenset()
 
 Turn = tuple[str, "array[int]"]
-"""A part of a chat up to a token that ends a turn, and its token ids (int32)."""
+"""A turn of a chat (the text up to a token that ends a turn), and its token ids (int32)."""
 
 
 class Prompts:
-    """The tokenizer of one base model: encodes text, and has the special ids and chat templates."""
+    """The tokenizer of one base model, with its special token ids and the chat templates."""
 
     def __init__(
         self,
@@ -69,11 +69,12 @@ class Prompts:
             tokenizer: the Rust tokenizer.
             config: the contents of tokenizer_config.json.
             eos_ids: end-of-sequence ids, the tokenizer's own first.
-            tool_form: the form of tool calls; None to guess it from the chat template.
-            reasoning_parser: the name of the reasoning tags; None to guess them from the chat
+            tool_form: the form of tool calls; None to guess the form from the chat template.
+            reasoning_parser: the name of the reasoning tags; None to guess the tags from the chat
                 template.
-            control_tokens_in_messages: clients may write control tokens.
-            excludes_uncallable_tools: leave tools out of a prompt whose answer may not call any.
+            control_tokens_in_messages: True if clients may write control tokens.
+            excludes_uncallable_tools: True to leave tools out of a prompt whose answer may not call
+                any tool.
             fingerprint: at most 64 bytes that distinguish this tokenizer from others.
         """
         self.tokenizer = tokenizer
@@ -102,7 +103,8 @@ class Prompts:
             reasoning_tags=TAGS[reasoning_parser] if reasoning_parser else None,
         )
         """The format of chats with the base model."""
-        # A compiled template takes about 100 KB; most adapters share theirs with others.
+        # The formats of adapters. A compiled template takes about 100 KB, and most adapters share
+        # one with others.
         self._chat_of_adapter = lru_cache(_MAX_CACHED_FORMATS)(self._compile_format)
         self.threads = TokenizerThreads()
         self._encoder = TextEncoder(self._encode_with_library, self._words, self.threads)
@@ -119,11 +121,11 @@ class Prompts:
         control_tokens_in_messages: bool = False,
         excludes_uncallable_tools: bool = False,
     ) -> Prompts:
-        """Read a Hugging Face tokenizer folder.
+        """Return the tokenizer of a Hugging Face tokenizer folder.
 
-        A folder without `tokenizer.json` (sentencepiece only) is converted with transformers, of
-        the extra `sentencepiece`. Raises OSError if a file is missing or cannot be read, ValueError
-        naming what is broken.
+        A folder that has `tokenizer.model` (sentencepiece) but no `tokenizer.json` is converted
+        with transformers, which the extra `sentencepiece` installs. Raises OSError if a file is
+        missing or cannot be read, and ValueError, which names the file, if a file is broken.
         """
         config = _read_json(folder / tokenizer_config.FILE)
         template_file = folder / "chat_template.jinja"
@@ -151,22 +153,24 @@ class Prompts:
 
     @property
     def pad_id(self) -> int | None:
-        """Return the tokenizer's padding id, or None if it names none."""
+        """Return the padding id, or None if the tokenizer's configuration names no padding
+        token."""
         token = self._special.get("pad_token")
         found: int | None = None if token is None else self.tokenizer.token_to_id(token)
         return found
 
     @property
     def caches_words(self) -> bool:
-        """Return True if short texts are encoded by their words; see `word_ids`."""
+        """Return True if texts are encoded from cached ids of their words; see `word_ids`."""
         return self._words is not None
 
     def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
-        """Return the format of chats with an adapter: by its own template, if it has one."""
+        """Return the format of chats by an adapter's template, or the model's if `template` is
+        None."""
         return self.chat if template is None else self._chat_of_adapter(template)
 
     def matches_template(self, found: FoundTemplate | None) -> bool:
-        """Return True if an adapter's folder has no template, or one that equals this model's."""
+        """Return True if an adapter's folder has no template or the same one as this model."""
         if found is None:
             return True
         source, end = found.template.source, found.template.eos_token
@@ -175,10 +179,10 @@ class Prompts:
         )
 
     def accept(self, found: FoundTemplate | None) -> ChatTemplate | None:
-        """Return the template of an adapter that needs its own; None if the model's does.
+        """Return the chat template to use for an adapter; None to use the model's template.
 
-        The tokenizer is always the model's. Raises UnsupportedFeature for a template that needs
-        another tokenizer, or is invalid.
+        Chats with adapters are encoded with the model's tokenizer. Raises UnsupportedFeature if the
+        adapter's template is invalid or needs another tokenizer.
         """
         if found is None or self.matches_template(found):
             return None
@@ -202,14 +206,15 @@ class Prompts:
         if end is None:
             return self._format(template.source, self._special)
         token_id = self.tokenizer.token_to_id(end)
-        # Another gateway, with the same model, has checked that the token exists.
+        # A missing token is no error here: `accept` has checked that the token exists, perhaps in
+        # another gateway with the same model.
         stop_ids = () if token_id is None else (token_id,)
         return self._format(template.source, self._special | {"eos_token": end}, stop_ids=stop_ids)
 
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
     ) -> array[int]:
-        """Return the token ids of `text`, int32; longer text is queued by tenant.
+        """Return the token ids of `text`, int32. Long text is queued by tenant.
 
         Raises Overloaded if too much text is queued already.
         """
@@ -223,7 +228,7 @@ class Prompts:
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
                 return brief
-            # Its turns would not be encoded by their words either.
+            # Words do not suffice for this text, so do not try them again for each of its turns.
             encoder = self._library
         encode = partial(encoder.encode, add_special_tokens=add_special_tokens, tenant=tenant)
         if not add_special_tokens:
@@ -232,16 +237,20 @@ class Prompts:
         return ids
 
     def pack_turns(self, text: str | GuardedText, stored: StoredTurns) -> bytes:
-        """Return the token ids of an encoded prompt's turns, without those in `stored`.
+        """Return the token ids of an encoded prompt's turns as bytes, except turns in `stored`.
 
-        The format is that of `turn_record`, for `learn` in another process or at another time.
+        The bytes have the format of `turn_record`. With them, `find_turns` and `learn` fill the
+        cache of another process, or of this one at a later time.
         """
         if isinstance(text, GuardedText):
             return b""
         return turn_record.pack(self._turn_cache.cached_turns(text), self._fingerprint, stored)
 
     def find_turns(self, text: str | GuardedText, stored: StoredTurns) -> list[Turn]:
-        """Return the turns of a prompt whose ids are in `stored`, for `learn`. Thread-safe."""
+        """Return those turns of a prompt whose ids are in `stored`, to be passed to `learn`.
+
+        Thread-safe.
+        """
         if isinstance(text, GuardedText):
             return []
         found = (
@@ -251,7 +260,7 @@ class Prompts:
         return [(turn, ids) for turn, ids in found if ids is not None]
 
     def learn(self, turns: Iterable[Turn]) -> None:
-        """Cache turns, so that the next `encode` of a prompt with them tokenizes only the rest.
+        """Add turns to the cache, so `encode` tokenizes only the rest of a prompt with these turns.
 
         Thread-safe.
         """
@@ -259,7 +268,7 @@ class Prompts:
 
     def _encode_with_library(self, text: str, add_special_tokens: bool) -> array[int]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
-        # GIL. One by one: several would each use a thread of the library.
+        # GIL. Encode one text at a time: for several, the library would use a thread each.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return array("i", encoding.ids)
 
@@ -270,16 +279,15 @@ class Prompts:
         return TextEncoder(lambda text, _: control.encode(text), words, self.threads)
 
     def exceeds(self, text: str, tokens: int) -> bool:
-        """Return True if `text` must have more than `tokens` tokens, by its length alone."""
+        """Return True if `text` is so long that it must have more than `tokens` tokens."""
         reach = self.vocabulary.reach
         return reach is not None and reach.exceeds(text, tokens)
 
     def truncate_text(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
-        """Return the part of `text` that can contain the last or first `tokens` tokens, cut at side
-        `cut`.
+        """Return `text`, cut at the side `cut` to as many characters as `tokens` tokens can have.
 
-        It includes some more text: a tokenizer that begins or ends elsewhere finds other
-        tokens at the cut.
+        Some more characters remain, because a tokenizer finds other tokens next to a cut. The text
+        is not cut if tokens of this tokenizer may have any length.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
@@ -295,20 +303,24 @@ class Prompts:
         return before
 
     def end_id(self, options: Options) -> int | None:
-        """Return the id that ends a sequence. An engine takes only one; see `further_end_ids`."""
+        """Return the id that ends a sequence, or None if no id does.
+
+        An engine takes only one such id; `further_end_ids` returns the others.
+        """
         return None if options.ignores_ends or not self.eos_ids else self.eos_ids[0]
 
     def further_end_ids(self, options: Options) -> tuple[int, ...]:
-        """Return the stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
+        """Return the request's stop ids, and the end-of-sequence ids other than `end_id`."""
         eos_ids = () if options.ignores_ends else tuple(self.eos_ids[1:])
         return options.stop_token_ids + eos_ids
 
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Return id sequences at which the engine may stop by itself.
 
-        These are the strings of `engine_stop`, tokenized alone, and `further_end_ids`. With
-        `min_tokens` an engine holds back only its end id, so the text decides on these: see
-        `later_end_ids`.
+        These are the strings of `engine_stop`, tokenized alone, and `further_end_ids`. An engine
+        applies `min_tokens` only to its end id. So with `min_tokens` the engine gets no other ids,
+        and the gateway ends the answer at `later_end_ids`. For a guided answer, the engine gets
+        `further_end_ids` all the same.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.min_tokens:
@@ -316,9 +328,10 @@ class Prompts:
         return self.word_ids(options.params.engine_stop) + ends
 
     def later_end_ids(self, options: Options) -> frozenset[int]:
-        """Return those of `further_end_ids` that end an answer after `min_tokens`, by its text.
+        """Return the `further_end_ids` at which the gateway ends an answer after `min_tokens`.
 
-        Empty for a guided answer: no engine can continue after the end of its guide.
+        Empty without `min_tokens`. Empty for a guided answer, too: no engine can continue after the
+        end of its guide.
         """
         if not options.params.min_tokens or options.params.guide is not None:
             return _NO_IDS
@@ -337,13 +350,13 @@ class Prompts:
     async def decode_offloaded(
         self, ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = ""
     ) -> str:
-        """Decode like `decode`; many ids are queued by tenant, off the event loop.
+        """Return the text of a prompt. Many ids are decoded in a thread and queued by tenant.
 
         Raises Overloaded if too much text is queued already.
         """
 
         def decode() -> str:
-            # Used for a single text, too: it releases the GIL, which `decode` does not.
+            # `decode_batch`, although there is one text: unlike `decode`, it releases the GIL.
             [text] = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
             return str(text)
 
@@ -360,9 +373,9 @@ def _unsupported_error(needed: str) -> UnsupportedFeature:
 
 @contextmanager
 def _name_in_errors(path: Path) -> Iterator[None]:
-    """Convert any error about a broken file to a ValueError with the file's name.
+    """Convert any error except OSError to a ValueError that begins with `path`.
 
-    The tokenizers library raises plain Exception.
+    The tokenizers library raises plain Exception for a broken file.
     """
     try:
         yield
@@ -411,8 +424,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:
-    """Return the end-of-sequence ids: the tokenizer's own first, then those of the generation
-    config."""
+    """Return the end-of-sequence ids: first the tokenizer's own, then those in
+    generation_config.json and config.json."""
     content = token_text(config.get("eos_token"))
     first = tokenizer.token_to_id(content) if content is not None else None
     found: list[int | None] = [first]

@@ -1,5 +1,5 @@
 class StopStrings:
-    """Finds the first stop string in streamed text, however the text is cut.
+    """Search for the first stop string in streamed text, independent of how the text is cut.
 
     Text that may be the beginning of a stop string is held back until that is decided.
     """
@@ -11,10 +11,10 @@ class StopStrings:
         self._held = ""
 
     def split_at_stop(self, text: str) -> tuple[str, str | None]:
-        """Return the text that may be sent, and the stop string that was reached, if any.
+        """Return the text that may be sent, and the stop string that was found or None.
 
-        Of several matches the first counts, of those at one position the longest. The string is
-        part of the returned text only with `include`.
+        The first match counts, and the longest of several at one position. The returned text ends
+        before the stop string, or after the stop string if `include` is set.
         """
         if not self._stop:
             return text, None
@@ -29,11 +29,14 @@ class StopStrings:
         return text[: len(text) - keep], None
 
     def skip(self, text: str) -> str:
-        """Return text in which no stop string counts, such as that within `min_tokens`."""
+        """Return the text to send for `text`, without searching it for stop strings.
+
+        Used for the first `min_tokens` tokens.
+        """
         return text
 
     def end(self, text: str) -> tuple[str, str | None]:
-        """Return text and stop string for the last text: nothing is held back."""
+        """Process the last text: return like `split_at_stop`, but hold nothing back."""
         shown, stopped = self.split_at_stop(text)
         return shown + self.flush(), stopped
 

@@ -1,22 +1,24 @@
-"""Number of tokens of a text that comes in pieces: approximate on its way, exact at its end."""
+"""Counting of the tokens of a streamed text: an estimate on the way, (almost) exact at the end."""
 
 from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-# A piece of at most so many characters is most likely one token. Encoding it would cost as much as
-# everything else.
+# A piece of at most so many characters is counted as one token, which it most likely is. Encoding
+# the piece would cost as much as all other work for it.
 _MAX_ONE_TOKEN_CHARS = 8
-# Characters that are encoded at once, about 2 ms: a book encoded at its end would block the event
-# loop.
+# Characters that are encoded at once, which takes about 2 ms. A long text is encoded in blocks,
+# since encoding all of it at its end would block the event loop.
 _BLOCK_CHARS = 4096
 
 
 class TextCount:
-    """Counts with the tokenizer. `tokens` is the number so far, as if each piece stood alone.
+    """Counter of the tokens of one text.
 
-    Settled text is counted in blocks that end before a space, where tokenizers begin a word. So the
-    number is that of the complete text, or off by one for some of the blocks.
+    `tokens` is an estimate of the number so far: the sum over the pieces, each encoded alone.
+
+    `count_all` is more exact: the text is encoded in blocks. A block ends before a space, where
+    tokenizers begin a word. So the number is right, or off by one for some of the blocks.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -30,11 +32,13 @@ class TextCount:
         self._counted = 0
 
     def add(self, piece: str, settled: int) -> None:
-        """Add the next piece. `settled` is the number of characters before it that will certainly
-        count."""
+        """Add the next piece.
+
+        `settled` is the number of characters before the piece that the client has received.
+        """
         if not piece:
             return
-        # The first piece may be the complete answer.
+        # Encode the first piece even if it is short: it may be the complete answer.
         short = len(piece) <= _MAX_ONE_TOKEN_CHARS and self.tokens > 0
         self.tokens += 1 if short else self._encode(piece)
         self._pieces.append(piece)
@@ -59,7 +63,8 @@ class TextCount:
             self._before += end
             rest = rest[end:]
         self._pieces, self._size = [rest], len(rest)
-        # A text without spaces must not be joined again for each of its pieces.
+        # Wait until the rest has doubled. Otherwise a text without spaces would be joined again for
+        # each of its pieces.
         self._next_block_at = max(_BLOCK_CHARS, 2 * self._size)
 
     def _encode(self, text: str) -> int:

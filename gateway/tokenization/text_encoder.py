@@ -1,4 +1,4 @@
-"""Encoding of texts: by their words on the event loop, else by the library in a thread.
+"""Encoding of texts: from cached words on the event loop, or by the tokenizers library in a thread.
 
 See decision 039 in docs/decisions.
 """
@@ -11,14 +11,15 @@ from collections.abc import Callable
 from gateway.tokenization.threads import INLINE_CHARS, TokenizerThreads
 from gateway.tokenization.word_ids import WordIds
 
-# CPU cost of a text in addition to its characters, in characters.
+# CPU cost of encoding a block, in addition to that of its characters, in characters.
 _CHARS_PER_TEXT = 128
 
 
 class TextEncoder:
-    """Encodes texts. With `words` None the library encodes all of them.
+    """Encoder of texts. If `words` is None, the library encodes all of them.
 
-    `encode_with_library` encodes one text, and may run in a thread.
+    `encode_with_library` returns the ids of one text, with special tokens if its second argument is
+    True. It may run in a thread.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class TextEncoder:
     ) -> list[array[int]]:
         """Return the ids of each text, int32.
 
-        A long text is encoded in blocks, one per iteration of the event loop. Finding its words
-        takes a tenth of the library's CPU but holds Python's lock, so a thread would not help. The
-        library releases the lock: texts left to it are queued by tenant for a thread.
+        A long text is encoded from cached words in blocks, one per iteration of the event loop.
+        This takes a tenth of the library's CPU but holds the GIL, so a thread would not help.
+        Blocks with too many new words are left to the library, which releases the GIL. These are
+        queued by tenant for a thread.
 
         Raises Overloaded if too much text is queued already.
         """
@@ -46,7 +48,8 @@ class TextEncoder:
         if words is None:
             return await self._ask_library(texts, add_special_tokens, tenant)
         found: list[list[array[int]]] = []
-        # Blocks that are left to the library, neighbours together, and the arrays for their ids.
+        # For each run of neighbouring blocks that are left to the library: the array for their ids,
+        # and the blocks.
         rest: list[tuple[array[int], list[str]]] = []
         chars_left = INLINE_CHARS
         for text in texts:

@@ -1,6 +1,7 @@
-"""Token ids to text deltas: incremental detokenizing, stop strings, finish reason.
+"""Conversion of token ids to text deltas: incremental detokenizing, stop strings, finish reason.
 
-One `TextStream` serves one choice, streaming or not, so both give the same text.
+A `TextStream` serves one choice. Streaming and non-streaming requests both use it, so both get the
+same text.
 
 See decisions 001 and 033 in docs/decisions.
 """
@@ -17,10 +18,15 @@ from gateway.tokenization.vocabulary import Vocabulary
 
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
-    """Return the delta with the message events of its text."""
+    """Parse the text of a delta as a part of a message. Return the delta with its `events` set.
+
+    The finish reason becomes "stop" if the answer has too many calls, and "tool_calls" if it ends
+    with a call.
+    """
     events = message.read(text.text)
     if message.exceeded and text.finish is None:
-        # The engine ignores the guide's limit and would continue to the end of the context.
+        # Stop at the maximum number of calls. The engine ignores that limit of the guide and would
+        # continue to the end of the context.
         text.finish = "stop"
     if text.finish is not None:
         events += message.finish(cut=text.finish == "length" or text.stop is not None)
@@ -31,7 +37,7 @@ def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
 
 
 class TextStream:
-    """Turns the token deltas of one request into text deltas, the last with a finish reason."""
+    """Converter of the token deltas of one choice to text deltas, the last with a finish reason."""
 
     def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
         params = generation.params
@@ -47,7 +53,7 @@ class TextStream:
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
-        # Tokens are decoded separately only if it matters which of them a text came from.
+        # Decode tokens one by one only if the text of each token matters.
         self._one_by_one = (
             bool(params.stop or generation.later_end_ids) or params.logprobs is not None
         )
@@ -57,7 +63,8 @@ class TextStream:
         self._length = len(generation.echo or "")
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
-        """Process one delta. After one with `finish` set, no more may follow."""
+        """Return the text delta for a token delta. Do not call this after a result with
+        `finish`."""
         if delta.stats is not None and self._stats is None:
             self._stats = delta.stats
         text = self._decode_each(delta) if self._one_by_one else self._decode_all(delta)
@@ -65,11 +72,11 @@ class TextStream:
 
     @property
     def at_end(self) -> bool:
-        """Return True if an engine would have nothing to add to the text."""
+        """Return True if the text is complete: the token limit or stop ids have been reached."""
         return self._tokens >= self._max_tokens or self._ends_with_stop_ids()
 
     def cut_short(self) -> TextDelta:
-        """Return the last delta, as if the token limit had been reached."""
+        """End the text as if the token limit had been reached; return the last delta."""
         self._max_tokens = self._tokens
         return self.to_text(TokenDelta([], final=True))
 
@@ -118,7 +125,7 @@ class TextStream:
         ids: list[int],
         finish: FinishReason,
     ) -> TextDelta:
-        """Return the last delta; text that was held back may still contain a stop string."""
+        """Return the last delta, with the text that was held back, up to a stop string if any."""
         text, stopped = self._stop.end(self._decoder.flush())
         pieces.append(text)
         return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
@@ -136,12 +143,13 @@ class TextStream:
         return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
-        """Store the last ids, in which a sequence of stop ids can be found."""
+        """Store the last ids, as many as the longest sequence of stop ids has."""
         if self._longest_stop_ids and ids:
             self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
 
     def _finish_reason(self) -> FinishReason:
-        # The engine gives no finish reason: an end id is not in its output, a matched stop word is.
+        # Infer the finish reason, since the engine reports none. The engine's output includes stop
+        # ids but not the end id, so an answer that the end id ended is shorter than the limit.
         if self._tokens < self._max_tokens or self._ends_with_stop_ids():
             return "stop"
         return "length"

@@ -1,8 +1,8 @@
-"""Threads for work on text, scheduled fairly by tenant: one tenant's flood does not delay the
+"""Threads for work on text, scheduled fairly by tenant: many texts of one tenant do not delay
 others.
 
-Short texts and long ones have a thread each, so that a prompt of a few pages never
-waits for a book. The tokenizer releases the GIL. Work of a client that has disconnected is skipped.
+There is one thread for short texts and one for long texts, so a prompt of a few pages never waits
+for a book. The tokenizer releases the GIL. Work for a client that has disconnected is skipped.
 
 See decision 040 in docs/decisions.
 """
@@ -28,29 +28,35 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Handing work to a thread costs about 0.3 ms, more than tokenizing so many characters does.
+# Shorter texts are processed on the event loop: handing work to a thread costs about 0.3 ms, more
+# than tokenizing so many characters.
 INLINE_CHARS = 4096
+# Longer texts are processed in the thread for long texts.
 LONG_CHARS = 64 * 1024
-# Characters that may be queued for the thread of short texts, of all tenants and of one: about ten
-# seconds. The other thread's queue is bounded where large bodies are read.
+# Characters that may be queued for the thread of short texts, for all tenants together and for one
+# tenant: about ten seconds of work. The queue of long texts is bounded where large bodies are read.
 _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS = 32 * 2**20, 16 * 2**20
 
 
 class TokenizerThreads:
-    """The threads, and the scheduler of steps on the event loop itself. Belongs to one event
-    loop."""
+    """The threads for short and long texts, and the scheduler of steps on the event loop.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self.steps = LoopScheduler()
         self.short = FairThread("short-text", _MAX_WAITING_CHARS, _MAX_TENANT_WAITING_CHARS)
-        # One long text takes a hundred bytes per character, which the process would not give back.
+        # Release memory after each long text, which takes a hundred bytes per character: otherwise
+        # the process would retain that memory.
         self.long = FairThread("long-text", after=trim)
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which is about a text of `chars` characters.
+        """Return the result of `work`, which processes a text of `chars` characters.
 
-        Raises the errors of `work`, InternalError if it raises no Exception, and Overloaded if too
-        much is queued already. If the caller is cancelled before its turn, the work is skipped.
+        Raises each Exception of `work`, InternalError if `work` raises another BaseException, and
+        Overloaded if too much text is queued already. If the caller is cancelled before `work` has
+        started, `work` is skipped.
         """
         if chars <= INLINE_CHARS:
             return work()
@@ -77,7 +83,7 @@ class _Queue(deque[_Job]):
 
 
 class FairThread:
-    """A thread that runs one job of each tenant in round-robin order."""
+    """A thread that serves tenants in round-robin order, one job at a time."""
 
     def __init__(
         self,
@@ -95,9 +101,9 @@ class FairThread:
             name: the thread's name.
             max_chars: characters that may be queued for all tenants.
             max_tenant_chars: characters that may be queued for one tenant.
-            after: runs in the thread after each job.
-            waits_to_be: the participle in the error if the queue is full.
-            rest: how long the thread rests after a job, relative to the job's time.
+            after: called in the thread after each job.
+            waits_to_be: the last word of "waits to be tokenized" in the error for a full queue.
+            rest: the time that the thread sleeps after a job, as a multiple of the job's time.
         """
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._max_chars = max_chars
@@ -105,7 +111,8 @@ class FairThread:
         self._after = after
         self._waits_to_be = waits_to_be
         self._rest = rest
-        # The tenant whose turn it is comes first; it moves to the end when its job has ended.
+        # The first tenant is the next to be served. A tenant moves to the end when its job has
+        # ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._active_tenant: str | None = None
 
@@ -115,7 +122,7 @@ class FairThread:
         return sum([queue.chars for queue in self._queues.values()])
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """Run work in the thread, whatever its size; see `TokenizerThreads.run`."""
+        """Return the result of `work`, executed in the thread; see `TokenizerThreads.run`."""
         if self._active_tenant is not None:
             self._admit(tenant, chars)
         loop = asyncio.get_running_loop()
@@ -129,7 +136,8 @@ class FairThread:
             self._forget(tenant, job)
             raise
         finally:
-            # An error would hold this frame, which holds the job, which holds the error.
+            # Break a reference cycle: an error holds this frame, which holds the job, which holds
+            # the error.
             del job
         return result
 
@@ -137,7 +145,11 @@ class FairThread:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, tenant: str, chars: int) -> None:
-        """Raise Overloaded, or drop the last job of the tenant with the most queued characters."""
+        """Make sure that the queue has space for a job of `chars` characters.
+
+        If the queue is full, the last job of the tenant with the most queued characters is dropped.
+        Raises Overloaded if that is this tenant, or if this tenant has reached its own limit.
+        """
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
         if mine > self._max_tenant_chars:
@@ -161,16 +173,16 @@ class FairThread:
                 del self._queues[tenant]
 
     def _begin_next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the next job, of the tenant whose last job is oldest."""
+        """Start the next job: one of the tenant that has not been served for the longest time."""
         self._active_tenant = next(iter(self._queues), None)
         if self._active_tenant is not None:
             self._pool.submit(self._run_job, loop, [self._queues[self._active_tenant].popleft()])
 
     def _run_job(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
-        """Run a job, in the thread.
+        """Run the only job of a list, in the thread.
 
-        The job is taken out of its list because an error holds the frames that it has passed, and
-        the pool's own frame holds the submitted arguments.
+        The job is removed from the list to avoid a reference cycle: an error of the job holds the
+        frames that it has passed through, and the pool's frame holds the submitted arguments.
         """
         job = only.pop()
         began = time.perf_counter()
@@ -181,7 +193,8 @@ class FairThread:
         except Exception as raised:
             error = raised
         except BaseException:
-            # A panic in Rust is one. Without a result, no tenant's job would run any more.
+            # A panic in Rust raises a BaseException. Report an error even then: without a result,
+            # no further job of any tenant would run.
             log.exception("work on text in the thread %s failed", threading.current_thread().name)
             error = InternalError("The server had an unexpected error.")
         loop.call_soon_threadsafe(self._finish_job, loop, job.done, result, error)

@@ -1,11 +1,11 @@
-"""Lower bound of a text's tokens, found without tokenizing it.
+"""Lower bound of the number of tokens of a text, found without tokenizing the text.
 
 Tokenizing takes some hundred bytes of memory and a microsecond of CPU per character. So a text that
-is longer than all tokens of a context could be is refused by its length.
+cannot fit a context, even if all of its tokens have maximum length, is refused by its length.
 
-The bound must hold for every text, so it is known only for tokenizers that give each character to a
-token: byte-level ones (Llama 3, Qwen, GPT-2), and sentencepiece's with byte fallback (Llama 2,
-Gemma). Others drop blanks, or fold any number of unknown characters into one token.
+The bound must hold for every text. So there is one only for tokenizers that encode every character:
+byte-level ones (Llama 3, Qwen, GPT-2), and sentencepiece with byte fallback (Llama 2, Gemma). Other
+tokenizers drop white space, or encode any number of unknown characters as one token.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-# Steps that remove no characters, unless their behavior is to remove their matches.
+# Pre-tokenizers that remove no characters, unless their `behavior` is "Removed".
 _LOSSLESS_STEPS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
-# Normalizers, and how many characters each turns into one at most. Composition restores a character
-# from its decomposition, which is at most four characters; decomposition only adds.
+# Maximum number of characters that each normalizer turns into one. Composition makes a character of
+# its decomposition, which has at most four characters. Decomposition only adds characters.
 _SHRINK_FACTORS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenReach:
-    """The maximum number of characters of one token.
+    """The maximum number of characters that one token stands for.
 
-    With `blanks` an added token takes any number of blanks beside it, so blanks do not count.
+    `blanks` is True if an added token includes any amount of white space beside it. White space is
+    then not counted.
     """
 
     chars: int
@@ -41,7 +42,7 @@ class TokenReach:
 
 
 def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach | None:
-    """Return the reach of a tokenizer, given its JSON; None if there is no bound."""
+    """Return the maximum characters per token, given the tokenizer's JSON; None if unbounded."""
     steps = _steps(definition.get("pre_tokenizer"), "pretokenizers")
     shrinking = _shrink_factor(_steps(definition.get("normalizer"), "normalizers"))
     byte_level = any(step["type"] == "ByteLevel" for step in steps)
@@ -63,7 +64,10 @@ def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach 
 
 
 def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
-    """Return a sequence of sequences as a flat list."""
+    """Return the steps of a normalizer or pre-tokenizer, with nested sequences flattened.
+
+    `several` is the key of the steps in a sequence.
+    """
     if definition is None:
         return []
     if definition["type"] != "Sequence":
@@ -76,7 +80,8 @@ def _removes(step: dict[str, Any]) -> bool:
 
 
 def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
-    """Return how many characters may become one; None if there is no limit."""
+    """Return the maximum number of characters that normalization turns into one; None if there is
+    no limit."""
     factor = 1
     for step in normalizers:
         if step["type"] == "Replace":
@@ -91,15 +96,18 @@ def _shrink_factor(normalizers: list[dict[str, Any]]) -> int | None:
 
 
 def _tokens(model: dict[str, Any]) -> list[str]:
-    """Return the model's tokens. A byte-level one has a character per byte, so at least its
-    text's."""
+    """Return the tokens of the tokenizer's model.
+
+    A byte-level vocabulary writes each byte as one character, so a token is never shorter than the
+    text that it stands for.
+    """
     if model["type"] == "Unigram":
         return [token for token, _ in model["vocab"]]
     return list(model["vocab"])
 
 
 def _covers_all_characters(model: dict[str, Any], *, byte_level: bool) -> bool:
-    """Return True if every character is in some token, and an unknown one in a token of its own."""
+    """Return True if each character is encoded, and an unknown character as a token of its own."""
     if model["type"] not in ("BPE", "Unigram"):
         return False
     tokens = set(_tokens(model))

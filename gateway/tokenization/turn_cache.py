@@ -1,7 +1,8 @@
-"""Cache of the token ids of parts that chats share: system prompts, tools and earlier turns.
+"""Cache of the token ids of turns that chats share: system prompts, tools and earlier messages.
 
-A tokenizer cuts a text at its added tokens and encodes each piece separately. So the ids of a chat
-are those of its turns, each up to a token that ends a turn, and can be cached for the next one.
+A turn is the text up to a token that ends a turn, such as `<|im_end|>`. A tokenizer cuts a text at
+such tokens and encodes each part separately. So the ids of a chat are the ids of its turns, and the
+ids of each turn can be cached for other chats.
 
 See decision 042 in docs/decisions.
 """
@@ -17,8 +18,8 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# The budget is counted in characters: four of them make a token on average, and an id takes four
-# bytes. `_ENTRY_BYTES` is the overhead of each entry.
+# A character counts as one byte of the budget: a token has four characters on average, and its id
+# takes four bytes. `_ENTRY_BYTES` is the overhead of each entry.
 _BUDGET_BYTES = 4 * 2**20
 _ENTRY_BYTES = 256
 # A chat with more turns is tokenized as one text: splitting runs on the event loop, and a text made
@@ -26,17 +27,16 @@ _ENTRY_BYTES = 256
 _MAX_TURNS = 1024
 
 Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
-"""A function from texts to token ids, without adding special tokens."""
+"""Function that returns the token ids of each text, without adding special tokens."""
 
 
 class TurnCache:
-    """Encodes texts and caches the ids of the most recently used turns."""
+    """Encoder that caches the ids of the most recently used turns."""
 
     def __init__(
         self, tokenizer: Tokenizer, ends: Iterable[int], budget_bytes: int = _BUDGET_BYTES
     ) -> None:
-        """Create a cache. `ends` are ids of tokens that end a turn; `budget_bytes` is
-        approximate."""
+        """Create a cache of about `budget_bytes`. `ends` are the ids of tokens that end a turn."""
         self._ends = _plain_tokens(tokenizer, ends)
         self._end = re.compile("|".join(map(re.escape, self._ends)))
         self._free_bytes = budget_bytes
@@ -44,7 +44,7 @@ class TurnCache:
         self._lock = threading.Lock()
 
     async def encode(self, text: str, encode: Encode) -> array[int]:
-        """Encode a text; `encode` is called for the turns that are not cached."""
+        """Return the ids of a text. The function `encode` encodes the turns that are not cached."""
         turns = self.split_turns(text)
         if not turns:
             [whole] = await encode([text])
@@ -54,7 +54,8 @@ class TurnCache:
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
         ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
-            # Another added token overlaps with the apparent end of the turn.
+            # An apparent end of a turn was not encoded as such a token, because another added token
+            # overlaps it. So the ids of the turns are not the ids of the text.
             [whole] = await encode([text])
             return whole
         first, *others = turns
@@ -73,23 +74,24 @@ class TurnCache:
                 yield turn, ids
 
     def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
-        """Store ids that another cache has had for these turns, of the same tokenizer.
+        """Add turns with their ids, from another cache of the same tokenizer.
 
-        Thread-safe: a concurrent `encode` waits for one turn at most.
+        Thread-safe: a concurrent `encode` is delayed by the storing of one turn at most.
         """
         for turn, ids in turns:
             with self._lock:
                 self._store(turn, ids)
 
     def split_turns(self, text: str) -> list[str]:
-        """Return the turns that `encode` looks up; none if it encodes the text as one."""
+        """Return the turns that `encode` looks up; an empty list if the text is encoded uncut."""
         turns = self._split_all(text)
         return turns if 1 < len(turns) <= _MAX_TURNS else []
 
     def _split_all(self, text: str) -> list[str]:
-        """Return the turns; each but the first begins with the token that ends the one before.
+        """Return the turns. Each turn but the first begins with the end token of the one before.
 
-        So a turn is not the beginning of a text, which some tokenizers treat differently.
+        With that token, the tokenizer does not take the turn for the beginning of a text, which
+        some tokenizers treat differently.
         """
         turns = []
         start = 0
@@ -111,7 +113,7 @@ class TurnCache:
 
 
 def _plain_tokens(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[str, int]:
-    """Return those of `ids` that are added tokens and found wherever their text occurs."""
+    """Return the ids, by text, of the tokens that the tokenizer finds wherever the text occurs."""
     if tokenizer.truncation or tokenizer.padding:
         return {}
     added = tokenizer.get_added_tokens_decoder()

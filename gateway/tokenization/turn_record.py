@@ -1,8 +1,8 @@
-"""Token ids of a chat's turns as bytes, so that they can be stored with a conversation.
+"""Serialization of the token ids of a chat's turns, which are stored with a conversation.
 
-Each turn is: a keyed BLAKE2b of its text (16 bytes), the number of ids (uint32), and the ids (int32
-each), all little-endian. The key is the tokenizer's fingerprint, so that another tokenizer's ids
-are never found.
+Each turn is written as: a keyed BLAKE2b of its text (16 bytes), the number of ids (uint32), and the
+ids (int32 each), all little-endian. The key is the tokenizer's fingerprint, so ids of another
+tokenizer are never found.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ _DIGEST = 16
 _HEAD = struct.Struct(f"<{_DIGEST}sI")
 
 StoredTurns = Mapping[bytes, bytes]
-"""Stored ids of turns, by the digests of their texts."""
+"""Token ids of turns (int32, little-endian), by the digest of the turn's text."""
 
 
 def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: StoredTurns) -> bytes:
-    """Return the turns that are not in `stored`, packed. `fingerprint` is at most 64 bytes."""
+    """Return the record of the turns that are not in `stored`.
+
+    `fingerprint`, the key of the digests, has at most 64 bytes.
+    """
     packed: dict[bytes, bytes] = {}
     for text, ids in turns:
         digest = _digest(text, fingerprint)
@@ -31,9 +34,9 @@ def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, stored: St
 
 
 def unpack(kept: bytes) -> dict[bytes, bytes]:
-    """Return the ids by digest from the output of `pack`, also of several concatenated.
+    """Return the ids by digest, given the output of one or several calls of `pack`, concatenated.
 
-    Raises ValueError for anything else.
+    Raises ValueError if the data ends within a turn.
     """
     found: dict[bytes, bytes] = {}
     at = 0

@@ -1,9 +1,11 @@
 """The tokens of one tokenizer as bytes, and incremental decoding of token ids.
 
-Two decoders have one interface. Byte vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral
-models) need only a table, and Python's UTF-8 decoder if a character has several tokens, which is
-exact for any sequence of ids (0.1 and 0.3 us a token). All others use Rust's `DecodeStream` (0.6 us
-a token, and more to begin).
+There are two decoders with one interface:
+
+- For byte-level vocabularies (GPT-2's alphabet: Llama 3, Qwen, newer Mistral models), a table of
+  the tokens' texts suffices (0.1 us a token). If a character has several tokens, Python's UTF-8
+  decoder joins their bytes (0.3 us a token). This is exact for any sequence of ids.
+- All other vocabularies use Rust's `DecodeStream` (0.6 us a token, and more for the first).
 """
 
 from __future__ import annotations
@@ -19,31 +21,33 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.tokenization.token_reach import token_reach
 
-# Enough context for a decoder that treats the first token differently (Metaspace drops its space).
+# Number of the prompt's last ids that a decoder gets as context. A decoder must not begin with the
+# answer: some decoders treat the first token differently (Metaspace drops its space).
 _PRIME_IDS = 6
-# UTF-8 needs at most 4 bytes and a token holds at least one, so text still undecodable after
-# this many tokens never becomes a character.
+# A character has at most 4 bytes in UTF-8, and a token has at least one. So if this many tokens are
+# no character, further tokens will not complete one.
 _MAX_HELD_IDS = 4
 _REPLACEMENT = "\ufffd"
 
 Piece = str | bytes
-"""The contents of a token; bytes if it is a part of a character."""
+"""The content of a token: text, or bytes if the token has only a part of a character."""
 
 
 class TokenDecoder(Protocol):
     """Decoder that never returns half a character; bytes that are not UTF-8 are dropped."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text that became certain with these ids; empty while a character is
-        incomplete."""
+        """Return the text that these ids complete; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """Return the complete characters that were held back, once no more ids come."""
+        """Return the complete characters that were held back. Call this after the last id."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py),
-    inverted."""
+    """Return the byte for each printable character by which GPT-2 writes a byte.
+
+    This is the inverse of `bytes_to_unicode` in GPT-2's encoder.py.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     stand_ins = {chr(byte): byte for byte in plain}
@@ -63,16 +67,16 @@ class Vocabulary:
         self.reach = token_reach(tokenizer, definition)
         """Maximum characters per token; None if a token may stand for any number of characters."""
         self.form = _without_tokens(definition)
-        """The tokenizer's JSON without the tokens of its model."""
+        """The tokenizer's JSON without the vocabulary and the merges of its model."""
         self._byte_level = _is_byte_level(definition)
         special = {t["id"] for t in definition["added_tokens"] if t["special"]}
-        # Filled as tokens are seen: most of a large vocabulary never is.
+        # Tables that are filled as tokens occur: most tokens of a large vocabulary never do.
         self._shown: dict[int, Piece] = _Table(self)
         self._skipped: dict[int, Piece] = _Table(self)
         self._skipped.update(dict.fromkeys(special, ""))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; those of a special token are its name's."""
+        """Return the bytes of a token; for a special token, the bytes of its name."""
         token = self.tokenizer.id_to_token(token_id) or ""
         if self._byte_level:
             # Byte-level vocabularies write each byte as one printable character.
@@ -85,7 +89,10 @@ class Vocabulary:
     def decoder(
         self, prompt_ids: Sequence[int], visible: Iterable[str] = (), *, skip_special: bool = True
     ) -> TokenDecoder:
-        """Return a decoder for text after `prompt_ids`; only `visible` special tokens are shown."""
+        """Return a decoder for the ids after `prompt_ids`.
+
+        With `skip_special`, special tokens have no text, except those in `visible`.
+        """
         if not self._byte_level:
             return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
         table = self._skipped if skip_special else self._shown
@@ -96,8 +103,10 @@ class Vocabulary:
         return ByteDecoder(table)
 
     def offsets(self, ids: Iterable[int]) -> list[int]:
-        """Return the index of each token's text, in characters; tokens of a split character share
-        one."""
+        """Return the index at which the text of each token begins, in characters.
+
+        Tokens that are parts of one character have the same index.
+        """
         decoder = self.decoder([], skip_special=False)
         offsets, length = [], 0
         for token_id in ids:
@@ -107,7 +116,8 @@ class Vocabulary:
 
 
 class _Table(dict[int, Piece]):
-    """Pieces by token id, looked up once; `under` has some that this table lacks."""
+    """Contents of tokens by id, filled on first access: from `under`, or from the vocabulary if
+    None."""
 
     def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
         self._vocabulary = vocabulary
@@ -126,11 +136,12 @@ class _Table(dict[int, Piece]):
 
 
 class ByteDecoder:
-    """Decoder of byte tokens: joined, they are the text."""
+    """Decoder for byte-level vocabularies: the text is the joined bytes of the tokens."""
 
     def __init__(self, table: dict[int, Piece]) -> None:
         self._table = table
-        # Python's incremental decoder does the same in four times the time.
+        # Bytes of an incomplete character. Python's incremental decoder stores them, too, but takes
+        # four times as long.
         self._held = b""
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -142,7 +153,7 @@ class ByteDecoder:
             return self._decode_bytes(_raw(piece))
         pieces = [table[token_id] for token_id in ids]
         if not self._held:
-            # Joining shows whether all are text; checking each takes longer.
+            # Try to join the pieces as text, since checking the type of each takes longer.
             try:
                 return "".join(cast("list[str]", pieces))
             except TypeError:
@@ -164,7 +175,7 @@ def _raw(piece: Piece) -> bytes:
 
 
 class StreamDecoder:
-    """Decoder by the tokenizer's own decoder, which depends on neighbouring tokens."""
+    """Decoder for other vocabularies, in which the text of a token depends on its neighbours."""
 
     def __init__(
         self,
@@ -174,7 +185,10 @@ class StreamDecoder:
         *,
         skip_special: bool = True,
     ) -> None:
-        """Begin after `prompt_ids`. Special tokens are skipped, except those in `visible`."""
+        """Prepare to decode the ids after `prompt_ids`.
+
+        With `skip_special`, special tokens have no text, except those in `visible`.
+        """
         self._skip_special = skip_special
         self._tokenizer = tokenizer
         ids = {tokenizer.token_to_id(token): token for token in visible}
@@ -214,7 +228,10 @@ class StreamDecoder:
         return self._decode_complete([given_up]) + "".join([self._push(held) for held in retry])
 
     def _decode_complete(self, ids: list[int]) -> str:
-        """Decode held ids; one can contain complete characters and the first bytes of another."""
+        """Return the complete characters of held ids.
+
+        A token may have complete characters and, after them, the first bytes of another one.
+        """
         skip = self._skip_special
         before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
         text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]
@@ -237,7 +254,7 @@ def _without_tokens(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:
-    """Return True if decoding means joining bytes, whatever the neighbours are."""
+    """Return True if a text is decoded by joining the bytes of its tokens."""
     decoder = definition.get("decoder") or {}
     steps = decoder.get("decoders", [decoder])
     return [step.get("type") for step in steps] == ["ByteLevel"]

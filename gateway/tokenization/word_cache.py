@@ -1,4 +1,4 @@
-"""A bounded cache of token ids by text, which a flood of new texts does not empty.
+"""Bounded cache of token ids by text, in which common texts survive a flood of new ones.
 
 See decision 043 in docs/decisions.
 """
@@ -11,15 +11,16 @@ from collections.abc import Iterable, Mapping
 Ids = bytes
 """Token ids as the bytes of an `array("i")`."""
 
-# An entry takes 400 bytes at most: longer texts, and texts of more ids, are not cached.
+# Limits of an entry, which then takes 400 bytes at most. Longer texts, and texts with more ids, are
+# not cached.
 _MAX_CHARS = 64
 _MAX_BYTES = 16 * array("i").itemsize
 
 
 class WordCache:
-    """Two generations of entries. When the newer one is full, it becomes the older one.
+    """Cache of two generations of entries. A full newer generation replaces the older one.
 
-    An entry that is used is moved to the newer one. So common texts remain cached, however many
+    An entry that is used moves to the newer generation. So common texts remain cached, however many
     others are added, and no entry needs the time of its last use.
     """
 
@@ -27,15 +28,15 @@ class WordCache:
         """Create a cache. `max_entries` counts both generations."""
         self._max_generation_entries = max_entries // 2
         self.newer: dict[str, Ids] = {}
-        """Entries for callers that look up many texts at once; other entries are found by
-        `find`."""
+        """The newer generation. Callers may look up many texts here at once; `find` also searches
+        the older generation."""
         self._older: dict[str, Ids] = {}
 
     def __len__(self) -> int:
         return len(self.newer) + len(self._older)
 
     def find(self, texts: Iterable[str]) -> tuple[dict[str, Ids], list[str]]:
-        """Return the ids of the cached texts, and the other texts, each once."""
+        """Return the ids of the texts that are cached, and the other texts without duplicates."""
         known: dict[str, Ids] = {}
         new: list[str] = []
         for text in dict.fromkeys(texts):
@@ -49,7 +50,7 @@ class WordCache:
         return known, new
 
     def add(self, entries: Mapping[str, Ids]) -> None:
-        """Cache those entries that are small."""
+        """Cache the entries that do not exceed the limits of an entry."""
         for text, ids in entries.items():
             if len(text) <= _MAX_CHARS and len(ids) <= _MAX_BYTES:
                 self._put(text, ids)

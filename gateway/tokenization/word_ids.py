@@ -1,14 +1,15 @@
 """Token ids of a text from the cached ids of its words.
 
-A byte-level BPE first cuts at its added tokens, then by a regular expression, and merges within
-each word alone. So the ids of a text are those of its words, and prose repeats its words. Each
-word's ids come from the tokenizers library once. Only the cutting is done here, by the same
-expression for Python's `re` (`word_pattern`). All other kinds of tokenizers, and texts of mostly
-new words, are left to the library.
+A byte-level BPE cuts a text at its added tokens, then into words by a regular expression, and
+merges only within words. So the ids of a text are the ids of its words, and prose repeats its
+words. Here, a text is cut by the same expression for Python's `re` (`word_pattern`), and the
+tokenizers library is asked once for the ids of each word. Other kinds of tokenizers, and texts of
+mostly new words, are left to the library.
 
-If a word begins at each lone space, as with GPT-2, GPT-4o, Llama 3 and Qwen, the ids of each piece
-between two lone spaces are cached as well. A long text can be cut there into blocks, each of which
-is encoded alone.
+A space is lone if there is no other white space beside it. With some tokenizers, such as those of
+GPT-2, GPT-4o, Llama 3 and Qwen, a word begins at each lone space. Then the ids of each piece
+between two lone spaces are cached as well. A long text is cut at lone spaces into blocks, and each
+block is encoded alone.
 
 See decision 043 in docs/decisions.
 """
@@ -41,10 +42,10 @@ from gateway.tokenization.word_samples import make_samples
 log = logging.getLogger(__name__)
 
 _MAX_WORDS, _MAX_PIECES = 16_384, 32_768
-# Finding the pieces of a shorter text takes more CPU than cutting it into words.
+# A shorter text is not cut into pieces, which takes more CPU than cutting it into words.
 _MIN_PIECES_CHARS = 100
 # Finding and caching new words takes up to twice the CPU that the library takes. So a text with a
-# larger share of them is left to the library, and only a few of them are cached.
+# larger share of new words is left to the library, and only a few of its new words are cached.
 _MAX_NEW_SHARE = 0.3
 _MIN_NEW_CHARS = 128
 _LEARNED_SHARE = 1 / 64
@@ -52,14 +53,14 @@ _SAMPLE_PIECES = 32
 # Maximum number of added tokens and texts between them, each of which takes 3 us in addition to its
 # words.
 _MAX_PARTS = 512
-# A longer added token makes an expression that is nested too deeply.
+# The expression for a longer added token would be nested too deeply.
 _MAX_ADDED_CHARS = 64
 
 _CHARACTER_OF = {byte: char for char, byte in BYTE_OF.items()}
 
 
 class WordIds:
-    """Cached words of one tokenizer. Instances are made by `of`; each belongs to one thread."""
+    """Encoder of texts by cached words, for one tokenizer. Created by `of`, used by one thread."""
 
     def __init__(
         self,
@@ -71,25 +72,26 @@ class WordIds:
         self._cut_words = words.findall
         self._is_plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._set_added(added)
-        # Ids that no text may be encoded as.
+        # Ids of control tokens. A text that would be encoded as one of them is left to the library.
         self._control_ids: frozenset[int] = frozenset()
         self._lone_spaces = None if piece_start is None else LoneSpaces(piece_start)
-        # A block must not end within an added token.
+        # Do not cut texts if an added token contains a space: a block might end within the token.
         self._has_blocks = not any(" " in token for token in added)
         self._words = WordCache(_MAX_WORDS)
-        # The ids of a piece include the space before it; its key does not.
+        # The ids of a piece include the space before the piece; the key of the entry does not.
         self._pieces = WordCache(_MAX_PIECES)
         self._sampled = 0
         self._tokenizer = tokenizer
         self._tokenize_word = tokenizer.model.tokenize
         self.opening = array("i", tokenizer.encode("").ids)
-        """The special tokens that the tokenizer puts before a text."""
+        """Ids of the special tokens that the tokenizer puts before a text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
-        """Return the words of a tokenizer; None for another kind, or if a test finds different ids.
+        """Return the encoder for a tokenizer.
 
-        `definition` is the tokenizer's JSON, which may lack the vocabulary.
+        Return None if the tokenizer is of another kind, or if the library has other ids for a
+        sample text. `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
         pattern, added = pattern_of(definition), _read_added_tokens(definition)
         words = None if pattern is None else translate_pattern(pattern)
@@ -102,7 +104,7 @@ class WordIds:
         ):
             return None
         found = cls(tokenizer, words, piece_start_of(pattern), added)
-        # The opening is the same for all texts: every second sample is encoded with it.
+        # Encode only every second sample with the opening, which is the same for all texts.
         for number, text in enumerate(make_samples(list(added), _MIN_PIECES_CHARS)):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special, learns_all=True)
@@ -115,13 +117,13 @@ class WordIds:
     def build_aliased(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control_ids: Iterable[int]
     ) -> WordIds:
-        """Return words with the same caches for a tokenizer that differs only in its added tokens.
+        """Return an encoder with the same caches for a tokenizer with other added tokens.
 
         Args:
-            tokenizer: has `added` as its only added tokens.
+            tokenizer: a tokenizer that differs only in its added tokens, which are `added`.
             added: ids of added tokens, by their text in an aliased text.
-            control_ids: those of `added` that other text must not be encoded as. If it would be,
-                the library has to encode the text.
+            control_ids: ids of the control tokens. If other text would be encoded as one of them,
+                the text is left to the library.
         """
         words = copy(self)
         words._tokenizer = tokenizer
@@ -134,7 +136,7 @@ class WordIds:
         self._added = {token: array("i", [token_id]).tobytes() for token, token_id in added.items()}
 
     def cut_blocks(self, text: str) -> Iterable[str]:
-        """Cut a text into blocks whose ids, joined, are the ids of the text."""
+        """Return the blocks of a text. The ids of all blocks, joined, are the ids of the text."""
         if self._lone_spaces is None or not self._has_blocks:
             return [text]
         return self._lone_spaces.cut_blocks(text)
@@ -144,8 +146,9 @@ class WordIds:
     ) -> array[int] | None:
         """Return the ids of a text; None if the library has to encode it.
 
-        The library has to if the text is longer than a block, or if too many of its characters are
-        in new words or outside the alphabet. With `learns_all` new words are cached, however many.
+        The library has to encode the text if it is longer than a block, or if too many of its
+        characters are in new words or outside the alphabet. With `learns_all`, any number of new
+        words is cached.
         """
         if len(text) > MAX_BLOCK_CHARS:
             return None
@@ -181,12 +184,12 @@ class WordIds:
         return self.opening + joined if add_special_tokens else joined
 
     def _ids_of_pieces(self, text: str, *, plain: bool, learns_all: bool) -> list[Ids] | None:
-        """Return the ids of a text by its pieces, in order."""
+        """Return the ids of each piece of a text, in order; None if too many words are new."""
         pieces = text.split(" ")
         if not learns_all and self._has_new_words(pieces, len(text)):
             return None
         found: list[Ids | None] = [*map(self._pieces.newer.get, pieces)]
-        # No space precedes the first piece.
+        # Ignore a cached entry for the first piece: its ids include a space, which is missing here.
         head = pieces[0]
         found[0] = None if head else b""
         if head and plain and len(pieces) > 1 and found[1] and not head[-1].isspace():
@@ -212,10 +215,13 @@ class WordIds:
         return cast("list[Ids]", found)
 
     def _has_new_words(self, pieces: list[str], chars: int) -> bool:
-        """Return True if most words of a sample are new. Some of them are cached then."""
+        """Return True if too many words in a sample of the pieces are new.
+
+        Some of these new words are then cached.
+        """
         stride = 1 + len(pieces) // _SAMPLE_PIECES
-        # From another start each time: cached words of the same sample prove nothing about the
-        # rest.
+        # Begin each sample at another piece. The pieces of the last sample may be cached by now,
+        # which would prove nothing about the rest of the text.
         self._sampled += 1
         sample = pieces[self._sampled % stride :: stride]
         if 2 * sum(map(self._pieces.newer.__contains__, sample)) >= len(sample):
@@ -233,9 +239,13 @@ class WordIds:
     def _ids_of(
         self, texts: list[str], chars: int, *, plain: bool, learns_all: bool
     ) -> list[Ids] | None:
-        """Return the ids of each text; None if too many of the `chars` characters are new."""
+        """Return the ids of each text; None if too much of the text is in new words.
+
+        `chars` is the length of the complete text.
+        """
         found: list[Ids] = []
-        # Indices of texts whose words may be new, and of texts in other alphabets.
+        # Indices of texts with words that may be new, and of texts with other characters than the
+        # alphabet's.
         rest: list[int] = []
         foreign: list[int] = []
         for place, text in enumerate(texts):
@@ -246,7 +256,7 @@ class WordIds:
                 rest.append(place)
             found.append(ids or b"")
         most = max(_MIN_NEW_CHARS, _MAX_NEW_SHARE * chars)
-        # The library takes 20 us more for each text.
+        # Count 16 more characters for each text: a call of the library takes 20 us.
         new_chars = sum([len(texts[place]) + 16 for place in foreign])
         if new_chars > most:
             return None
@@ -265,9 +275,10 @@ class WordIds:
         return found
 
     def _learn(self, words: list[str], chars: int) -> None:
-        """Cache the first of some new words of a text of `chars` characters.
+        """Cache the first few `words`, the new words of a text of `chars` characters.
 
-        Otherwise a gateway that was just started would never learn any word.
+        The text itself is left to the library. Without this, a gateway that has just started would
+        never cache a word.
         """
         left = _LEARNED_SHARE * chars
         learned: dict[str, Ids] = {}
@@ -279,7 +290,8 @@ class WordIds:
         self._words.add(learned)
 
     def _ids_of_known_words(self, text: str) -> Ids | None:
-        """Return the ids of a text in the alphabet; None if it has a word that may be new."""
+        """Return the ids of a text in the alphabet; None if a word is not in the newer
+        generation."""
         known = self._words.newer
         try:
             return b"".join([known[word] for word in self._cut_words(text)])
@@ -296,7 +308,7 @@ class WordIds:
 
 
 def _indices_of_none(found: list[Ids | None]) -> list[int]:
-    """Return the indices of None. There are few, so checking each item would take longer."""
+    """Return the indices of None. They are few, so `index` is faster than a loop over the list."""
     indices: list[int] = []
     with suppress(ValueError):
         while True:
@@ -305,7 +317,7 @@ def _indices_of_none(found: list[Ids | None]) -> list[int]:
 
 
 def _read_added_tokens(definition: dict[str, Any]) -> dict[str, int] | None:
-    """Return the added tokens; None if a single search does not find each of them everywhere."""
+    """Return the ids of added tokens by text; None if a search for the text may miss a token."""
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)
     long = any(len(t["content"]) > _MAX_ADDED_CHARS for t in tokens)

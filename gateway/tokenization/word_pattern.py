@@ -1,7 +1,8 @@
-"""The expression by which a byte-level BPE cuts a text into words, for Python's `re`.
+"""Translation of the expression by which a byte-level BPE cuts a text into words.
 
-tokenizer.json has it for Oniguruma. It means the same here within an alphabet so small that the
-library is asked about each of its characters.
+tokenizer.json has this regular expression in the syntax of Oniguruma; the translation is for
+Python's `re`. Both mean the same for texts in a small alphabet: the library is asked which
+characters of the alphabet are in each class.
 """
 
 from __future__ import annotations
@@ -12,38 +13,41 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# ASCII, Latin-1 and typographic punctuation. NFC changes none of them, and none equals an ASCII
-# letter except for its case (as the long s does).
+# ASCII, Latin-1 and typographic punctuation. NFC changes none of these characters. If case is
+# ignored, no other character of the alphabet equals an ASCII letter (as the long s does).
 ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
-# The expression of `ByteLevel` itself: GPT-2's encoder.py.
+# The expression that the pre-tokenizer `ByteLevel` has by default. Source: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Syntax with the same meaning in both languages. Excluded are flags, `{2}+`, which is possessive in
-# only one of them, and "ss" without case, which is "ß" in the other.
+# Syntax with the same meaning for Oniguruma and Python. Excluded are flags, `{2}+`, which is
+# possessive in Python only, and "ss" if case is ignored, which matches "ß" in Oniguruma only.
 _SYNTAX = re.compile(
     r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
     r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Replaces a class that has no character of the alphabet.
+# Stands for a class without characters of the alphabet. Not in the alphabet, so never matched.
 _NO_CHARACTER = "\ue000"
 
-# Parts of words: the beginning, which may be a space, and steps that are not, ...
+# Parts of the expression for a word: the first character, which may be a space, and further
+# characters, which are no spaces, ...
 _FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
     r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-# ... white space only, ...
+# ... white space alone, ...
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
-# ... and the demo's own: a comma and the space before a number.
+# ... and, in the demo's tokenizer, a comma with the space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
+# Expressions for which a word begins at each lone space, except before a number in the demo's.
 _PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
 def pattern_of(definition: dict[str, Any]) -> str | None:
-    """Return the expression that cuts a text into words; None for other kinds of tokenizers."""
+    """Return the expression that cuts a text into words; None if the tokenizer is no byte-level
+    BPE with one such expression."""
     model, normalizer = definition["model"], definition["normalizer"]
     plain = model["type"] == "BPE" and not any(
         model.get(name)
@@ -69,7 +73,7 @@ def pattern_of(definition: dict[str, Any]) -> str | None:
 
 
 def translate_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return the same expression for Python, within the alphabet; None if that is not certain."""
+    """Return an expression for Python with the same meaning in the alphabet; None if unsure."""
     found, at, within = "", 0, False
     while at < len(pattern):
         step = _SYNTAX.match(pattern, at)
@@ -82,19 +86,20 @@ def translate_pattern(pattern: str) -> re.Pattern[str] | None:
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
-    # The two languages continue differently after an empty word.
+    # Refuse an expression that may match an empty word: Oniguruma and Python continue differently
+    # after an empty match. For this check, all lookaheads are made optional.
     with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
         if re.compile(with_all_lookaheads).fullmatch(""):
             return None
-        # The text between words is a word, too.
+        # Make a word of text between two matches, too, as the tokenizer does.
         return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
     except re.error:
         return None
 
 
 def _members(chars: str) -> str:
-    """Return the characters of the alphabet that the library takes for this class."""
+    """Return the characters of the alphabet that are in this class, according to the library."""
     others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
     return "".join(char for char in ALPHABET if not others(char))
 
@@ -104,10 +109,10 @@ def char_class(chars: Iterable[str]) -> str:
 
 
 def piece_start_of(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern after a lone space for which a word is sure to begin at that space.
+    """Return the pattern of text after a lone space for which a word begins at that space.
 
-    A space is lone if there is no other white space beside it. None if words of the expression may
-    contain such a space.
+    A space is lone if there is no other white space beside it. Return None for an expression that
+    `_PIECES` does not match: its words may contain lone spaces.
     """
     found = _PIECES.fullmatch(pattern)
     if found is None:
@@ -115,7 +120,7 @@ def piece_start_of(pattern: str) -> re.Pattern[str] | None:
     if not found["number"]:
         return re.compile(r"\S")
     numbers = _members(r"\p{N}")
-    # Other scripts have numbers, too.
+    # Exclude characters outside the alphabet, too: other scripts also have numbers.
     return re.compile(
         f"[{char_class(c for c in ALPHABET if c not in numbers and not c.isspace())}]"
     )

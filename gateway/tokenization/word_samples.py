@@ -1,4 +1,4 @@
-"""Texts by which the start compares word-based ids with the library's ids of complete texts."""
+"""Sample texts for the check at start-up that word-based ids equal the library's ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LONG_SAMPLES = 20
 
 
 def make_samples(tokens: list[str], long: int) -> Iterator[str]:
-    """Yield the same texts at each start, with some added tokens. Long ones have `long` words."""
+    """Yield the sample texts, which are the same at each start.
+
+    Some contain a few of the added tokens `tokens`. Long texts have `long` words.
+    """
     yield from (f"{char}a{char}1{char}{char} {char}" for char in ALPHABET)
     kinds = ["a", "S", "é", "ª", "1", "²", " ", "\xa0", "\n", "\r", "\t", "'", "!", "/", "—"]
     yield from map("".join, product(kinds, kinds))
@@ -23,7 +26,8 @@ def make_samples(tokens: list[str], long: int) -> Iterator[str]:
         yield "".join(draw.choices(more, k=draw.randint(3, 24)))
     for token in draw.sample(tokens, min(64, len(tokens))):
         yield f"a{token} {token[:-1]}{token}"
-    # Mostly of pieces: a text is cut at an added token, and the text beside it may be short.
+    # Long texts without added tokens. The others may be too short for pieces, as they are cut at
+    # added tokens.
     solid = ["a", "S", "é", "'", "!", "/", "—", "a's", "the", ",", "a\nS", "!\r\n\n1", "1", "²"]
     for number in range(_LONG_SAMPLES):
         text = " ".join(draw.choices([*solid, "", "\n", "a\n"] if number % 2 else solid, k=long))

@@ -1,8 +1,9 @@
 """The budget of adapters in use on one engine, shared fairly by tenants.
 
-A request fails if it needs one more adapter while all in TensorRT-LLM's cache are in use. The
-engine does not report how many fit. So after an overflow, requests wait until another adapter is
-idle. The free slot then goes to the tenant with the fewest adapters in use.
+A request fails if TensorRT-LLM's adapter cache is full of adapters in use and lacks the request's
+own. The engine does not report how many adapters fit. So after such a failure the number in use is
+limited, and requests for further adapters wait until one is idle. The free slot then goes to the
+tenant with the fewest adapters in use.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
-# A request for an adapter that is in use needs no slot, so it overtakes requests that wait for one.
-# After this time it no longer overtakes those of its own tenant, or of a tenant with fewer adapters
-# in use, or they could wait for ever.
+# A request for an adapter that is in use needs no slot, so it overtakes requests that wait for a
+# slot. It must not overtake a request that has waited for longer than this, if that request's
+# tenant is the same or has fewer adapters in use. Otherwise such requests could wait for ever.
 _OVERTAKE_PERIOD_S = 1.0
-# After an overflow fewer adapters may be in use at once. One very large adapter may have been the
-# reason, so after this time twice as many are allowed if more are needed. If all waiting adapters
-# were tried at once, most would upload their weights in vain.
+# After an overflow fewer adapters may be in use at once. The reason may have been one very large
+# adapter, so the limit is doubled after this time if requests still wait. The limit is not simply
+# removed: if all waiting adapters were tried at once, most would upload their weights in vain.
 _LIMIT_PERIOD_S = 30.0
 
 
@@ -31,7 +32,10 @@ class _Waiter:
 
 
 class AdapterBudget:
-    """Adapters in use on one replica, as seen from this process. Belongs to one event loop."""
+    """The adapters that this process uses on one replica, and the limit on their number.
+
+    Use each instance in one event loop only.
+    """
 
     def __init__(self) -> None:
         self._active: Counter[int] = Counter()
@@ -42,12 +46,12 @@ class AdapterBudget:
 
     @property
     def active(self) -> frozenset[int]:
-        """Return the task ids with a request in flight."""
+        """Return the task ids of the adapters that have a request in flight."""
         return frozenset(self._active)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Return the task ids whose requests wait for another adapter to become idle."""
+        """Return the task ids of the adapters whose requests wait for a free slot."""
         return frozenset(turn.task_id for turn in self._waiting)
 
     async def acquire(self, task_id: int, tenant: str = "") -> None:
@@ -70,7 +74,7 @@ class AdapterBudget:
             raise
 
     def release(self, task_id: int, tenant: str = "") -> None:
-        """End a request's use of the adapter and grant what became free."""
+        """End a request's use of the adapter, and grant the freed slot to waiting requests."""
         for active in (self._active, self._active_of[tenant]):
             active[task_id] -= 1
             if not active[task_id]:
@@ -80,7 +84,7 @@ class AdapterBudget:
         self._grant_next()
 
     def reduce_limit(self) -> None:
-        """Allow fewer adapters at once: the engine could not fit one more."""
+        """Limit the adapters in use to one less than now: the engine could not fit the last."""
         self._limit = max(1, len(self._active) - 1)
         self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
@@ -89,7 +93,7 @@ class AdapterBudget:
         self._active_of.setdefault(tenant, Counter())[task_id] += 1
 
     def _in_use_by(self, tenant: str) -> int:
-        """Return the number of the tenant's adapters in use, however many requests each has."""
+        """Return how many different adapters the tenant's requests in flight use."""
         return len(self._active_of.get(tenant, ()))
 
     def _has_free_slot(self) -> bool:
@@ -101,8 +105,10 @@ class AdapterBudget:
             self._limit_until = time.monotonic() + _LIMIT_PERIOD_S
 
     def _grant_next(self) -> None:
-        """Grant free slots to the tenant with the fewest adapters in use; among equals, to the
-        oldest."""
+        """Grant free slots, each to the tenant with the fewest adapters in use.
+
+        Among equal tenants, the oldest request gets the slot.
+        """
         self._grant_active()
         while self._waiting:
             self._raise_limit()
@@ -112,8 +118,10 @@ class AdapterBudget:
             self._grant_active()
 
     def _grant_active(self) -> None:
-        """Grant requests whose adapter is in use already, without overtaking those that waited too
-        long."""
+        """Grant the waiting requests whose adapter is in use already.
+
+        Such a request must not overtake one that has waited too long (`_OVERTAKE_PERIOD_S`).
+        """
         now = time.monotonic()
         passed_long: set[str] = set()
         for turn in list(self._waiting):

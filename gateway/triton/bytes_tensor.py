@@ -12,8 +12,10 @@ def pack(texts: Sequence[str]) -> bytes:
 
 
 def unpack(raw: bytes) -> list[str]:
-    """Return the texts of a tensor; bytes that are not UTF-8, such as half a character, become
-    U+FFFD."""
+    """Return the texts of a tensor.
+
+    Bytes that are not UTF-8, such as half a character, become U+FFFD.
+    """
     texts, position = [], 0
     while position < len(raw):
         (length,) = struct.unpack_from("<I", raw, position)

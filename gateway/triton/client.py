@@ -32,8 +32,8 @@ T = TypeVar("T")
 class TritonClient:
     """Connection to one Triton endpoint: ``host:port``, or ``grpcs://host:port`` for TLS.
 
-    Create it inside a running event loop. Raises ValueError for an invalid endpoint, OSError if a
-    certificate cannot be read.
+    Create instances inside a running event loop. Raises ValueError for an invalid endpoint, OSError
+    if a certificate cannot be read.
     """
 
     def __init__(self, endpoint: str, options: ConnectionOptions = _PLAIN) -> None:
@@ -46,10 +46,10 @@ class TritonClient:
         *,
         metadata: Metadata = _NO_METADATA,
     ) -> Responses:
-        """Send one serialized ModelInferRequest, in one piece or several, on a stream of its own.
+        """Send one serialized ModelInferRequest on a new stream, and return the responses.
 
-        Cancelling the stream affects no other request. Raises GatewayError if there is no
-        connection.
+        `request` may be split into several pieces. Cancelling the stream affects no other request.
+        Raises GatewayError if there is no connection.
         """
         return await self.stream(request, parse_response, metadata=metadata)
 
@@ -61,9 +61,10 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Send a request like `infer`; `parse` reads each serialized ModelStreamInferResponse.
+        """Send a request like `infer`, and return its responses as `parse` makes them.
 
-        Raises TimeoutError without a connection by `by`, a time of the event loop.
+        `parse` is called with each serialized ModelStreamInferResponse. Raises TimeoutError if
+        there is no connection by `by`, a time of the event loop.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
@@ -75,10 +76,9 @@ class TritonClient:
         metadata: Metadata = _NO_METADATA,
         by: float | None = None,
     ) -> ResponseStream[bytes]:
-        """Send a request like `stream`; the responses are returned as bytes, in the pieces
-        received.
+        """Send a request like `stream`, and return its responses as bytes in the pieces received.
 
-        Each response begins with gRPC's prefix.
+        A piece may end anywhere in a response. Each response begins with gRPC's 5-byte prefix.
         """
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.pieces(_STREAM, pieces, metadata, by)
@@ -98,7 +98,7 @@ class TritonClient:
         return bool(_parse(pb.ModelReadyResponse, reply).ready)
 
     async def model_config(self, model: str) -> Any:
-        """Return the server's `inference.ModelConfig` of `model`. Raises GatewayError."""
+        """Return the server's `inference.ModelConfig` for `model`. Raises GatewayError."""
         request = pb.ModelConfigRequest(name=model).SerializeToString()
         path = _SERVICE + "/ModelConfig"
         try:
@@ -110,7 +110,7 @@ class TritonClient:
     async def infer_once(
         self, request: bytes, timeout_s: float, *, metadata: Metadata = _NO_METADATA
     ) -> bytes:
-        """Return the serialized ModelInferResponse to a serialized ModelInferRequest.
+        """Send a serialized ModelInferRequest, and return the serialized ModelInferResponse.
 
         Cancelling the task ends the call. Raises GatewayError, and TimeoutError after `timeout_s`.
         """
@@ -139,7 +139,7 @@ def _parse(kind: Any, data: bytes) -> Any:
 def _transport(endpoint: Endpoint, options: ConnectionOptions) -> Transport:
     if options.transport == "http2":
         return Http2Transport(endpoint, options)
-    # grpcio takes 8 MiB and is only the reference transport.
+    # Import grpcio only if it is configured: it takes 8 MiB, and is only the reference transport.
     from gateway.triton.grpcio import GrpcioTransport  # noqa: PLC0415
 
     return GrpcioTransport(endpoint, options)

@@ -1,6 +1,6 @@
 """Direct requests to one model of a Triton server, without engine state or OpenAI's rules.
 
-For operators' tools, so the server's messages are passed on unchanged.
+Operators' tools use these requests, so the server's error texts are returned unchanged.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
-# The gateway finds stop strings itself: the engine knows them as sequences of tokens, and some
-# releases fail on them. Direct requests send them, so that an operator can see that.
+# Direct requests send stop strings, so that an operator can see how the engine handles them. The
+# gateway does not send them but searches the text itself: an engine matches stop strings as
+# sequences of tokens, and some releases fail on them.
 _LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
 _CANCELLED = "Request cancelled by client"
 
 
 class Reply:
-    """A response on a stream. `error` is the server's text, "" when there is none."""
+    """A response on a stream. `error` is the server's error text, or "" if there is no error."""
 
     def __init__(self, response: pb.ModelStreamInferResponse) -> None:
         self._response = response.infer_response
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
         self.cancelled = self.error == _CANCELLED
-        """True for the message by which the llmapi model answers a stopped request and its stop
-        request."""
+        """True if this is the llmapi model's answer to a stopped request, or to the stop request
+        itself."""
 
     def has(self, name: str) -> bool:
         return any(tensor.name == name for tensor in self._response.outputs)
@@ -60,10 +61,10 @@ class Reply:
         return [tensor.name for tensor in self._response.outputs]
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """Return an output in its shape, or None if it is not in the response.
+        """Return an output as an array of its shape, or None if it is not in the response.
 
-        BF16 comes as its 16 bits (uint16), BYTES as texts. The llmapi model's numbers are texts,
-        too.
+        BF16 values are returned as their 16 bits (uint16), BYTES as texts. The llmapi model sends
+        numbers as BYTES, too.
         """
         found = self._raw(name)
         if found is None:
@@ -74,7 +75,7 @@ class Reply:
         return np.frombuffer(raw, NUMBERS[tensor.datatype]).reshape(tensor.shape)
 
     def _raw(self, name: str) -> tuple[Any, bytes] | None:
-        """Return the declaration of an output, and its contents."""
+        """Return an output's description and its bytes, or None if it is not in the response."""
         contents = self._response.raw_output_contents
         for tensor, raw in zip(self._response.outputs, contents, strict=True):
             if tensor.name == name:
@@ -82,7 +83,7 @@ class Reply:
         return None
 
     def ids(self) -> list[list[int]]:
-        """Return `output_ids`, [1, beams, length], by beam and without padding."""
+        """Return the ids of each beam in `output_ids`, without padding; [] if there are none."""
         ids, lengths = self.array("output_ids"), self.array("sequence_length")
         if ids is None:
             return []
@@ -91,20 +92,21 @@ class Reply:
         return [row[:n].tolist() for row, n in zip(ids[0], lengths.reshape(-1), strict=True)]
 
     def texts(self) -> list[str]:
-        """Return `text_output`, by beam."""
+        """Return the text of each beam in `text_output`; [] if there are none."""
         raw = self._raw("text_output")
         return [] if raw is None else bytes_tensor.unpack(raw[1])
 
     def delta(self, reader: LlmapiReader) -> TokenDelta:
-        """Return what the reply adds to the replies before; for the llmapi model."""
+        """Return what this reply of an llmapi model adds to the text of the earlier replies."""
         return reader.delta(self._response)
 
 
 class DirectModel:
     """A served model: its declared tensors, and requests to it.
 
-    `llmapi` is True for the model of the llmapi repository, whose streamed texts each hold the
-    complete text so far. With `sends_at_end` its release streams nothing before the end.
+    `llmapi` is True for the model of the llmapi repository, whose streamed responses each have the
+    complete text so far. `sends_at_end` is True for a release of it that sends the streamed
+    responses only when the answer is complete.
     """
 
     def __init__(self, client: TritonClient, name: str, config: Any) -> None:
@@ -125,8 +127,10 @@ class DirectModel:
 
     @classmethod
     async def find(cls, client: TritonClient, name: str) -> DirectModel:
-        """Return the model. Raises GatewayError or TimeoutError if it is not served or Triton is
-        unreachable."""
+        """Return the served model with this name.
+
+        Raises GatewayError or TimeoutError if it is not served or Triton is unreachable.
+        """
         try:
             served = await client.model_ready(name)
         except EngineUnreachable as error:
@@ -137,7 +141,7 @@ class DirectModel:
 
     @property
     def lora_dtype(self) -> Dtype | None:
-        """Return the declared type of `lora_weights`; None if the model takes no adapters."""
+        """Return the declared type of `lora_weights`, or None if the model takes no adapters."""
         return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
@@ -150,10 +154,11 @@ class DirectModel:
     def batch(
         self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]
     ) -> InferRequest:
-        """Return a request of several rows: matrices, [rows, n], by the model's own input names.
+        """Return a request of several rows.
 
-        Inputs that the model does not declare are left out. The requested outputs are those that
-        hold the generated tokens.
+        `inputs` has a matrix, [rows, n], for each of the model's own input names. Inputs that the
+        model does not declare are left out. The request asks for the outputs that have the
+        generated tokens.
         """
         request = pb.ModelInferRequest(model_name=self.name, id=request_id)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -173,14 +178,17 @@ class DirectModel:
         return of_model(StopModel(self.name, self.inputs), request_id)
 
     async def send(self, request: InferRequest | Message) -> Responses:
-        """Start a request on a stream of its own. Raises GatewayError without a connection."""
+        """Send a request on a new stream, and return the stream of its responses.
+
+        Raises GatewayError if there is no connection.
+        """
         if isinstance(request, InferRequest):
             return await self._client.infer(request.pieces)
         return await self._client.infer(request)
 
 
 async def replies(stream: Responses) -> AsyncIterator[Reply]:
-    """Yield all replies up to the end of the request; the last is final, or an error.
+    """Yield all replies up to the end of the request. The last one is final, or an error.
 
     Raises GatewayError if the connection is lost or the stream ends early, CancelledError if the
     stream is cancelled.

@@ -39,10 +39,12 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 1.0
 _POLL_TIMEOUT_S = 2.0
-# Enough for a slow answer to arrive, and for a gateway that was stalled itself to catch up.
+# Timeout of a repeated poll. It is long enough for a slow answer to arrive, and for a gateway that
+# was stalled itself to catch up.
 _REPEATED_POLL_TIMEOUT_S = 1.0
 _TOKENIZER_TIMEOUT_S = 5.0
-# An engine with single responses under way may fail this many probes: it may just be full.
+# An engine that is working on non-streaming answers counts as dead after this many probes without
+# an answer in succession: until then it may just be full.
 _MAX_SILENT_PROBES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
@@ -55,10 +57,11 @@ async def _run_inline(work: Callable[[], T]) -> T:
 
 
 class Engine:
-    """The model that one Triton server serves: its core model, or a text model above it.
+    """The model that one Triton server serves: its core model, or a text model that wraps it.
 
     `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
-    called once for each generation that is sent stop requests. Create inside an event loop.
+    called once for each generation that the engine is asked to stop early. Create instances inside
+    an event loop.
     """
 
     def __init__(
@@ -81,8 +84,9 @@ class Engine:
         """Make an engine that has not been polled yet.
 
         Args:
-            tokenizer: compared with Triton's; None compares nothing.
-            first_response_timeout: seconds, for an llmapi model that streams.
+            tokenizer: the gateway's own, to be compared with Triton's; None for no comparison.
+            first_response_timeout: seconds that a streaming llmapi model has for the first response
+                to a request; None for no limit.
             tokens_per_block: block size of an llmapi model's KV cache.
         """
         self._client = TritonClient(endpoint, connection)
@@ -98,8 +102,8 @@ class Engine:
         self.on_upload = on_upload
         self._selection: ModelSelection | None = None
         self.last_selection: ModelSelection | None = None
-        """The current selection, or the last one while the server is unavailable; None before the
-        first."""
+        """The current selection or, while the server is unavailable, the last one. None until a
+        model has been selected for the first time."""
         self.on_selection: Callable[[], None] = lambda: None
         """Called when `last_selection` has changed."""
         self.silence = Silence()
@@ -110,18 +114,17 @@ class Engine:
         if tokenizer is not None:
             self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
         self.single_responses = 0
-        """Number of running requests whose first response is the last: silence says nothing about
-        them."""
+        """Number of running requests that get a single response, at the end. While they get nothing
+        the engine may well be working."""
         self.streams: set[OpenStream] = set()
-        """The other running requests."""
+        """The running requests that get a stream of responses."""
         self.has_received = False
         """True if any request has received something since the last poll began."""
-        # Updated by polls, so that no token has to read the clock; late by one poll interval at
-        # most.
+        # Event-loop time at which a poll last found `has_received` set. Polls set it, so tokens do
+        # not have to read the clock. It is later than the response by one poll interval at most.
         self.received_at = -math.inf
         self.lost_at = -math.inf
-        """Time at which the engine was last found not serving after it had served, in the event
-        loop's time."""
+        """Event-loop time at which the engine last became unavailable; minus infinity if never."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops = StopRequests(self._client)
@@ -136,15 +139,15 @@ class Engine:
 
     @property
     def suspect(self) -> bool:
-        """Return True if the engine missed a poll or a request, though it may just be busy.
+        """Return True if the engine did not answer the last poll, or failed a request.
 
-        A request may itself have been the reason.
+        The engine may just be busy, and the request may have failed by its own fault.
         """
         return self.silence.suspect or self._probe.is_doubted
 
     @property
     def makes_no_tokens(self) -> bool:
-        """True if the engine is unavailable, or if its last probe got no token: it may be dead."""
+        """Return True if the engine is unavailable, or may be dead: its last probe got no token."""
         chosen = self._selection
         if chosen is None:
             return True
@@ -156,8 +159,10 @@ class Engine:
 
     @property
     def selection(self) -> ModelSelection:
-        """Return the selected model and why. Raises EngineUnavailable while Triton is unavailable
-        or loading."""
+        """Return the selected model, and why it was selected.
+
+        Raises EngineUnavailable while Triton is unavailable or loading the model.
+        """
         if self._selection is None:
             raise EngineUnavailable("The inference server is not ready.")
         return self._selection
@@ -169,8 +174,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> str:
-        """Return the fingerprint of the selected model, or of the last one while it is
-        unavailable."""
+        """Return the fingerprint of the model in `last_selection`, or "" before the first."""
         return self.last_selection.capabilities.fingerprint if self.last_selection else ""
 
     async def wait_ready(self) -> None:
@@ -192,8 +196,8 @@ class Engine:
     async def refresh(self) -> None:
         """Poll once whether the model is served; after an outage, read its configuration again.
 
-        A server that is only slow is lost after a few polls (`Silence`). While it sends tokens it
-        is not lost at all.
+        A server counts as lost after several polls without an answer (`Silence`), since it may only
+        be slow. It does not count as lost while it sends tokens.
         """
         silence = self.silence
         silence.begin_poll(received=self.has_received)
@@ -205,7 +209,7 @@ class Engine:
         except TimeoutError:
             if not self.has_received and (not self.ready or silence.is_sudden or silence.is_lost):
                 self._mark_lost(f"Triton at {self._client.endpoint} does not answer in time")
-                # Its requests wait in vain; some of them can start again on another replica.
+                # End the running requests, which wait in vain: some can resume on another replica.
                 self._client.disconnect()
         except GatewayError as error:
             silence.record_answer()
@@ -215,8 +219,10 @@ class Engine:
             silence.record_answer()
 
     async def _poll_with_retry(self) -> None:
-        """Poll once, and a second time if the silence is sudden. Raises TimeoutError and
-        GatewayError."""
+        """Poll once. Poll again after a timeout if all tokens stopped together with the answers.
+
+        Raises TimeoutError and GatewayError.
+        """
         try:
             await self._poll(_POLL_TIMEOUT_S)
         except TimeoutError:
@@ -236,7 +242,7 @@ class Engine:
                 )
             await self._probe_engine(chosen.capabilities)
             if self._tokenizer_check is not None and self._tokenizer_check.due:
-                # The limit on how long the rest of this poll may be delayed.
+                # Limit the time of the comparison, as the rest of this poll waits for it.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TOKENIZER_TIMEOUT_S):
                         compared = await self._compare_tokenizers(chosen)
@@ -248,11 +254,11 @@ class Engine:
             ):
                 return
         selection = await select_model(self._client, self._preferences)
-        if selection == self._selection:  # a concurrent poll was as quick
+        if selection == self._selection:  # a concurrent poll has already set it
             return
         await self._probe_engine(selection.capabilities)
         selection = await self._compare_tokenizers(selection)
-        # or a concurrent poll finished while this one waited for a token
+        # A concurrent poll may have set the selection while this one waited for a token.
         if selection == self._selection:
             return
         self._probe.is_doubted = False
@@ -267,9 +273,9 @@ class Engine:
         self._warn(selection)
 
     async def _compare_tokenizers(self, selection: ModelSelection) -> ModelSelection:
-        """Return the selection with a warning about its tokenizer, if any.
+        """Return the selection with a warning if the model's tokenizer may not be the gateway's.
 
-        Raises EngineUnavailable if the tokenizer must not be served.
+        Raises EngineUnavailable if the tokenizers differ and the operator's policy is to refuse.
         """
         if self._tokenizer_check is None:
             return selection
@@ -285,7 +291,7 @@ class Engine:
         self._warned = selection.warning
 
     async def _probe_engine(self, capabilities: ModelCapabilities) -> None:
-        """Raise EngineUnavailable for an llmapi model whose engine is dead."""
+        """Raise EngineUnavailable if this is an llmapi model whose engine is dead."""
         if capabilities.llmapi is None:
             return
         await self._probe.probe(
@@ -296,10 +302,11 @@ class Engine:
         )
 
     def _is_silence_fatal(self, capabilities: ModelCapabilities, since: float) -> bool:
-        """Return True if the engine must be dead, as no request has got a token since `since`.
+        """Return True if the engine must be dead, given that no request got a token since `since`.
 
-        One that answers only at the end may just be busy with long answers, or full. But a living
-        engine would continue its streams, and would not be full for ever.
+        `since` is a time of the event loop. A model that answers only at the end may just be busy
+        with long answers, and any engine may be full. But a living engine would continue the
+        streams that it has started, and would not stay full for several probes.
         """
         if not self.ready:
             return True
@@ -339,15 +346,16 @@ class Engine:
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> TokenStream:
-        """Return the token deltas of one generation, as a context manager that stops the engine on
-        exit.
+        """Return the stream of one generation's token deltas, as a context manager.
+
+        If it is left before the end of the answer, the engine is asked to stop the generation.
 
         Args:
             deadline: a time of the event loop; reading raises TimeoutError from then on.
             metadata: sent with the call.
             offload: runs work on logits outside the event loop.
-            on_sent: called once the engine was given the request.
-            on_abandon: called if the generation is left early. Returns the Stopping to notify when
+            on_sent: called each time the request was sent to the engine.
+            on_abandon: called if the generation is left early. Returns the `EarlyStop` to end when
                 the engine has released the request.
         """
         capabilities = self.capabilities
@@ -405,8 +413,11 @@ class Engine:
         on_sent: Callable[[], None] = lambda: None,
         on_abandon: Callable[[StopReason], EarlyStop] = EarlyStop,
     ) -> list[TokenLogprob]:
-        """Return the log probabilities of the prompt's tokens, from one run. Raises
-        TimeoutError."""
+        """Return the log probability of each token of the prompt.
+
+        The engine processes the prompt once, and generates one token. Raises GatewayError and
+        TimeoutError.
+        """
         capabilities = self.capabilities
         request = tensors.context_request(capabilities, generation)
         with PromptStream(
@@ -423,7 +434,7 @@ class Engine:
             return await stream.logprobs()
 
     def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request; see `StreamOwner`."""
+        """Send a stop request; see `StreamOwner.stop`."""
         self._on_stop(stopping)
         self._stops.send(request, stopping, model)
 
@@ -438,9 +449,10 @@ class Engine:
         return await self._client.pieces(request, metadata=metadata, by=by)
 
     async def resolve_mapping(self, mapping: TensorMapping) -> ResolvedMapping:
-        """Return another model of the same server as the mapping needs it.
+        """Resolve `mapping` against the configuration of its model, which this server serves.
 
-        Raises EngineUnavailable if it is not served, EngineError if the mapping does not fit.
+        Raises EngineUnavailable if the model is not served, EngineError if the mapping does not fit
+        the configuration.
         """
         return resolve_mapping(mapping, await self._client.model_config(mapping.model))
 

@@ -1,4 +1,4 @@
-"""A request to the engine: sent, with its adapter's weights if needed, and ended.
+"""Handling of one request to the engine: sending, with adapter weights if needed, and ending.
 
 See decision 002 in docs/decisions.
 """
@@ -36,18 +36,19 @@ from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
-# An adapter becomes idle when its requests end: retry with growing pauses, for a limited time.
+# Pauses between attempts while the engine's adapter cache is full of adapters in use. An adapter
+# becomes idle when its requests end.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 _NOT_BEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
 class EngineCall:
-    """A request, used in a ``with``; `response` returns one response after the other.
+    """A request to the engine, to be used in a ``with``; `response` returns the next response.
 
-    If it is left before the final response, for any reason, the engine is sent a stop request.
-    That happens without an await, so that it survives any cancellation. A BLS model can only be
-    cancelled: the ids of its own requests to the engine are unknown. Upstream's BLS model does not
-    notice a cancellation.
+    If the ``with`` is left before the final response, for any reason, the engine is sent a stop
+    request. That takes no await, so a cancellation cannot prevent it. A call to a BLS model is
+    cancelled instead: the ids of that model's own requests to the engine are unknown. Upstream's
+    BLS model ignores the cancellation.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class EngineCall:
         Args:
             deadline: latest time for the last response, in the event loop's time.
             begin_by: latest time for the first response.
-            on_sent: called each time the engine was given the request.
-            on_abandon: called if the request is left early. Returns the Stopping to notify when the
-                engine has released it.
+            on_sent: called each time the request was sent to the engine.
+            on_abandon: called if the request is left early. Returns the `EarlyStop` to end when the
+                engine has released the request.
         """
         loop = asyncio.get_running_loop()
         self._engine = engine
@@ -78,7 +79,7 @@ class EngineCall:
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        # An engine that reads adapters from disk reloads evicted ones itself.
+        # An engine that reads adapters from disk is sent no weights: it reloads evicted adapters.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
         self._on_sent = on_sent
@@ -97,12 +98,15 @@ class EngineCall:
         self._begin_timed_out = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
         self.answers_once = capabilities.answers_once(generation.text)
-        """True if the first response is the last, whatever the client asked for."""
+        """True if the engine sends the complete answer in one response."""
 
     @property
     def was_sent(self) -> bool:
-        """Return True if the engine has the request and has not refused it because of its
-        adapter."""
+        """Return True if the request was sent to the engine.
+
+        It is False again while the request waits to be repeated, after the engine has refused its
+        adapter.
+        """
         return self._stream is not None
 
     @property
@@ -112,12 +116,14 @@ class EngineCall:
 
     @property
     def seconds_at_engine(self) -> float:
-        """Return the seconds since the engine was given the request."""
+        """Return the seconds since the request was sent to the engine; 0 if not `was_sent`."""
         return asyncio.get_running_loop().time() - self._sent_at if self.was_sent else 0.0
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the stream had begun by `then` and has nothing to read; see
-        `OpenStream`."""
+        """Return True if the stream began by `then` and now waits for a response.
+
+        `then` is a time of the event loop. See `OpenStream`.
+        """
         return self._first_response_at <= then and not self._finished and not self.unread
 
     def __enter__(self) -> Self:
@@ -149,19 +155,22 @@ class EngineCall:
             self._release_slot()
 
     def _abandon(self, reason: StopReason) -> EarlyStop:
-        """Stop reading a request for which the engine is sent a stop request."""
+        """Stop reading a request for which the engine is sent a stop request.
+
+        Return the `EarlyStop`, which ends when the engine has released the request.
+        """
         if self._stopping is None:
             self._stopping = self._on_abandon(reason)
             if self._stream is not None:
                 self._stream.abandon(self._stopping.end)
             else:
-                # The request was still being sent, so nothing will show when the engine releases
-                # it.
+                # The request was still being sent, so there is no stream whose end shows when the
+                # engine has released it.
                 self._stopping.end(freed=False)
         return self._stopping
 
     def _expire(self) -> None:
-        """End the current read, or the next one. The reader checks the deadline itself."""
+        """Stop reading at the deadline: the current read, or the next one, raises TimeoutError."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > SILENCE_S:
@@ -169,7 +178,10 @@ class EngineCall:
         self._drop_stream()
 
     def _give_up(self) -> None:
-        """End the read like `_expire`, for a request that another engine may start again."""
+        """Stop reading if there was no response by `begin_by`.
+
+        The read raises EngineUnavailable, so the request may start again on another engine.
+        """
         self._begin_timed_out = True
         self._engine.doubt()
         self._drop_stream()
@@ -180,8 +192,7 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Stop reading, for a timer or at the end. Reset the stream only if the engine would not
-        end it."""
+        """Stop reading the stream. Reset it only if the engine cannot be asked to end it."""
         if self._stream is None:
             return
         if self._finished:
@@ -194,7 +205,8 @@ class EngineCall:
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        # Choices share one deadline: the first that fails by it cancels the others.
+        # All choices of a request have the same deadline. The first one that fails because of it
+        # cancels the others, so their error is not a TimeoutError.
         if self._expired or self._begin_timed_out or issubclass(error_type, TimeoutError):
             return "timeout"
         if issubclass(error_type, ReplicaLeft):
@@ -204,8 +216,8 @@ class EngineCall:
     async def response(self) -> pb.ModelInferResponse:
         """Return the next response.
 
-        Raises GatewayError if it is an error, TimeoutError at the deadline, EngineSilent if the
-        timeout shows a fault of the engine.
+        Raises GatewayError if the response is an error, TimeoutError at the deadline, EngineSilent
+        if the deadline was missed because the engine is silent for all requests.
         """
         try:
             if self._stream is not None:
@@ -216,14 +228,14 @@ class EngineCall:
                 else:
                     async with asyncio.timeout_at(self._deadline):
                         response = await self._begin_with_lora(self._lora)
-                # The request is not sent again, and may be long.
+                # Free the request's tensors: it is not sent again, and its prompt may be long.
                 self._request = InferRequest(self._request.id, ())
         except TimeoutError:
             if not self._is_engine_silent:
                 raise
             if self.answers_once and self._capabilities.llmapi is not None:
-                # Such a model is silent until its answer ends, so a probe has to show whether it is
-                # dead.
+                # Have the engine probed: an llmapi model that answers once is silent until its
+                # answer ends, so this silence does not show that the engine is dead.
                 self._engine.doubt()
                 raise
             raise EngineSilent(f"It sent nothing to anybody for {SILENCE_S:g} s.") from None
@@ -234,11 +246,10 @@ class EngineCall:
 
     @property
     def _is_engine_silent(self) -> bool:
-        """Return True if the engine has had the request for long, and has answered no request
-        since.
+        """Return True if the engine, given this request, sent nothing at all for over `SILENCE_S`.
 
-        Time spent waiting for a slot, for another upload or for an upload slot is the gateway's
-        own.
+        Responses to other requests count, too. The time before the request was sent does not count:
+        while a request waits for a slot or for an upload, it is the gateway that delays it.
         """
         engine = self._engine
         if not self.was_sent or engine.has_received:
@@ -252,8 +263,8 @@ class EngineCall:
             self._finished = True
             error = from_text(response.error_message)
             if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # A dead llmapi engine answers every request so, while Triton reports its model as
-                # ready.
+                # Have the engine probed: a dead llmapi engine answers every request with such an
+                # error, while Triton reports its model as ready.
                 self._engine.doubt()
             raise error
         # Without decoupled mode there is one response, whether it is marked as final or not.
@@ -275,10 +286,10 @@ class EngineCall:
             raise
         self._sent_at = asyncio.get_running_loop().time()
         self._on_sent()
-        if self._expired:  # expired while it was sent, so that no timer would end a read
+        if self._expired:  # the timer fired during the sending, so it cannot end the read
             self._drop_stream()
         if self._lora is None:
-            # The request is not sent again, and its prompt may be long.
+            # Free the request's tensors: it is not sent again, and its prompt may be long.
             self._request = InferRequest(self._request.id, ())
         return self._stream
 
@@ -302,7 +313,11 @@ class EngineCall:
         return response
 
     def _to_end_error(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
-        """Return the error to raise in place of the one that a read raised."""
+        """Return the error to raise for an error that a read has raised.
+
+        A read raises CancelledError if a timer of this call has ended the stream, and also if the
+        task is cancelled.
+        """
         if isinstance(error, EngineUnavailable):
             # The connection is lost and the request with it; no stop request is needed.
             self._finished = True
@@ -320,13 +335,13 @@ class EngineCall:
         return EngineUnavailable("The inference server ended the stream early.")
 
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Send the adapter's id alone if the engine holds the adapter, else with the weights.
+        """Send a request that uses an adapter, and return the first response.
 
-        Errors of the engine's adapter cache before the first token are handled here, so that the
-        client does not see them.
+        The adapter's weights are sent only if the engine does not hold them; otherwise its id is
+        enough. After an error of the engine's adapter cache the request is repeated here.
         """
         residency = self._engine.residency
-        # An adapter that can never fit would be retried in vain, and evict others.
+        # Refuse an adapter that can never fit: retrying would be in vain, and evict other adapters.
         limit = self._capabilities.max_lora_bytes
         if limit is not None and lora.nbytes > limit:
             raise AdapterDoesNotFit(lora.name, lora.nbytes, limit)
@@ -344,7 +359,7 @@ class EngineCall:
             if is_lora_missing(response.error_message):
                 residency.mark_evicted(lora.task_id)
                 if upload_slot is not None:
-                    return response  # it lacks what it was just given
+                    return response  # the weights were sent just now, so do not retry
                 self._forget_attempt()
             elif is_lora_cache_full(response.error_message):
                 residency.budget.reduce_limit()
@@ -357,7 +372,7 @@ class EngineCall:
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
     def _forget_attempt(self) -> None:
-        """Forget an attempt that has ended; nothing runs until the next one is sent."""
+        """Forget an attempt that the engine has refused, so that it is not sent a stop request."""
         self._sent = False
         self._stream = None
 
@@ -385,11 +400,10 @@ class EngineCall:
     async def _send_weights(
         self, lora: Lora, upload_slot: AbstractAsyncContextManager[object]
     ) -> tuple[ResponseStream[bytes], int]:
-        """Send the request with the weights; return the stream and the size of the weights in
-        bytes.
+        """Send the request with the weights. Return the stream and the weights' size in bytes.
 
-        The weights are in memory only while the upload slot is held: the engine may take long to
-        its first token, and each of many adapters may be 100 MB.
+        The weights are in memory only while the upload slot is held, so not until the first token:
+        that may take long, and each of many adapters may have 100 MB.
         """
         async with upload_slot:
             weights = await lora.weights()

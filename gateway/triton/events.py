@@ -1,4 +1,4 @@
-"""Events at an engine that are counted: uploads of adapter weights."""
+"""Events of an engine that are counted in metrics: uploads of adapter weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ UploadCause = Literal["first_use", "evicted", "restarted", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterUpload:
-    """An upload of weights to the engine. `seconds` are from reading them to its first response.
+    """An upload of adapter weights to the engine.
 
-    The cause `refused` means that it was in vain: the engine's cache was full of adapters in use.
+    `seconds` is the time from reading the weights to the engine's first response. The cause
+    `refused` marks an upload in vain: the engine's cache was full of adapters in use.
     """
 
     adapter: str

@@ -1,7 +1,8 @@
-"""The table from the errors of Triton and TensorRT-LLM to the gateway's errors.
+"""Translation of the errors of Triton and TensorRT-LLM to the gateway's errors.
 
-Engine texts contain backtraces, file names and addresses. So they are matched by substring, logged,
-and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
+An error is recognised by a substring of its text. The text is logged and never sent to clients: it
+contains backtraces, file names and addresses. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton
+2.51.)
 
 See decision 080 in docs/decisions.
 """
@@ -49,9 +50,10 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-# With grpcio a connection that is reset in the middle of a stream ends in UNKNOWN.
+# Statuses by which a server counts as unavailable. UNKNOWN is among them because grpcio reports it
+# for a connection that was reset in the middle of a stream.
 _UNAVAILABLE_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
-# The process of a Python model has died.
+# Triton's error text after the process of a Python model has died.
 _DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")
 
 _BUSY = "The engine's queue is full; try again shortly."
@@ -88,11 +90,12 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
         "Request cancelled by client",
         EngineUnavailable,
         _UNAVAILABLE,
-    ),  # llmapi, for a request that was not cancelled here
+    ),  # from the llmapi model, for a request that the gateway did not cancel
 )
 
-# The llmapi model begins every error so: the client's mistakes and its own failures. Texts that may
-# also occur in an engine's own failures are searched only after this beginning.
+# The llmapi model begins every error text with this, for a client's mistakes and for its own
+# failures. `_LLMAPI_TEXTS` are searched only in such texts: other models' failures may contain
+# them by chance.
 _LLMAPI = "Error generating request"
 _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ("should not exceed max_num_tokens", partial(ContextLengthExceeded, _TOO_LONG)),
@@ -109,10 +112,12 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
     ),
 )
 
-# After these errors an engine fails every request, while Triton still reports it as ready.
+# Texts of errors after which an engine fails every request, while Triton still reports it as ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
-_OUT_OF_MEMORY = "out of memory"  # of the device, for one request
-# One request that the engine cannot run ends all active ones; the engine continues with the next.
+# An error of `_BROKEN` with this text fails one request only: the GPU had too little memory for it.
+_OUT_OF_MEMORY = "out of memory"
+# Texts of a failed step: a request that the engine could not run has ended all active requests. The
+# engine continues with later requests.
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
@@ -120,36 +125,41 @@ _MAX_LOGGED_CHARS = 500
 
 
 def _to_log_line(text: str) -> str:
-    """Return the part of a text that is logged.
+    """Return the part of an error text to log: the beginning of its first line, escaped if needed.
 
-    Some of it may be the client's. So it must not look like other log lines or control a terminal,
-    and prompts must not be logged.
+    A text may contain what a client sent. The log line must not imitate other log lines or control
+    a terminal, and prompts must not be logged.
     """
     first_line = text.lstrip()[:_MAX_LOGGED_CHARS].splitlines()[0] if text.strip() else "(empty)"
     return first_line if first_line.isprintable() else ascii(first_line)[1:-1]
 
 
 def is_lora_missing(text: str) -> bool:
-    """Return True if the engine does not hold the adapter (any more), so the weights must be
-    sent."""
+    """Return True if the engine does not hold the adapter, or no longer does.
+
+    The adapter's weights must then be sent.
+    """
     return "not found in cache" in text
 
 
 def is_lora_cache_full(text: str) -> bool:
-    """Return True if every adapter that the engine holds is in use, so one must become idle
-    first."""
+    """Return True if the engine's adapter cache is full of adapters in use.
+
+    The request can run once one of these adapters is idle.
+    """
     return "PEFT Cache is full" in text or "no done tasks to evict" in text
 
 
 def from_text(text: str) -> GatewayError:
-    """Return the error for the `error_message` of a stream response, whose status code is not
-    sent."""
-    # The rest of the text concerns one request; do not return it to every client of the step.
+    """Return the error for the `error_message` of a stream response, which has no status code."""
+    # After a failed step all its requests get the text about the one that failed. So do not search
+    # that text for a client's mistake, which would be reported to every client.
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
             if fragment == _PATH_IS_WRONG:
-                # Replicas may see another folder than configured: GATEWAY_PEFT_DIR, --path.
+                # Log the text for the operator: the replica may see the adapters under another path
+                # than the configured one (GATEWAY_PEFT_DIR, --path).
                 log.error("%s", _to_log_line(text))
             return make()
     for fragment, error, message in () if step else _TEXTS:
@@ -164,19 +174,20 @@ def from_text(text: str) -> GatewayError:
 def from_status(status: int, text: str) -> GatewayError:
     """Return the error for the status of a failed RPC.
 
-    The text of a model that answers once may contain the request's own words: a client that writes
-    "is not found" must not make the model unavailable for others. So the text is only logged, and
-    not searched.
+    The text is logged but not searched, except at its beginning for `_DEAD`. A model that answers
+    once may quote the request in it, and a client that writes "is not found" must not make the
+    model unavailable for others.
     """
     if status in _UNAVAILABLE_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_UNAVAILABLE)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
     log.error("engine error: %s", _to_log_line(text))
-    # An engine reports a request's own failure within a call that succeeds.
+    # The engine reports the failure of a single request within a call that succeeds. So any other
+    # status of the call shows a broken engine.
     return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 
 
 def no_connection(why: str) -> EngineUnreachable:
-    """Return the error of a failed connection. `why` is shown to operators only."""
+    """Return the error for a failed connection. `why` is shown to operators only."""
     return EngineUnreachable(_UNAVAILABLE, why=why)

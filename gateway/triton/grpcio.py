@@ -1,4 +1,4 @@
-"""The reference transport: grpc.aio, used like tritonclient does."""
+"""The reference transport: grpc.aio, used in the same way as by tritonclient."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from gateway.triton.transport import (
     message_bytes,
 )
 
-# Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
-# Triton ends connections that ping while idle more often than every 5 minutes, so no keepalive.
+# Message sizes are unlimited here: Triton accepts and sends up to INT32_MAX bytes, and gRPC's own
+# default of 4 MiB is too small for logits. Keepalive is not enabled, because Triton ends idle
+# connections that ping more often than every 5 minutes.
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -36,18 +37,20 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-# The text of grpc.aio, with INTERNAL, if the server ended a call before the request was written.
+# Text of the INTERNAL error that grpc.aio raises if the server has ended a call before the request
+# was written.
 _NOT_SENT = "Internal error from Core"
 _NO_CONNECTION = "failed to connect to all addresses; last error: "
 _COPY_BYTES = 1 << 20
-# Longer than any call, as calls have timeouts of their own.
+# Grace for the calls on a channel that was replaced: longer than any call, since every call has a
+# timeout of its own.
 _REPLACED_GRACE_S = 86_400.0
 
 T = TypeVar("T")
 
 
 class GrpcioTransport:
-    """`transport.Transport` by grpc.aio."""
+    """Implementation of `transport.Transport` with grpc.aio."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Prepare the channel. Raises OSError if a certificate cannot be read."""
@@ -127,9 +130,10 @@ class GrpcioTransport:
         return _channel(self._endpoint, self._channel_tls)
 
     def _current(self) -> Any:
-        """Return the channel for the next call, a new one if its certificates were reloaded.
+        """Return the channel for the next call.
 
-        Calls in progress stay on the old channel.
+        If the certificates were reloaded, this is a new channel. Calls in progress stay on the old
+        channel.
         """
         if self._tls is not None and self._tls.value is not self._channel_tls:
             before, self._channel = self._channel, self._connect()
@@ -144,8 +148,7 @@ class GrpcioTransport:
         task.add_done_callback(lambda _: self._replaced.discard(channel))
 
     def _give_up_starting(self) -> None:
-        """End calls that are being started: closing a channel does not end a write that waits to
-        connect."""
+        """End the calls that still wait to connect: closing their channel does not end the wait."""
         for limit in [limit for limit in self._starting if not limit.expired()]:
             limit.reschedule(0)
             self._starting.remove(limit)
@@ -174,8 +177,10 @@ class _Call(Generic[T]):
     def __init__(
         self, call: Any, parse: Callable[[bytes], T], abandoned: set[asyncio.Task[None]]
     ) -> None:
-        """Wrap a started call. `abandoned` collects the tasks that read abandoned calls to their
-        end."""
+        """Wrap a started call.
+
+        `abandoned` is the transport's set of tasks that read abandoned calls to their end.
+        """
         self._call = call
         self._parse = parse
         self._abandoned = abandoned
@@ -184,7 +189,7 @@ class _Call(Generic[T]):
         self._is_read = False
 
     async def wait_sent(self) -> None:
-        """Return at once: `stream` returns when the request is written."""
+        """Return at once: the request was written before `GrpcioTransport.stream` returned."""
 
     async def read(self) -> T | None:
         message = await self._read()
@@ -198,7 +203,7 @@ class _Call(Generic[T]):
 
     async def _read(self) -> bytes | None:
         if self._is_abandoned:
-            raise asyncio.CancelledError  # as after `cancel`
+            raise asyncio.CancelledError  # the same error as after `cancel`
         self._is_read = True
         try:
             with _raise_if_disconnected(by=lambda: self._is_cancelled or self._is_abandoned):
@@ -217,9 +222,9 @@ class _Call(Generic[T]):
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        # There is one reader at a time, and only cancelling the call wakes it up.
+        # Cancel the call if a reader is waiting, because nothing else wakes that reader up.
         if self._call.done() or self._is_read or len(self._abandoned) >= MAX_ABANDONED:
-            # A reader that was cancelled has cancelled the call.
+            # If the reader's task was cancelled, grpc.aio has cancelled the call, not the server.
             by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
@@ -245,7 +250,10 @@ class _Call(Generic[T]):
 
 
 class _CompleteMessages(_Call[bytes]):
-    """Complete messages with gRPC's prefix. grpc.aio strips the prefix and does not give pieces."""
+    """A call for `pieces`, which returns complete messages with gRPC's prefix.
+
+    grpc.aio strips the prefix and returns complete messages only, so the prefix is added again.
+    """
 
     async def _read(self) -> bytes | None:
         message = await super()._read()
@@ -282,10 +290,10 @@ def _disconnected_error() -> EngineUnreachable:
 
 
 def _join(request: Message) -> bytes:
-    """Join all pieces to one message. Call it in a thread.
+    """Join all pieces of a message. Call this in a thread.
 
-    It copies in parts: one copy of 132 MB would hold the GIL for 60 ms and more, and joining exact
-    `bytes` releases it.
+    Each piece is first copied in parts of 1 MiB: a single copy of 132 MB would hold the GIL for
+    60 ms and more. `bytes.join` releases the GIL if all parts are exactly of type `bytes`.
     """
     message_bytes(request)
     return b"".join(

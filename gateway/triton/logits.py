@@ -1,6 +1,7 @@
-"""Log probabilities from logits. The only user of numpy on the path of a chat.
+"""Computation of log probabilities from logits.
 
-So this module is imported only once logits have come, in the thread that works on them.
+No other module that a chat completion needs uses numpy. So this module is imported only when logits
+have been received, in the thread that processes them.
 
 See decision 041 in docs/decisions.
 """
@@ -20,8 +21,8 @@ Logits = npt.NDArray[np.float32]
 """Logits of one token, [vocabulary]."""
 
 _MAX_BLOCK_LOGITS = 512
-# OpenAI's value for anything less likely. Tokens ruled out by a guide or a bad word have minus
-# infinity, which JSON cannot express.
+# OpenAI's value for all very unlikely tokens. Tokens that are ruled out by a guide or a bad word
+# have minus infinity, which JSON cannot express.
 _MIN_LOGPROB = np.float32(-9999.0)
 
 
@@ -33,14 +34,14 @@ def generated_logprobs(
     count: int,
     temperature: float,
 ) -> list[TokenLogprob]:
-    """Return the log probabilities of generated tokens, each with the `count` likeliest ones.
+    """Return the log probabilities of generated tokens, each with the `count` likeliest tokens.
 
-    All values of a token come from the same logits. The engine's own value may differ from its
-    entry among the likeliest ones: logits are from before penalties, and may be of half precision.
+    All values are computed from the logits. The log probability that the engine itself reports for
+    a token may differ: the logits are from before penalties, and may have half precision.
 
-    `raw` are `generation_logits` of one streamed response, [1, tokens, 1, vocabulary], FP32, FP16
-    or BF16. As in the engine's own log probabilities, the logits are divided by the temperature
-    before the softmax over the complete vocabulary.
+    `raw` is the output `generation_logits` of one streamed response, [1, tokens, 1, vocabulary], of
+    type FP32, FP16 or BF16. The logits are divided by the temperature before the softmax over the
+    complete vocabulary, as the engine does for its own log probabilities.
     """
     found = []
     for token_id, row in zip(ids, _rows(raw, datatype, shape[-1]), strict=False):
@@ -54,10 +55,10 @@ def generated_logprobs(
 def token_logprobs(
     raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
 ) -> list[TokenLogprob]:
-    """Return the log probabilities of prompt tokens, each with the `count` likeliest at its
-    position.
+    """Return the log probabilities of prompt tokens, each with its rank.
 
-    `raw` are the logits before each token, [tokens, vocabulary].
+    Each has the `count` likeliest tokens at its position, too. `raw` has for each token the logits
+    that predict it, [tokens, vocabulary].
     """
     entries = []
     for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
@@ -70,7 +71,7 @@ def token_logprobs(
 
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
-    """Yield the logits of each token, copying one row at a time, if at all."""
+    """Yield the logits of each token as float32. At most one row is copied at a time."""
     kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
@@ -78,7 +79,7 @@ def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
-    """Return a function from logits of this row to log probabilities."""
+    """Return a function that converts logits of this row to log probabilities."""
     largest = logits.max()
     work = logits - largest
     np.exp(work, out=work)
@@ -89,10 +90,12 @@ def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
 def _find_likeliest(
     logits: Logits, values: Callable[[Any], Any], count: int
 ) -> list[tuple[int, float]]:
-    """Return the `count` largest with their positions, largest first; among equals the first.
+    """Return (token id, log probability) for the `count` largest logits, largest first.
 
-    Only candidates are sorted: at least `count` logits reach the smallest of the `count` largest
-    block maxima. At 128,256 logits that takes a sixteenth of the time of `np.argpartition`.
+    Among equal logits the lower id comes first. Only logits that may be among the largest are
+    sorted: those that reach the smallest of the `count` largest maxima of blocks. There are at
+    least `count` of them, one in each of these blocks. At 128,256 logits this takes a sixteenth of
+    the time of `np.argpartition`.
     """
     count = min(count, len(logits))
     block = min(_MAX_BLOCK_LOGITS, len(logits) // (4 * count))

@@ -45,13 +45,15 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-# An input of the core model in all releases. Our BLS model has it, too, and passes cancellation on;
-# the core model of our GPT repository obeys it.
+# Parameter of a model that stops a request when the call is cancelled: the interval at which the
+# model checks for that. The core model of all releases declares it. So do our BLS model, which
+# passes the cancellation on, and the core model of our GPT repository.
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # Inputs that an ensemble's preprocessing turns into ids.
 _WORD_INPUTS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
-# Words that upstream's models read, in any case. Tests compare them with `triton_repo.booleans`.
+# Values of boolean parameters that upstream's models accept, in upper or lower case. Tests compare
+# them with `triton_repo.booleans`.
 _CORE_TRUE = ("true", "1")
 _TRUE, _FALSE = (*_CORE_TRUE, "t", "yes", "y"), ("false", "0", "f", "no", "n")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
@@ -59,16 +61,18 @@ _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """Facts about a model that takes and gives text.
+    """Facts about a model that takes and returns text.
 
     Attributes:
-        adds_special_tokens: its preprocessing adds special tokens to a prompt.
-        skips_special_tokens: its postprocessing drops special tokens of an answer.
-        accumulates: each response holds the complete text so far; else each is decoded alone.
-        prefers_single_response: ask for a non-streaming answer in one response. Streamed, it loses
-            characters of several tokens, or puts Triton at risk (`LlmapiModel`).
+        adds_special_tokens: the model's preprocessing adds special tokens to a prompt.
+        skips_special_tokens: the model's postprocessing drops special tokens of an answer.
+        accumulates: each streamed response has the complete text so far; otherwise the tokens of
+            each response are decoded alone.
+        prefers_single_response: the model should not stream answers for clients that do not stream.
+            A streamed answer loses characters of several tokens, or puts Triton at risk
+            (`LlmapiModel`).
         token_by_token: a streamed response is one token.
-        loses_lora: it passes adapters on in a wrong shape.
+        loses_lora: the model passes `lora_task_id` on in a wrong shape, so it takes no adapters.
     """
 
     adds_special_tokens: bool = True
@@ -81,13 +85,13 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True)
 class LlmapiModel:
-    """Facts about the llmapi repository's model, besides those that it has as a text model.
+    """Facts about the llmapi repository's model, in addition to its `TextModel`.
 
     Attributes:
-        streams: a streamed answer comes token by token. Releases whose model takes no adapters
-            (TensorRT-LLM 1.2) send all of it at its end.
-        polls_ended: the model may poll the cancellation of a streamed request after its final
-            response, as upstream's does. Triton 2.51 crashes by that.
+        streams: a streamed answer is sent token by token. Releases whose model takes no adapters
+            (TensorRT-LLM 1.2) send all of the answer at its end.
+        polls_ended: after the final response to a streamed request, the model may still check
+            whether the request is cancelled, as upstream's does. That crashes Triton 2.51.
     """
 
     streams: bool = True
@@ -96,7 +100,7 @@ class LlmapiModel:
 
 @dataclass(frozen=True, slots=True)
 class StopModel:
-    """The core model that takes stop requests, and its inputs."""
+    """The model to which stop requests are sent, and its inputs."""
 
     name: str
     inputs: Inputs
@@ -104,28 +108,28 @@ class StopModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapabilities:
-    """Facts about one model; `inputs` and `outputs` are those that it declares.
+    """Facts about one model. `inputs` and `outputs` are those that the model declares.
 
     Attributes:
-        names_outputs: requests name the outputs that they need.
-        text: facts about a text model; None for the core model, which takes and gives token ids.
+        names_outputs: requests should name the outputs that they need (`names.names_outputs`).
+        text: facts about a text model; None for the core model, which takes and returns token ids.
         llmapi: set in addition to `text` for the model of the llmapi repository.
-        decoupled: without it each request has one response, and cannot stream.
-        restates_prompt: a response that does not stream begins with the prompt.
-        stop: takes stop requests with the ids of this model's requests; None if nothing does.
+        decoupled: a request may have several responses; otherwise it has one and cannot stream.
+        restates_prompt: a non-streaming response begins with the prompt.
+        stop: the model that takes stop requests for this model's requests; None if there is none.
         passes_cancellation: the model itself stops the engine when the call to it is cancelled.
-        max_batch_size: number of sequences generated at once, if known.
-        max_seq_len, max_input_len: in tokens.
-        engine_dir: the folder as Triton sees it.
-        lora_dtype: the declared type of `lora_weights`; None if it takes no adapters.
-        lora_tp_size: the engine's tp_size; None if its config.json is not readable.
-        lora_host_bytes: the size of the engine's adapter cache.
+        max_batch_size: number of sequences that the engine generates at once; None if unknown.
+        max_seq_len, max_input_len: limits in tokens.
+        engine_dir: the engine's folder, as Triton sees it.
+        lora_dtype: the declared type of `lora_weights`; None if the model takes no adapters.
+        lora_tp_size: the engine's tp_size; None if the engine's config.json is not readable.
+        lora_host_bytes: the size in bytes of the adapter cache of one rank.
         guides: the backend of guided decoding; None if it is not configured.
-        vocab_size: that of the logits.
-        generation_logits, context_logits: these logits are available.
-        logit_bytes: the size of one logit of a prompt.
-        tokens_per_block: the block size in KV-cache statistics.
-        fingerprint: changes with the model's configuration.
+        vocab_size: the number of logits for one token.
+        generation_logits, context_logits: the engine can return these logits.
+        logit_bytes: the size in bytes of one logit of a prompt.
+        tokens_per_block: tokens in one block of the KV-cache statistics.
+        fingerprint: an id that changes with the model's configuration.
     """
 
     model: str
@@ -154,7 +158,7 @@ class ModelCapabilities:
     llmapi: LlmapiModel | None = None
     lora_tp_size: int | None = None
     engine_problem: str = field(default="", compare=False)
-    """Why the engine's own file does not show its limits."""
+    """The reason why the engine's config.json does not show its limits; "" if there is none."""
     parts: dict[Hashable, RequestPart] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -175,7 +179,8 @@ class ModelCapabilities:
     def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
         """Return True if the engine takes weights of this type for this many ranks.
 
-        Unknown values, of the weights or of the engine, are no reason against it.
+        A `dtype` or `tp_size` of None is unknown, and an unknown value counts as suitable. So does
+        any `tp_size` if the engine's own is unknown.
         """
         return dtype in (None, self.lora_dtype) and (
             tp_size is None or self.lora_tp_size in (None, tp_size)
@@ -191,7 +196,7 @@ class ModelCapabilities:
 
     @property
     def streams_llmapi(self) -> bool:
-        """Return True if this is an llmapi model whose first response has the first token."""
+        """Return True if this is an llmapi model that streams token by token."""
         return self.decoupled and self.llmapi is not None and self.llmapi.streams
 
     def answers_once(self, text: TextPrompt | None) -> bool:
@@ -202,7 +207,7 @@ class ModelCapabilities:
 
     @property
     def stoppable(self) -> bool:
-        """Return True if the engine can be told to stop a request."""
+        """Return True if the engine can be made to stop a request early."""
         return self.stop is not None or self.passes_cancellation
 
 
@@ -223,14 +228,16 @@ def read_capabilities(
 
 
 def stop_model(model: str, config: Any) -> StopModel | None:
-    """Return the core model as a target of stop requests; None if it takes none."""
+    """Return the core model as a target of stop requests, or None if it does not take them."""
     inputs = read_inputs(config, CORE)
     return StopModel(model, inputs) if "stop" in inputs else None
 
 
 def engine_folder(core: Any) -> str:
-    """Return the folder of a core model's engine, as Triton sees it. The GPT repository names it
-    differently."""
+    """Return the folder of a core model's engine, as Triton sees it; "" if it is not configured.
+
+    The parameter has another name in the GPT repository (`engine_dir`).
+    """
     return parameter(core, "gpt_model_path") or parameter(core, "engine_dir")
 
 
@@ -350,9 +357,9 @@ def is_speculative(core: Any) -> bool:
 
 
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
-    """Return a boolean parameter of a text model, as the model reads it.
+    """Return a boolean parameter of a text model, as the model itself reads it.
 
-    Words that upstream's models do not know mean the default.
+    A value that upstream's models do not know counts as the default.
     """
     value = parameter(config, name).lower()
     words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
@@ -360,12 +367,16 @@ def flag(config: Any, name: str, *, default: bool = False) -> bool:
 
 
 def core_flag(config: Any, name: str) -> bool:
-    """Return a boolean parameter of the core model, for which every word but two is false."""
+    """Return a boolean parameter of the core model, which takes all values but `_CORE_TRUE` as
+    false."""
     return parameter(config, name).lower() in _CORE_TRUE
 
 
 def parameter(config: Any, name: str) -> str:
-    """Return a string parameter of the model; both backends take an unfilled `${...}` as unset."""
+    """Return a string parameter of the model, or "" if it is not set.
+
+    An unfilled placeholder `${...}` counts as not set, as it does in both of upstream's backends.
+    """
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
 
@@ -377,17 +388,20 @@ def _logit_bytes(config: Any) -> int:
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:
-    """Return the smaller of the engine's limit and the model's; 1 unless both allow more."""
+    """Return the maximum beam width: the smaller of the engine's limit and the model's.
+
+    The model's limit is 1 if it is not configured. The engine's is ignored if it is unknown.
+    """
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
     return min(model, engine.max_beam_width or model)
 
 
 def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
-    """Return the backend of guided decoding, or None.
+    """Return the backend of guided decoding, or None if guided decoding is not configured.
 
-    If the core model's config is not readable, guided decoding may be configured: assume the usual
-    backend, and the engine reports an error if it is not.
+    If the core model's config is not readable, return the usual backend: guided decoding may be
+    configured, and if it is not, the engine reports an error for each request that uses it.
     """
     if "guide" not in inputs or "guide_type" not in inputs:
         return None
@@ -401,8 +415,8 @@ def loses_lora(config: Any) -> bool:
     """Return True if this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong
     shape.
 
-    All releases declare it with a reshape. Those with the inputs of guided decoding, ours of v0.17
-    among them, undo that.
+    BLS models of all releases declare `lora_task_id` with a reshape. Models with the inputs of
+    guided decoding undo the reshape before they pass it on; our model for v0.17 is one of these.
     """
     if config.platform == "ensemble":
         return False
@@ -412,19 +426,20 @@ def loses_lora(config: Any) -> bool:
 
 
 def _passes_cancellation(config: Any) -> bool:
-    """Return True if a model that takes no stop requests polls the cancellation of its callers.
+    """Return True if a model stops its requests to the engine when the call to it is cancelled.
 
-    Such a model declares the period. No BLS model of upstream does: up to v0.17 it asks the engine
-    without an id, since v0.19 with a random one, so that nothing else can stop its requests either.
-    And Triton (2.51) does not pass cancellation on to the steps of an ensemble.
+    Such a model declares how often it checks for that. Upstream's BLS models do not check, and
+    their requests to the engine cannot be stopped by stop requests, either: up to v0.17 these
+    requests have no id, since v0.19 a random one. For an ensemble the answer is False: Triton
+    (2.51) does not pass a cancellation on to the steps.
     """
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 
 
 def _engine_config(engine_dir: Path) -> tuple[EngineConfig, str]:
-    """Return the facts that the engine's file states, and the reason if it cannot be read.
+    """Return the facts in the engine's config.json, and why the file cannot be read, "" if it can.
 
-    Both are empty if the folder is on another host.
+    If there is no such file here, since the folder is on another host, both are empty.
     """
     if engine_dir == Path():
         return EngineConfig(), ""

@@ -1,9 +1,9 @@
-"""Names of one input in the releases of the repository, and the inputs that a served model takes.
+"""Names of the models' inputs in all releases, and the inputs that a served model declares.
 
-The gateway asks for logical inputs ("seed"); the tables list the names by which a model may know
-them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
-TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them; its llmapi
-repository has names of its own.)
+The gateway's code uses logical inputs such as "seed". The tables list the names that releases give
+each logical input, the oldest release's name first. (Sources: tensorrtllm_backend v0.5 to v0.19,
+then TensorRT-LLM's triton_backend folder. The names in its GPT repository are among them; its
+llmapi repository has names of its own.)
 
 See decision 051 in docs/decisions.
 """
@@ -92,7 +92,7 @@ CORE: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "top_k": ("runtime_top_k",),
     "top_p": ("runtime_top_p",),
 }
-"""Names in `tensorrt_llm`."""
+"""Names of the inputs of the core model, `tensorrt_llm`."""
 TEXT: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "bad_words": ("bad_words",),
     "bias": ("embedding_bias_words",),
@@ -105,7 +105,7 @@ TEXT: dict[LogicalInput, tuple[str, ...]] = _SHARED | {
     "top_k": ("top_k",),
     "top_p": ("top_p",),
 }
-"""Names in `ensemble` and `tensorrt_llm_bls`."""
+"""Names of the inputs of the text models, `ensemble` and `tensorrt_llm_bls`."""
 LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
     "cache_stats": ("sampling_param_return_perf_metrics",),
     "exclude_prompt": ("sampling_param_exclude_input_from_output",),
@@ -125,23 +125,23 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
     "top_k": ("sampling_param_top_k",),
     "top_p": ("sampling_param_top_p",),
 }
-"""Names in `tensorrt_llm` of the llmapi repository."""
+"""Names of the inputs of the llmapi repository's model, `tensorrt_llm`."""
 
 
 RENAMED: tuple[tuple[str, ...], ...] = tuple(
     sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
 )
-"""Names of each input that `inflight_batcher_llm` has renamed, the name of the oldest release
+"""For each input that `inflight_batcher_llm` has renamed: all its names, the oldest release's
 first."""
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
-"""Wire names of the types that `lora_weights` may have."""
+"""Triton's names of the data types that `lora_weights` may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input that a model declares, with its wire `datatype`, such as INT32."""
+    """An input that a model declares. `datatype` is Triton's name of its type, such as INT32."""
 
     name: str
     datatype: str
@@ -152,7 +152,10 @@ Inputs = Mapping[LogicalInput, Input]
 
 
 def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> Inputs:
-    """Return the inputs of an `inference.ModelConfig` by meaning; unused ones are left out."""
+    """Return the inputs of an `inference.ModelConfig` by logical input.
+
+    Inputs whose names are not in `names` are left out.
+    """
     declared = {tensor.name: tensor for tensor in config.input}
     return {
         logical: Input(name, datatype(declared[name].data_type), declared[name].optional)
@@ -165,10 +168,13 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
 def names_outputs(config: Any) -> bool:
     """Return True if requests to a model should name the outputs that they need.
 
-    False for a model in Python. Upstream's make more than is asked for: `batch_index` if Triton has
-    batched requests, all statistics with any. Triton's Python backend (2.51) frees unneeded outputs
-    without the interpreter's lock, which ends the model's process sooner or later. In C++, releases
-    v0.10 to v0.13 send zeros for every named output.
+    False for a model in Python. Upstream's Python models return more outputs than a request names:
+    `batch_index` if Triton has batched requests, and all statistics if one was requested. Triton's
+    Python backend (2.51) frees such outputs without the interpreter's lock, which ends the model's
+    process sooner or later.
+
+    True for a model in C++. Releases v0.10 to v0.13 send zeros for every output that a request
+    names, and a request without names asks for all outputs.
     """
     return bool(config.backend != "python")
 
@@ -182,7 +188,9 @@ def lora_dtype(inputs: Inputs) -> Dtype | None:
 
 
 def datatype(data_type: int) -> str:
-    """Return the wire name of a ModelConfig data type: TYPE_STRING is BYTES, the others are
-    unchanged."""
+    """Return the name of a ModelConfig data type in requests, such as INT32 for TYPE_INT32.
+
+    TYPE_STRING is BYTES in requests.
+    """
     name: str = model_config_pb2.DataType.Name(data_type)
     return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")

@@ -22,8 +22,10 @@ NUMBERS: Mapping[str, str] = {
 
 
 def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
-    """Return values that were read with `FLOATS` as float32; numpy lacks BF16, the upper half of
-    FP32."""
+    """Return values as float32, after they were read with the numpy type in `FLOATS`.
+
+    numpy has no BF16, so its values are read as uint16. These are the upper halves of FP32 values.
+    """
     if datatype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")
     return values.astype("<f4", copy=False)

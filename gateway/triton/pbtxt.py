@@ -22,7 +22,7 @@ class PbtxtError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTensor:
-    """An input or output: `data_type` such as TYPE_FP16, dims without the batch."""
+    """An input or output. `data_type` is a name such as TYPE_FP16; `dims` leaves out the batch."""
 
     data_type: str
     dims: tuple[int, ...]
@@ -31,7 +31,10 @@ class DeclaredTensor:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """A model of an ensemble; both maps go from that model's tensor to the ensemble's."""
+    """A step of an ensemble: its model, and how the model's tensors are connected.
+
+    Both maps have the name of the ensemble's tensor for each name of the model's tensor.
+    """
 
     model: str
     inputs: Mapping[str, str]
@@ -42,12 +45,12 @@ class EnsembleStep:
 class ModelFile:
     """The declarations of a config.pbtxt.
 
-    `backend` is the platform for an ensemble. `parameters` has the strings of the file, unfilled
-    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any;
-    `instance_kinds` are their kinds, such as KIND_CPU.
+    `backend` is the platform for an ensemble. `parameters` has the strings as in the file, with
+    placeholders `${name}` unfilled. `instance_count` is the sum over the instance groups, 0 without
+    any; `instance_kinds` are the groups' kinds, such as KIND_CPU.
 
-    `holes` are names of `${name}` outside strings, which Triton cannot parse. Fields that hold one
-    read as 0, and `decoupled` as true.
+    `holes` are the names of placeholders `${name}` outside strings, which Triton cannot parse. A
+    field with such a placeholder is read as 0, and `decoupled` as true.
     """
 
     name: str
@@ -65,13 +68,13 @@ class ModelFile:
 
 
 def read_pbtxt(path: Path) -> ModelFile:
-    """Return the contents of a file.
+    """Return the declarations of a config.pbtxt.
 
-    Raises PbtxtError if it cannot be read or is not a model configuration.
+    Raises PbtxtError if the file cannot be read or is not a model configuration.
     """
     try:
         text, holes = _fill_holes(path.read_text(encoding="utf-8"))
-        # A newer Triton may know fields that this protobuf does not.
+        # Ignore unknown fields: a newer Triton may have more fields than this protobuf.
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except OSError as error:
         raise PbtxtError(str(error.strerror)) from error
@@ -100,7 +103,7 @@ def read_pbtxt(path: Path) -> ModelFile:
 
 
 def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
-    # Outputs have no `optional`.
+    # Only inputs have the field `optional`.
     return {
         tensor.name: DeclaredTensor(
             model_config_pb2.DataType.Name(tensor.data_type),
@@ -112,7 +115,10 @@ def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
 
 
 def _fill_holes(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the text with every `${name}` outside strings replaced, and their names."""
+    """Replace each placeholder `${name}` outside strings by 0 or true.
+
+    Return the text and the names of the placeholders.
+    """
     holes: dict[str, None] = {}
 
     def value(found: re.Match[str]) -> str:

@@ -1,13 +1,15 @@
 """Estimate of the prompt prefixes that one engine has in its KV cache.
 
-An engine caches blocks of keys and values for all tokens up to their end, and drops the least
-recently used ones first. This module stores hashes of prompt prefixes in the same order. A hash at
-the end of every block would cost more than it is worth: from six blocks on, each next one is a
-sixth longer. An answer reports how much of its prompt was cached. If that is less than expected,
-older prefixes are gone, too.
+An engine caches keys and values in blocks. A prompt can reuse a block if it has the same tokens up
+to the block's end. The engine evicts the least recently used blocks first, and this module stores
+hashes of prompt prefixes in the same order. A hash at the end of every block would cost more than
+it is worth: from six blocks on, each hashed prefix is a sixth longer than the one before.
 
-The hashes are Python's own of bytes, which have a secret key for each process: a client cannot
-construct a prompt with another's hash.
+An answer reports how many tokens of its prompt were cached. If there are fewer than expected, all
+prefixes that were last confirmed as long ago as the missing one count as evicted, too.
+
+The hashes are those of Python for bytes, which depend on a secret key of the process. So a client
+cannot construct a prompt that has the hash of another prompt.
 
 See decision 073 in docs/decisions.
 """
@@ -22,11 +24,11 @@ from typing import NamedTuple
 from gateway.generation.engine_request import Generation
 
 _BLOCK_BYTES = 4 * 32
-"""Bytes of the smallest usual block: 32 ids of 4 bytes. English text has about as many tokens per
-byte."""
+"""Bytes of the smallest usual block: 32 ids of 4 bytes. A token of English text has about 4 bytes,
+too."""
 _STEP_DIVISOR = 6
 _MAX_BLOCKS = 2**16
-# Hashes of all tenants: at most 2.5 MiB. A conversation of 2,000 tokens has about 24.
+# Maximum number of hashes of all tenants together: 2.5 MiB. A prompt of 2,000 tokens has about 24.
 _MAX_HASHES = 16_384
 _UNCONFIRMED = -1
 
@@ -43,9 +45,10 @@ _HASH_ENDS = _build_hash_ends()
 
 
 class ExpectedReuse(NamedTuple):
-    """Number of tokens that were expected to be cached when a request was sent.
+    """Number of prompt tokens that were expected to be cached when a request was sent.
 
-    `mark` is that of the last of them; 0 or less if no answer has confirmed it yet.
+    `mark` is the number of the answer that last confirmed this prefix as cached; 0 or less if no
+    answer has confirmed it yet.
     """
 
     tokens: float = 0.0
@@ -54,10 +57,11 @@ class ExpectedReuse(NamedTuple):
 
 @dataclass(slots=True)
 class PromptPrefixes:
-    """The prefixes of one prompt of `tokens` tokens.
+    """The hashed prefixes of one prompt, which has `tokens` tokens.
 
-    `tenant` is the only one that may know of them; "" for all. `start` is the first KiB of the
-    hashed bytes, the same in all processes.
+    `tenant` is the only tenant whose estimates they change; "" for estimates shared by all tenants.
+    `start` is the first KiB of the hashed bytes: unlike the hashes, it is the same in all
+    processes.
     """
 
     tenant: str
@@ -68,9 +72,10 @@ class PromptPrefixes:
 
 
 def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
-    """Return the prefixes of a generation's ids, or of its text if only text is sent.
+    """Return the hashed prefixes of a generation's prompt.
 
-    Keys and values depend on the adapter, so the hashes do, too.
+    Its token ids are hashed, or its text if only text is sent. The hashes also depend on the
+    adapter, because keys and values do.
     """
     text = None if None in generation.forms.values() else generation.text
     data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
@@ -78,7 +83,7 @@ def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
     lora = generation.params.lora
     found = 0 if lora is None else lora.task_id
     hashes, begin = [], 0
-    # The last token is always computed.
+    # Stop before the prompt's last token: the engine always computes it, even if it is cached.
     for end in _HASH_ENDS[: bisect_right(_HASH_ENDS, len(data) - 4)]:
         found = hash((found, data[begin:end]))
         hashes.append(found)
@@ -88,10 +93,11 @@ def hash_prefixes(generation: Generation, tenant: str = "") -> PromptPrefixes:
 
 @dataclass(slots=True)
 class _TenantHashes:
-    """The hashes of one tenant. `marks` holds them in the order in which they were last sent.
+    """The hashes of one tenant's prompts.
 
-    Each has the number of the answer that last confirmed it. Those with a number of at most `floor`
-    are gone from the engine.
+    `marks` has for each hash the number of the answer that last confirmed it as cached, or
+    `_UNCONFIRMED`. The hashes are in the order of their last use. Hashes with a number from 1 up to
+    `floor` count as evicted from the engine.
     """
 
     marks: dict[int, int]
@@ -99,10 +105,11 @@ class _TenantHashes:
 
 
 class PrefixCache:
-    """Prefixes cached on one replica, as seen from this process. Belongs to one event loop.
+    """The prompt prefixes that one replica has cached, as far as this process knows.
 
-    Tenants are separate, also in what is learned of evictions: one tenant's requests and answers
-    never change the estimates of another's, except that it takes its share of the stored hashes.
+    Estimates are separate for each tenant: a tenant's requests and answers, and the evictions that
+    they show, never change another tenant's estimates. Tenants only share the maximum number of
+    stored hashes. Use each instance in one event loop only.
     """
 
     def __init__(self, max_hashes: int = _MAX_HASHES) -> None:
@@ -115,7 +122,7 @@ class PrefixCache:
         return self._count
 
     def forget(self) -> None:
-        """Forget everything: the engine is a new one, or may be."""
+        """Forget all prefixes: the engine has restarted, or may have."""
         self._tenants = {}
         self._count = 0
 
@@ -125,7 +132,10 @@ class PrefixCache:
         return _HASH_ENDS[count - 1] * prefixes.tokens_per_byte if count else 0.0
 
     def record_sent(self, prefixes: PromptPrefixes) -> ExpectedReuse:
-        """Record that the engine is given the prompt now; return what was expected to be cached."""
+        """Record that the prompt is sent to the engine now.
+
+        Return how many of its tokens were expected to be cached before.
+        """
         hashes, count = prefixes.hashes, self._count_cached(prefixes)
         if count == len(hashes) == 0:
             return ExpectedReuse()
@@ -134,7 +144,8 @@ class PrefixCache:
             known = self._tenants[prefixes.tenant] = _TenantHashes({})
         marks, before = known.marks, len(known.marks)
         mark = marks[hashes[count - 1]] if count else _UNCONFIRMED
-        # A prefix is evicted after the longer ones that it begins.
+        # Store the longest prefix first, since the first ones stored are evicted first. A prefix
+        # must stay for as long as any longer prefix that begins with it.
         for key in reversed(hashes[count:]):
             marks.pop(key, None)
             marks[key] = _UNCONFIRMED
@@ -149,9 +160,9 @@ class PrefixCache:
     ) -> None:
         """Record that the engine has processed the complete prompt.
 
-        `reused` are the tokens that were cached before, None if the engine did not report it. A
-        quarter less than expected is tolerated: blocks may have another size, and texts are
-        estimated.
+        `reused` is the number of prompt tokens that the engine found in its cache, or None if it
+        did not report the number. A quarter less than expected is tolerated: the engine's blocks
+        may have another size, and the tokens of a text are estimated.
         """
         known = self._tenants.get(prefixes.tenant)
         if known is None:
@@ -165,7 +176,10 @@ class PrefixCache:
                 marks[key] = number
 
     def _count_cached(self, prefixes: PromptPrefixes) -> int:
-        """Return how many of the hashes are cached; if one is, those before it are, too."""
+        """Return how many of a prompt's hashes are cached, from the first on.
+
+        The number is found by binary search: if a prefix is cached, all shorter ones are, too.
+        """
         known, hashes = self._tenants.get(prefixes.tenant), prefixes.hashes
         if known is None or not hashes or hashes[0] not in known.marks:
             return 0
@@ -181,8 +195,11 @@ class PrefixCache:
         return low
 
     def _evict(self, tenant: str) -> None:
-        """Evict the oldest 1/8 of this tenant's hashes if it exceeds its share, else of the largest
-        tenant's."""
+        """Evict the oldest eighth of one tenant's hashes.
+
+        These are the hashes of `tenant` if it has more than its share, otherwise those of the
+        tenant with the most hashes.
+        """
         known = self._tenants.get(tenant)
         if known is None or len(known.marks) <= max(self._max_hashes // len(self._tenants), 1):
             tenant = max(self._tenants, key=lambda name: len(self._tenants[name].marks))

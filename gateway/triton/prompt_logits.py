@@ -1,7 +1,8 @@
-"""Streamed reading of a prompt's logits: half a megabyte for each token, in one message.
+"""Reading of a prompt's logits while they are being received.
 
-They are one tensor, `context_logits`, [1, tokens, vocabulary]. At any time memory holds only what
-the stream's window lets the server send, and the rows that are processed.
+A response has all of them in one tensor, `context_logits`, [1, tokens, vocabulary], with half a
+megabyte for each token. So the message is never in memory as one: memory has only the bytes that
+the stream's window lets the server send, and the rows that are being processed.
 
 See decision 041 in docs/decisions.
 """
@@ -28,13 +29,15 @@ _RESPONSE, _OUTPUTS, _CONTENTS = 2, 5, 6
 
 
 class PromptStream(TokenStream):
-    """The log probabilities of a prompt's tokens, from one run over it."""
+    """A request for the log probabilities of a prompt's tokens, and its response."""
 
     _logits_reader: PromptLogitsReader
 
     async def logprobs(self) -> list[TokenLogprob]:
-        """Return the log probabilities; the first token has none. Raises GatewayError and
-        TimeoutError."""
+        """Return an entry for each token of the prompt; the first one has no log probability.
+
+        Raises GatewayError and TimeoutError.
+        """
         await self.response()
         if self._logits_reader.entries is None:
             raise EngineError("The engine gave no logits of the prompt.")
@@ -50,7 +53,10 @@ class PromptStream(TokenStream):
 
 
 class PromptLogitsReader:
-    """Reader of responses from a stream of pieces; their logits become `entries`."""
+    """Reader of responses from a stream of pieces.
+
+    `entries` has the log probabilities, computed from the logits; None before there were logits.
+    """
 
     def __init__(
         self, stream: ResponseStream[bytes], generation: Generation, offload: Offload
@@ -59,8 +65,8 @@ class PromptLogitsReader:
         self._ids = generation.prompt_ids
         self._count = generation.prompt_logprobs or 0
         self._offload = offload
-        # Received bytes that were not taken begin at `_at`; `_taken_bytes` counts all that were
-        # taken.
+        # `_data` has received bytes, of which those before `_at` were taken. `_taken_bytes` is the
+        # number of bytes taken from the stream so far.
         self._data = b""
         self._at = 0
         self._taken_bytes = 0
@@ -103,10 +109,9 @@ class PromptLogitsReader:
         return stripped
 
     async def _score(self, tensor: Any, size: int) -> None:
-        """Compute the log probabilities.
+        """Take a tensor of logits, `size` bytes, from the stream and compute `entries` from it.
 
-        The logits at one token show the probability of the next one, so the first token has no
-        value.
+        The logits at one token predict the next token, so the first token has no log probability.
         """
         vocabulary = tensor.shape[-1]
         row = vocabulary * _ITEM_BYTES[tensor.datatype]
@@ -121,8 +126,10 @@ class PromptLogitsReader:
         self.entries = entries
 
     async def _field(self) -> tuple[int, int]:
-        """Return the number and size of the next field; in these messages all fields have a
-        size."""
+        """Return the field number of the next field and the size of its content in bytes.
+
+        All fields of these messages are length-delimited.
+        """
         key = await self._varint()
         if key & 7 != _LENGTH_DELIMITED:
             raise EngineBroken("The inference server's answer cannot be read.")
@@ -147,7 +154,7 @@ class PromptLogitsReader:
         return found
 
     async def _receive_more(self, size: int = 1) -> bool:
-        """Wait until `size` bytes are received; return False at the end of the stream."""
+        """Wait until `size` bytes are received and not taken. Return False at the stream's end."""
         pieces = [self._data[self._at :]]
         held = len(pieces[0])
 

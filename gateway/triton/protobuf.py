@@ -1,9 +1,9 @@
-"""Triton's protobuf messages: tritonclient's two generated modules, without its client.
+"""Triton's protobuf messages: the two generated modules of tritonclient, without its client.
 
-Importing the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
-needed to talk to Triton by `http2`. So its `__init__` is not run. A later import of the package
-gets all of it, with these two modules in it: protobuf accepts only one
-description of a message.
+Importing their package, `tritonclient.grpc`, loads grpcio and numpy: 25 MiB in each process. The
+transport `http2` needs neither, so the two modules are imported without running the package's
+`__init__`. A later import of the package runs it and finds the two modules already loaded. They
+must not be loaded twice, because protobuf accepts only one definition of a message.
 
 See decision 046 in docs/decisions.
 """
@@ -24,7 +24,8 @@ _PACKAGE = "tritonclient.grpc"
 def _import_generated(name: str) -> ModuleType:
     if _PACKAGE in sys.modules:
         return import_module(f"{_PACKAGE}.{name}")
-    # Only a search path: `service_pb2` imports the other module by the package's name.
+    # A stand-in for the package, with nothing but its search path: `service_pb2` imports the other
+    # module by the package's name.
     package = ModuleType(_PACKAGE)
     package.__path__ = [str(Path(folder, "grpc")) for folder in tritonclient.__path__]
     sys.modules[_PACKAGE] = package

@@ -1,8 +1,9 @@
-"""Builder of a ModelInferRequest: inputs by meaning, packed as the model declares them.
+"""Builder of a ModelInferRequest from logical inputs, packed as the model declares them.
 
-Serialized messages concatenate field by field. So a request is joined from pieces that are
-serialized once for each model, and only its id and contents are framed here: 9 us for a request,
-against 13 for building the protobuf object and serializing it (python -m bench.packing).
+Protobuf messages can be joined by appending their serialized fields. So a request is joined from
+pieces that are serialized once for each model. Only the request's id and the inputs' contents are
+serialized each time: 9 us for a request, against 13 for building the protobuf object and
+serializing it (python -m bench.packing).
 
 See decisions 011 and 012 in docs/decisions.
 """
@@ -24,7 +25,7 @@ from gateway.triton.transport import Message
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 # Fields 3 (id) and 7 (raw_input_contents) of ModelInferRequest, length-delimited.
 _ID, _CONTENTS = bytes([3 << 3 | 2]), bytes([7 << 3 | 2])
-# Packers of one value of the wire's data types, little-endian and without padding.
+# Packers of one value by Triton's data type, little-endian and without padding.
 _ONE = {
     "BOOL": struct.Struct("<?"),
     "INT32": struct.Struct("<i"),
@@ -33,7 +34,8 @@ _ONE = {
     "UINT64": struct.Struct("<Q"),
     "FP32": struct.Struct("<f"),
 }
-# One frame: anything shorter is copied into the frame anyway.
+# Contents from this size on are not copied into the request. It is the size of an HTTP/2 frame:
+# anything shorter is copied into a frame anyway.
 _LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
@@ -52,7 +54,7 @@ class InferRequest(NamedTuple):
 class RequestPart(NamedTuple):
     """Serialized inputs and outputs of a request, reusable for any request to the same model.
 
-    With `long`, some contents are a piece of their own, which requests share and do not copy.
+    If `long` is True, some contents are a separate piece, which requests share without copying.
     """
 
     tensors: bytes
@@ -67,11 +69,11 @@ class RequestPart(NamedTuple):
 class RequestBuilder:
     """Builder of one request; each input has a leading dimension of 1 if the model is `batched`.
 
-    Without `names_outputs` the request names no outputs, and the model returns all that it makes
+    If `names_outputs` is False, the request names no outputs, and the model returns all its outputs
     (`names.names_outputs`).
 
-    Adding an input that the model does not have raises EngineError: `pipeline.capabilities` refuses
-    it earlier, by the client's name.
+    Adding an input that the model does not have raises EngineError. This is a safeguard:
+    `pipeline.capabilities` refuses such a request earlier, with the name of the client's parameter.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class RequestBuilder:
 
     @property
     def part(self) -> RequestPart:
-        """Return the part built so far, for `add`."""
+        """Return the inputs and outputs added so far, to be passed to another builder's `add`."""
         contents = _join_short(self._contents) if self._long else [b"".join(self._contents)]
         return RequestPart(b"".join(self._tensors), contents, self._long)
 
@@ -118,13 +120,16 @@ class RequestBuilder:
         return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: int | float) -> None:
-        """Add one number or truth value, [1, 1]."""
+        """Add one number or boolean, of shape [1, 1]."""
         tensor, contents, pack, limit = _scalar(*self._get_input(logical), (*self._lead, 1))
         self._tensors.append(tensor)
         self._contents += (contents, pack(int(value) & limit if limit else value))
 
     def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
-        """Add [1, *dims] numbers, row-major; negative ones wrap in an unsigned type."""
+        """Add numbers of shape [1, *dims], row-major.
+
+        A negative number wraps around if the declared type is unsigned.
+        """
         _, datatype = self._get_input(logical)
         if limit := _UNSIGNED.get(datatype):
             values = [int(value) & limit for value in values]
@@ -132,7 +137,10 @@ class RequestBuilder:
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
     def int32s(self, logical: LogicalInput, values: array[int], *dims: int) -> None:
-        """Add [1, *dims] int32, in whatever type is declared. Long arrays are not copied."""
+        """Add integers of shape [1, *dims], converted to the declared type.
+
+        Long arrays are not copied if that type is INT32.
+        """
         _, datatype = self._get_input(logical)
         if datatype != "INT32":
             self.numbers(logical, values, *dims)
@@ -142,13 +150,13 @@ class RequestBuilder:
             self.raw(logical, memoryview(values).cast("B"), *dims)
 
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
-        """Add [1, n] texts."""
+        """Add texts, of shape [1, n]."""
         self.raw(logical, bytes_tensor.pack(values), len(values))
 
     def raw(self, logical: LogicalInput, raw: bytes | memoryview, *dims: int) -> None:
-        """Add [1, *dims] of packed bytes, or a view of them, in the declared type.
+        """Add values of shape [1, *dims] that are already packed in the declared type.
 
-        Long ones are not copied.
+        Long contents are not copied.
         """
         self._tensors.append(_input(*self._get_input(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
@@ -199,7 +207,7 @@ def _head(model: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-# The shape is part of the key, and prompts have many lengths: hence the larger cache.
+# This cache is larger than the others: its keys have the shape, and prompts have many lengths.
 @lru_cache(maxsize=4096)
 def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()
@@ -211,8 +219,11 @@ def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _scalar(
     name: str, datatype: str, shape: tuple[int, ...]
 ) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
-    """Return an input's field, the bytes before its value, its packer and the mask of unsigned
-    types."""
+    """Return what is needed to serialize an input of one value.
+
+    This is the serialized declaration, the bytes before the value, the function that packs the
+    value, and the mask for values of an unsigned type (None for other types).
+    """
     one = _ONE[datatype]
     contents = _CONTENTS + varint(one.size)
     return _input(name, datatype, shape), contents, one.pack, _UNSIGNED.get(datatype)

@@ -1,8 +1,8 @@
-"""The LoRA adapters that one engine holds, and the uploads of others.
+"""The LoRA adapters that one engine has in its cache, and the uploads of further adapters.
 
-TensorRT-LLM has an adapter cache of its own: the first request of a `lora_task_id` carries the
-weights, later ones the id alone, and an idle adapter may be evicted at any time. So first uploads
-of one id are serialised, and an evicted adapter is sent again.
+TensorRT-LLM has an adapter cache of its own. The first request with a `lora_task_id` carries the
+adapter's weights, later requests carry the id alone. The engine may evict an idle adapter at any
+time. So one request at a time uploads an adapter, and an evicted adapter is uploaded again.
 
 See decision 027 in docs/decisions.
 """
@@ -29,7 +29,10 @@ class _QueuedUpload:
 
 
 class Residency:
-    """The adapter cache of one replica as seen from here. Belongs to one event loop."""
+    """The adapter cache of one replica, as far as this process knows.
+
+    Use each instance in one event loop only.
+    """
 
     def __init__(self) -> None:
         self._resident: set[int] = set()
@@ -38,7 +41,7 @@ class Residency:
         self._queued: dict[int, dict[str, _QueuedUpload]] = {}
         """Queued uploads by task id and tenant."""
         self.loads = 0
-        """Number of uploads."""
+        """Number of completed uploads."""
         self.evictions: Counter[int] = Counter()
         """Number of times that the engine reported an adapter as missing, by task id."""
         self.budget = AdapterBudget()
@@ -46,12 +49,12 @@ class Residency:
 
     @property
     def resident(self) -> Collection[int]:
-        """Return the task ids that the engine holds, as far as known."""
+        """Return the task ids of the adapters that the engine holds, as far as known."""
         return self._resident
 
     @property
     def loading(self) -> Collection[int]:
-        """Return the task ids that are being uploaded or queued for upload."""
+        """Return the task ids of the adapters that are being uploaded or queued for upload."""
         return self._loading.keys() | self._queued.keys()
 
     def is_resident_or_loading(self, task_id: int) -> bool:
@@ -64,12 +67,15 @@ class Residency:
         tenant: str = "",
         upload_slot: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> AsyncExitStack | None:
-        """Return the slot of a request that has to upload the weights; None if they are resident.
+        """Wait until the engine holds the adapter, or until the caller has to upload it.
 
-        Waits while another request uploads them. The first request to get its slot uploads, and one
-        request per tenant is queued: a tenant never waits for another one's other uploads. Leave
-        the slot when the weights are sent. After that, exactly one of `mark_loaded` and
-        `mark_not_loaded` must follow.
+        Return None if the engine holds it. Otherwise return the entered upload slot. The caller
+        must then leave the slot when the weights are sent, and after that call exactly one of
+        `mark_loaded` and `mark_not_loaded`.
+
+        One request per tenant is queued for a slot, so no tenant waits for another tenant's uploads
+        of other adapters. The first of these requests to get its slot uploads the adapter, and the
+        others wait for that upload.
         """
         while task_id not in self._resident:
             by_tenant = self._queued.get(task_id, {})
@@ -114,7 +120,7 @@ class Residency:
         return True
 
     def upload_cause(self, task_id: int) -> UploadCause:
-        """Return why the weights of an adapter that is not resident have to be sent."""
+        """Return the reason why the weights of a non-resident adapter have to be uploaded."""
         return self._causes.get(task_id, "first_use")
 
     def mark_loaded(self, task_id: int) -> None:
@@ -132,6 +138,6 @@ class Residency:
         self._causes[task_id] = "evicted"
 
     def mark_restarted(self) -> None:
-        """Record that the engine process is a new one and holds nothing."""
+        """Record that the engine has restarted, so that it holds no adapters."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()

@@ -1,9 +1,9 @@
-"""Fast reading of the one id in a response, at its position in an earlier response.
+"""Fast reading of the one token id in a response, from its position in an earlier response.
 
-The responses to a streaming request have the same names, shapes and lengths. They differ in the
-token, and in statistics if those were requested, of which the first are enough. So once one has
-been parsed, the others are compared with its bytes and the id is read from its position: half a
-microsecond, against 4 for parsing and walking the tensors.
+The responses to a streaming request have the same names, shapes and lengths. They differ only in
+the token id, and in the statistics if these were requested; the first statistics are enough. So
+once a response has been parsed, later ones are compared with its bytes, and the id is read from the
+same position. That takes half a microsecond, against 4 for parsing and walking the tensors.
 
 See decisions 011 and 053 in docs/decisions.
 """
@@ -22,8 +22,10 @@ _ID = struct.Struct("<i")
 
 
 class ResponseTemplate:
-    """The bytes around the id of a one-token response, with the positions of the id and its
-    length."""
+    """The bytes and positions by which other one-token responses of the same stream are read.
+
+    They are the bytes before the token id, and the field with `sequence_length`.
+    """
 
     def __init__(self, data: bytes, id_at: int, length_at: int, length_end: int) -> None:
         self._before = data[:id_at]
@@ -38,7 +40,7 @@ class ResponseTemplate:
         """Return the template of the serialized ModelStreamInferResponse `data`, parsed as
         `response`.
 
-        None unless it holds one id of one beam in Triton's usual layout.
+        Return None unless the response has one id of one beam in Triton's usual layout.
         """
         contents = list(response.raw_output_contents)
         tensors = {output.name: at for at, output in enumerate(response.outputs)}
@@ -54,9 +56,9 @@ class ResponseTemplate:
         return cls(data, ends[0] - _ID.size, ends[1] - len(fields[length]), ends[1])
 
     def token(self, data: bytes) -> int | None:
-        """Return the id in another response of this stream, or None if that must be parsed.
+        """Return the id in another response of this stream, or None if it has to be parsed.
 
-        With equal names and shapes, all contents are at the same positions.
+        Responses with equal names, shapes and size have all contents at the same positions.
         """
         if (
             len(data) == self._size

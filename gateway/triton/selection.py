@@ -27,7 +27,7 @@ ModeSetting = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
-# An input that identifies each step of an ensemble, independent of its model's name.
+# For each step of an ensemble: the input by which it is recognised. Its model may have any name.
 _STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
 
 
@@ -43,8 +43,9 @@ class ModelServer(Protocol):
 class ModelPreferences:
     """The operator's settings for the selection.
 
-    `text_model` None selects the ensemble, else the BLS model. `tokens_per_block` is for an llmapi
-    model, which does not report it.
+    If `text_model` is None, the ensemble is selected, or the BLS model if the ensemble cannot be
+    used. `tokens_per_block` is the KV cache's block size for an llmapi model, which does not report
+    it.
     """
 
     core: str
@@ -57,7 +58,11 @@ class ModelPreferences:
 
 @dataclass(frozen=True, slots=True)
 class ModelSelection:
-    """The selected model and why; `is_provisional` if the core model may still become ready."""
+    """The selected model, and why it was selected.
+
+    `is_provisional` is True for a text model if the core model, which is preferred, was not served
+    yet.
+    """
 
     capabilities: ModelCapabilities
     why: str
@@ -67,7 +72,7 @@ class ModelSelection:
 
     @property
     def warning(self) -> str | None:
-        """Return what is wrong with the selected model, for operators; None if nothing is."""
+        """Return a warning for operators about the selected model; None if nothing is wrong."""
         return "; ".join(filter(None, (self._model_warning, self.tokenizer_warning))) or None
 
     @property
@@ -89,10 +94,10 @@ class ModelSelection:
 
 
 async def select_model(server: ModelServer, preferences: ModelPreferences) -> ModelSelection:
-    """Select a model by what the server reports.
+    """Select a model by the server's model configurations, and return the selection.
 
-    Raises EngineUnreachable without a connection, TimeoutError, or EngineUnavailable with a reason
-    for each model considered.
+    Raises EngineUnreachable if there is no connection, TimeoutError if the server does not answer,
+    and EngineUnavailable with a reason for each model that was considered.
     """
     if preferences.mode == "token":
         return ModelSelection(await _read_core(server, preferences), "GATEWAY_TRITON_MODE is token")
@@ -163,12 +168,14 @@ async def _read_text_model(
     names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
     parts = {part: await _read_if_served(server, name) for part, name in names.items()}
     core = parts.get("core")
-    # Triton serves an ensemble only with all its steps, but a BLS model without checking.
+    # Triton serves an ensemble only if all its steps are served. For a BLS model it does not check
+    # that the models called by it are served.
     if preferences.mode == "auto" and core is None:
         raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
     stop = None
     if is_ensemble and core is not None:
-        # An ensemble's steps have the id of its request; a BLS model makes ids of its own.
+        # Stop requests go to the core model, by the request's id. The steps of an ensemble get that
+        # id, but a BLS model makes ids of its own.
         stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
@@ -184,7 +191,7 @@ async def _read_text_model(
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
     accumulates = flag(config, "accumulate_tokens")
-    # Otherwise it is unknown whether a single response begins with the prompt.
+    # A single response is usable only if it is known whether it begins with the prompt.
     is_single_usable = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
@@ -197,8 +204,11 @@ def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
 
 
 def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
-    """Return the configured value, or the release's default: True since v0.10, known by a new
-    input."""
+    """Return True if preprocessing adds special tokens to a prompt.
+
+    If that is not configured, the release's default applies: True since v0.10. These releases are
+    recognised by the inputs that they introduced.
+    """
     if preprocessing is None:
         return True
     newer = {"DECODER_QUERY"} & {tensor.name for tensor in preprocessing.input}
@@ -208,7 +218,7 @@ def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
 
 
 def _steps(config: Any) -> dict[str, str]:
-    """Return the models of an ensemble's steps, by their role."""
+    """Return the names of the models of an ensemble's steps, by the keys of `_STEPS`."""
     found = {}
     for step in config.ensemble_scheduling.step:
         for part, name in _STEPS.items():

@@ -1,4 +1,4 @@
-"""The interface of an engine to the streams of its generations."""
+"""Protocols: the part of an engine that its running requests use, and the reverse."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 
 
 class OpenStream(Protocol):
-    """A stream whose tokens come as they are made."""
+    """A running request whose tokens are sent as they are generated."""
 
     def waits_since(self, then: float) -> bool:
-        """Return True if the stream had started by `then` and nothing waits to be read."""
+        """Return True if the first response came by `then` and nothing is there to be read.
+
+        `then` is a time of the event loop.
+        """
 
 
 class StreamOwner(Protocol):
-    """The interface of an engine to its streams."""
+    """The part of an engine that its running requests use."""
 
     residency: Residency
     on_upload: Callable[[AdapterUpload], None]
     has_received: bool
-    """Set by a stream that has received anything: the server is alive, even if it misses polls."""
+    """Set by a request that has received anything: the server is alive, even if it misses polls."""
     received_at: float
-    """Time at which `has_received` was last found set and cleared, in the event loop's time."""
+    """Event-loop time at which a poll last found `has_received` set, and cleared it."""
     single_responses: int
-    """Number of running requests whose first response is the last."""
+    """Number of running requests that get a single response, at the end."""
     streams: set[OpenStream]
-    """The other running requests."""
+    """The running requests that get a stream of responses."""
     draining: bool
-    """True while the gateway shuts down: requests abandoned then are reported so."""
+    """True while the gateway shuts down. Abandoned requests are then reported with that reason."""
 
     def record_token(self) -> None:
         """Record that a request has received a token."""
 
     def doubt(self) -> None:
-        """Report a failed or unstarted request, which may show that the engine is dead."""
+        """Record that a request failed or got no response, so the engine may be dead."""
 
     async def open(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Send a request.
+        """Send a request, and return its serialized responses.
 
         Raises GatewayError if there is no connection, TimeoutError if none is made by `by`, a time
         of the event loop.
@@ -54,10 +57,11 @@ class StreamOwner(Protocol):
     async def open_pieces(
         self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        """Send a request like `open`; the responses are bytes in the pieces received."""
+        """Send a request like `open`, and return its responses as bytes in the pieces received."""
 
     def stop(self, request: InferRequest, stopping: EarlyStop, model: ModelCapabilities) -> None:
-        """Send a stop request to `model` and repeat it until the request ends.
+        """Send the stop request `request`, and repeat it a few times until `stopping` is over.
 
-        The caller's cancellation does not affect it.
+        `model` is the model whose request is to be stopped. Cancelling the caller does not cancel
+        the stop request.
         """

@@ -1,8 +1,9 @@
-"""Triton models that answer once: rows of texts or token ids in, rows of numbers out.
+"""Requests to Triton models that take rows of texts or token ids, and return rows of numbers.
 
-A mapping names the tensors. Shapes, types and the maximum batch are read from the model's own
-configuration. The first dimension is the batch: Triton's, or for a model that does its own batching
-(`max_batch_size` 0) the first of its shape, unless that is fixed.
+A mapping names the model's tensors. Shapes, types and the maximum batch size are read from the
+model's configuration. The first dimension of each tensor is the batch. Triton adds that dimension
+to the declared shapes, unless the model does its own batching (`max_batch_size` 0). Then it is the
+first dimension that the model declares, and a request has one row if the model fixes its size.
 
 numpy (20 MiB) is loaded only if there is such a model.
 """
@@ -26,19 +27,22 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Rows: TypeAlias = "npt.NDArray[np.float32]"
-"""Numbers as [rows, numbers]."""
+"""An output's numbers, [rows, numbers per row]."""
 
 _MAX_ANSWER_BYTES = 1 << 20
-"""Maximum bytes of numbers in one answer, unless one row is larger. One answer is processed at
-once."""
+"""Maximum bytes of numbers in one answer, because an answer is processed in one step. An answer of
+a single row may be larger."""
 _ASSUMED_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
 
 
 class TensorMapping(NamedTuple):
-    """The tensors to use of one model: either `texts` or `input_ids`, with those that belong to
-    them."""
+    """The names of one model's tensors that are used.
+
+    The inputs are either `texts`, or `input_ids` and, if the model has them, `attention_mask` and
+    `token_type_ids`.
+    """
 
     model: str
     output: str
@@ -50,7 +54,10 @@ class TensorMapping(NamedTuple):
 
 
 class InputRow(NamedTuple):
-    """An input: its texts, one for each text tensor, or its token ids and their types."""
+    """An input row: a text for each text tensor, or token ids and their token type ids.
+
+    `types` has one byte per token; if empty, all types are 0.
+    """
 
     texts: tuple[str, ...] = ()
     ids: Sequence[int] = ()
@@ -76,7 +83,7 @@ class ResolvedMapping:
     """True if text tensors have no dimension besides the batch."""
 
     def request(self, rows: Sequence[InputRow]) -> bytes:
-        """Return a serialized ModelInferRequest."""
+        """Return a serialized ModelInferRequest for the rows."""
         mapping = self.mapping
         request = pb.ModelInferRequest(model_name=mapping.model)
         for column, name in enumerate(mapping.texts):
@@ -108,13 +115,19 @@ class ResolvedMapping:
                 request.raw_input_contents.append(raw)
 
     def cost(self, longest: int) -> int:
-        """Return the bytes of one row if its longest text, or its ids, have this length."""
+        """Return the size of one row in a request, in bytes.
+
+        `longest` is the length of the row's longest text, or the number of its token ids.
+        """
         if self.mapping.input_ids is None:
             return longest + 4
         return (self.length or longest) * sum(_ID_BYTES[t] for t in self._types.values())
 
     def answer(self, reply: bytes, rows: int) -> Rows:
-        """Return the output of a ModelInferResponse. Raises BadModelOutput."""
+        """Return the output in a serialized ModelInferResponse to a request of `rows` rows.
+
+        Raises BadModelOutput.
+        """
         import numpy as np  # noqa: PLC0415
 
         try:
@@ -148,7 +161,7 @@ class ResolvedMapping:
 
 def resolve_mapping(mapping: TensorMapping, config: Any) -> ResolvedMapping:
     """Resolve a mapping against Triton's `ModelConfig`. Raises EngineError if it does not fit."""
-    import numpy  # noqa: F401, PLC0415  # now, and not while a client waits
+    import numpy  # noqa: F401, PLC0415  # loaded now, and not while a client waits
 
     model = mapping.model
     if config.model_transaction_policy.decoupled:
@@ -202,5 +215,5 @@ def _find_tensor(
     if name not in tensors:
         raise EngineError(f"{missing}; it has {', '.join(sorted(tensors)) or 'none'}.")
     kind, shape = tensors[name]
-    # Triton writes the shape [1] for a single number of a model that does not batch.
+    # An empty shape is a single number of a model without batching. In messages its shape is [1].
     return kind, shape or [1]

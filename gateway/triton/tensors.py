@@ -26,9 +26,9 @@ _TINY = 1e-6
 _MAX_PARTS, _MAX_PART_BYTES = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Read into `EngineStats`: one INT32, in blocks.
+# Output that is read into `EngineStats`: one INT32, the number of reused KV-cache blocks.
 _REUSED_BLOCKS = "kv_cache_reused_blocks"
-# Inputs without which Triton does not pass a request to the model.
+# Inputs of a stop request besides `stop`: Triton would not pass it to the model without them.
 _NEEDED_TO_STOP: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
@@ -43,9 +43,9 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
 
 
 def _build_options(capabilities: ModelCapabilities, generation: Generation) -> RequestPart:
-    """Return all inputs besides the prompt, the length and the seed.
+    """Return all inputs besides the prompt, the maximum number of tokens and the seed.
 
-    Most requests ask for the same, so the part made for one is stored for the next.
+    Most requests have the same options, so the serialized inputs are stored and used again.
     """
     params = generation.params
     if params.guide is not None or params.logit_bias:
@@ -65,7 +65,7 @@ def _build_options(capabilities: ModelCapabilities, generation: Generation) -> R
     part = known.get(key)
     if part is None:
         part = _build_new_options(capabilities, generation)
-        # Clients choose these values: store neither many nor long parts.
+        # Limit the number and the size of the stored parts, because clients choose the options.
         if part.nbytes <= _MAX_PART_BYTES:
             if len(known) >= _MAX_PARTS:
                 known.clear()
@@ -87,7 +87,8 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
         ("bad_words", generation.bad_ids),
     )
     for logical, sequences in words:
-        # Stopping by itself is optional; the engine of the GPT repository does not do it.
+        # Leave out inputs that the model lacks. The GPT repository's model takes no stop words, so
+        # its answers are cut here (`_cut_at_end`).
         if sequences and build.has(logical):
             ids = word_list(sequences)
             build.int32s(logical, ids, 2, len(ids) // 2)
@@ -108,10 +109,11 @@ def _build_new_options(capabilities: ModelCapabilities, generation: Generation) 
     return build.part
 
 
-# Half a megabyte for a usual vocabulary, and a request may have 128 choices.
+# Cached, because a request may have 128 choices with the same bias, which takes half a megabyte for
+# a usual vocabulary.
 @lru_cache(maxsize=4)
 def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
-    """Return the FP32 bias of each token."""
+    """Return the bias of each token of the vocabulary, as packed FP32."""
     bias = array("f", bytes(4 * vocab_size))
     for token_id, value in pairs:
         bias[token_id] = value
@@ -126,7 +128,7 @@ def add_common(
     params = generation.params
     if generation.beams:
         build.scalar("beam_width", generation.beams)
-        if build.has("sequences"):  # the default is as many as beams
+        if build.has("sequences"):  # a model without this input returns all beams, too
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", params.length_penalty)
     single = generation.beams or (generation.text is not None and generation.text.single_response)
@@ -139,7 +141,7 @@ def add_common(
         build.texts("guide", [params.guide.text])
     if params.lora is not None:
         build.scalar("lora_task_id", params.lora.task_id)
-    # Another output costs a microsecond for each token.
+    # Request the statistics only if they are used: another output costs a microsecond per token.
     if params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
         build.output(_REUSED_BLOCKS)
@@ -148,7 +150,11 @@ def add_common(
 def engine_stats(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities
 ) -> EngineStats | None:
-    """Return the statistics; None if they are 0, which is also the value before the start."""
+    """Return the statistics in a response.
+
+    Return None if the response has none or they are 0. The engine also reports 0 before it has
+    started the request, so a 0 shows nothing.
+    """
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
             return EngineStats(reused_tokens=blocks * capabilities.tokens_per_block)
@@ -158,7 +164,7 @@ def engine_stats(
 def beam_deltas(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> list[TokenDelta]:
-    """Return the ids of each beam, best first, from the one response of a beam search."""
+    """Return a delta with the ids of each beam, best first, from a beam search's only response."""
     ids, lengths = array("i"), array("i")
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "output_ids":
@@ -174,8 +180,10 @@ def beam_deltas(
 
 
 def context_request(capabilities: ModelCapabilities, generation: Generation) -> InferRequest:
-    """Return a request for the prompt's logits in one response: streaming would repeat them each
-    time."""
+    """Return a request for the logits of the prompt.
+
+    It does not stream, because each streamed response would repeat the logits.
+    """
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
     if generation.params.lora is not None:
@@ -188,11 +196,12 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
 def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:
     """Add the sampling inputs.
 
-    The engine is greedy if neither top-k nor top-p is given, so one of them always is. Top_p 1
-    samples over the complete distribution. Greedy is top_k 1, since a temperature of 0 alone
-    samples at temperature 1 in some releases. Log probabilities are normalised within the top k (so
-    0 for every greedy token) but not within top p: greedy with log probabilities is then a top p of
-    almost 0.
+    At least one of top_k and top_p is always sent, because the engine is greedy without both. A
+    top_p of 1 samples from the complete distribution. Greedy is sent as a top_k of 1: with only a
+    temperature of 0, some releases sample at temperature 1.
+
+    With `logprobs`, greedy is sent as a top_p of almost 0. The engine normalises log probabilities
+    within the top k, so with a top_k of 1 they would all be 0. It does not normalise within top p.
     """
     params = generation.params
     if params.greedy and logprobs:
@@ -213,8 +222,9 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
 def append_weights(request: InferRequest, lora: Converted) -> Message:
     """Return the serialized request with `lora_config` and `lora_weights` appended, in pieces.
 
-    Serialized messages concatenate field by field. So the weights follow a header of a few bytes as
-    they are stored, without becoming a protobuf object or being copied here.
+    Protobuf messages can be joined by appending their serialized fields. So the weights are
+    appended as they are stored, after a header of a few bytes. They are neither copied here nor put
+    into a protobuf object.
     """
     tail = pb.ModelInferRequest()
     tail.inputs.add(name="lora_config", datatype="INT32", shape=(1, lora.rows, 3))
@@ -226,7 +236,10 @@ def append_weights(request: InferRequest, lora: Converted) -> Message:
 
 
 def stop_request(model: StopModel, request_id: str) -> InferRequest:
-    """Return a request to stop the one with this id; it succeeds even if that has ended."""
+    """Return a stop request for the request with this id.
+
+    The stop request succeeds even if the other request has ended.
+    """
     build = RequestBuilder(model.name, model.inputs, request_id)
     for logical in _NEEDED_TO_STOP:
         build.scalar(logical, 0)
@@ -234,13 +247,15 @@ def stop_request(model: StopModel, request_id: str) -> InferRequest:
     return build.request
 
 
-# Half a megabyte for the longest stop strings, and a request may have 128 choices.
+# Cached, because a request may have 128 choices with the same stop words. The longest allowed ones
+# take half a megabyte.
 @lru_cache(maxsize=2)
 def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
-    """Return stop words as the flattened [2, N] matrix: ids, then inclusive end offsets, padded
-    with -1.
+    """Return stop words or bad words as the engine's [2, N] matrix, flattened.
 
-    Do not change the result: it is cached.
+    The first row has the ids of all words, one word after the other. The second row has the offset
+    of each word's end (the index after its last id), padded with -1. Do not change the result: it
+    is cached.
     """
     ids = array("i", chain.from_iterable(words))
     offsets = array("i", accumulate(map(len, words)))
@@ -248,16 +263,16 @@ def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
 
 
 def is_final(response: pb.ModelInferResponse) -> bool:
-    """Return True if nothing more comes for this request."""
+    """Return True if this is the last response to its request."""
     return response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
 
 
 def token_delta(
     response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> TokenDelta:
-    """Return the new ids of one response with one beam; none in a final response without outputs.
+    """Return the delta of a response with one beam; without ids if the response has no outputs.
 
-    Releases v0.10 to v0.13 also send tensors of zeros for outputs that were not requested.
+    Outputs that were not requested are ignored: releases v0.10 to v0.13 send zeros for them.
     """
     final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
@@ -284,7 +299,7 @@ def token_delta(
         return TokenDelta(ids, final, stats)
     if logits is not None:
         return TokenDelta(ids, final, stats, _logprobs_from_logits(*logits, ids, generation))
-    # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
+    # Take the last log probabilities: the engine sends those of all tokens so far each time.
     new = values[len(values) - len(ids) :]
     entries = [TokenLogprob(token_id, value) for token_id, value in zip(ids, new, strict=False)]
     return TokenDelta(ids, final, stats, entries)
@@ -293,11 +308,12 @@ def token_delta(
 def _logprobs_from_logits(
     raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
 ) -> list[TokenLogprob]:
-    # In a thread, so that numpy (20 MiB) is loaded there, and only if needed.
+    # Imported here, in the thread for logits, so numpy (20 MiB) is loaded only if it is needed, and
+    # without blocking the event loop.
     from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
 
     params = generation.params
-    temperature = 1.0 if params.greedy else params.temperature  # not sent with greedy requests
+    temperature = 1.0 if params.greedy else params.temperature  # greedy requests send none
     count = generation.params.logprobs or 0
     return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 
@@ -320,11 +336,10 @@ def _prompt_request(
 
 
 def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
-    """Return an answer without padding, and without what follows a stop word that the engine
-    ignored.
+    """Return the ids of an answer up to its first stop word or end id.
 
-    The GPT repository gives no length and takes no stop words. As engines do, this includes a stop
-    word and leaves out the end id.
+    The GPT repository's model reports no length, so its answers are padded, and takes no stop
+    words. As in the answers of other models, the stop word is included and the end id is not.
     """
     for count, token_id in enumerate(ids):
         if token_id == generation.end_id:
@@ -339,5 +354,5 @@ def _cut_at_end(ids: list[int], generation: Generation) -> list[int]:
 
 
 def _count_restated(capabilities: ModelCapabilities, generation: Generation) -> int:
-    """Return how many ids of the prompt a response that does not stream begins with."""
+    """Return the number of prompt ids that a non-streaming response begins with."""
     return len(generation.prompt_ids) if capabilities.restates_prompt else 0

@@ -1,10 +1,12 @@
 """Requests and responses of the text models, `ensemble` and `tensorrt_llm_bls`.
 
-Their `text_output` is BYTES of one dimension, one text per beam and without a batch dimension (v0.5
-declares two; flat either way). Streamed, the ensemble decodes each step of the engine alone:
-sentencepiece tokenizers lose the space before a word, and a character of two tokens becomes two
-U+FFFD. That is lost before it gets here. A BLS model that accumulates tokens sends the complete
-text each time, in which only the end may be incomplete.
+Their output `text_output` is a BYTES tensor with one text per beam. It has no batch dimension, and
+is read as a flat list, although v0.5 declares two dimensions.
+
+When it streams, the ensemble decodes the tokens of each engine step alone. So sentencepiece
+tokenizers lose the space before a word, and a character of two tokens becomes two U+FFFD. The
+gateway cannot restore either. A BLS model that accumulates tokens sends the complete text so far
+each time, and only the end of that text may be incomplete.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NEVER = -1
 def text_request(
     capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
 ) -> InferRequest:
-    """Return the request for one generation, streaming if possible without losing characters."""
+    """Return the request for one generation. It streams if that loses no characters."""
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
         names_outputs=capabilities.names_outputs,
@@ -33,7 +35,7 @@ def text_request(
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
-        # Without it, preprocessing fills in the tokenizer's own.
+        # Always send an end id: without one, preprocessing fills in that of its tokenizer.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
     if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
@@ -60,7 +62,10 @@ class TextReader:
         self._silent = 0
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the new text; `tokens` is None if the number cannot be known from the response."""
+        """Return the delta of a response, with its new text.
+
+        The delta's `tokens` is None if the response does not show how many tokens the text has.
+        """
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
         text = found[0] if found else ""
@@ -75,14 +80,14 @@ class TextReader:
         return TokenDelta([], final, stats, text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
-        """Return the text of each beam, best first, from the one response of a beam search."""
+        """Return a delta for each beam, best first, from the only response of a beam search."""
         return [TokenDelta([], True, text=self._strip_prompt(text)) for text in _texts(response)]
 
     def _count(self, text: str) -> int:
-        """Return how many tokens this response shows.
+        """Return how many tokens to count now that a response with `text` was received.
 
-        A response without text is a token that has none (yet), unless it is the last: that is the
-        end.
+        A response without text is a token without text of its own, unless it is the last response,
+        which marks the end. So it is counted only when the next response is received.
         """
         silent, self._silent = self._silent, int(not text)
         return silent + int(bool(text))
@@ -96,10 +101,10 @@ class TextReader:
         return text.rstrip(_REPLACEMENT)
 
     def _take_new(self, text: str) -> str:
-        """Return what a complete text adds to the one before, without an incomplete character at
-        its end.
+        """Return what the complete text so far adds to the previous one.
 
-        After a stop word a BLS model sends empty texts.
+        An incomplete character at its end is left out. A text that is not longer adds nothing:
+        after a stop word a BLS model sends empty texts.
         """
         text = text.rstrip(_REPLACEMENT)
         added = text[len(self._seen) :]

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Runs work outside the event loop that would block it for too long."""
+    """A function that runs work outside the event loop, which the work would block for too long."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises its errors."""
+        """Run `work` and return its result. Raises the errors of `work`."""
 
 
 class TokenStream(EngineCall):
@@ -55,8 +55,8 @@ class TokenStream(EngineCall):
     ) -> None:
         """Make the call; see `EngineCall` for the other arguments.
 
-        `offload` is for logits: finding the likeliest of a vocabulary costs a hundred times a
-        token.
+        `offload` runs the work on logits. Finding the likeliest tokens of a vocabulary takes a
+        hundred times as long as processing one token.
         """
         super().__init__(
             engine=engine,
@@ -76,20 +76,23 @@ class TokenStream(EngineCall):
             )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
-        # Plain tokens: only the first response is read tensor by tensor.
+        # True if responses have only token ids. Those after the first are then read by a template.
         self._plain = self._reader is None and generation.params.logprobs is None
-        # The source of the template, parsed when another response can use it.
+        # The response from which the template will be made, serialized and parsed. The template is
+        # made only when there is another response to read.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
-        # Receives the deltas after the first.
+        # The function that gets the deltas after the first.
         self._take: Callable[[TokenDelta], bool]
         self._offload = offload
         self._offload_logprobs = offload if generation.params.logprobs else None
 
     @property
     def reports_reuse(self) -> bool:
-        """Return True if the answer reports how much of the prompt was cached; 0 is not
-        reported."""
+        """Return True if the engine reports how many tokens of the prompt were cached.
+
+        It does not report a number of 0.
+        """
         return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
 
     async def first(self) -> TokenDelta:
@@ -100,10 +103,11 @@ class TokenStream(EngineCall):
         return await self._offload_logprobs(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
-        """Give `take` the deltas after the first, up to the final one or until it returns False.
+        """Call `take` with the deltas after the first, until the final one or `take` returns False.
 
-        It is called where the bytes are received, and must not wait. Deltas that arrived with the
-        last one are given all the same. Tokens that arrived together are given together.
+        `take` is called directly when bytes are received, so it must not block. Tokens that arrived
+        together are given together. After `take` has returned False, it is still called with the
+        deltas that arrived at the same time.
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
@@ -122,8 +126,8 @@ class TokenStream(EngineCall):
             raise self._ended_early_error()
 
     def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
-        # Each message has the complete text so far, so the last of those that arrived together is
-        # enough.
+        # Read only the last of several texts that arrived together: each is the complete text so
+        # far.
         self._engine.has_received = True
         take = self._take
         more, found = True, None
@@ -169,8 +173,8 @@ class TokenStream(EngineCall):
     ) -> None:
         """Feed deltas like `feed_deltas`, for answers with logits.
 
-        Messages that arrived together are processed together. Messages that arrive in the meantime
-        wait in the stream, and beyond its window in Triton.
+        Messages that arrived together are processed together. Messages that arrive during that time
+        wait in the stream. If its window is full, further messages wait in Triton.
         """
         messages: list[bytes] = []
 
@@ -196,7 +200,7 @@ class TokenStream(EngineCall):
                 more = take(found) and more and not self._finished
 
     def _deltas(self, messages: Sequence[bytes]) -> list[TokenDelta | str]:
-        """Return the delta of each response, or the error text that it is."""
+        """Return for each response its delta, or its text if it is an error."""
         responses = [parse_response(data) for data in messages]
         return [each.error_message or self._delta(each.infer_response) for each in responses]
 
@@ -209,7 +213,7 @@ class TokenStream(EngineCall):
         return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
-        """Return all beams of a beam search, best first. Raises GatewayError."""
+        """Return a delta for each beam of a beam search, best first. Raises GatewayError."""
         deltas: list[TokenDelta] = []
         while not self._finished:
             response = await self.response()

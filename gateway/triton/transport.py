@@ -1,7 +1,7 @@
 """The interface between calls to Triton and the transport that carries them.
 
 Two transports implement it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
-that the first is tested against). Both raise GatewayErrors and TimeoutError, nothing of gRPC.
+that `http2` is tested against). Both raise GatewayError and TimeoutError, and never gRPC's errors.
 
 See decisions 006 and 052 in docs/decisions.
 """
@@ -19,12 +19,12 @@ from weakref import WeakValueDictionary
 from certificates.contexts import ClientFiles
 from certificates.reloading import ReloadedValue
 
-# One request message, in its pieces; sent in order, never joined.
+# One request message, split into pieces that are sent in this order.
 Message = Sequence[bytes | memoryview]
 Metadata = Mapping[str, str]
 TransportName = Literal["http2", "grpcio"]
 
-# Triton's own limit both ways. gRPC's length prefix could express twice that.
+# Triton's limit for requests and responses. gRPC's length prefix could express twice as much.
 MAX_MESSAGE_BYTES = 2**31 - 1
 NO_METADATA: Metadata = {}
 _TLS_SCHEME = "grpcs://"
@@ -34,22 +34,22 @@ CONNECT_TIMEOUT_S = 5.0
 
 ABANDON_GRACE_S = 2.0
 MAX_ABANDONED = 1000
-"""Maximum number of abandoned streams of one connection that have not ended; a further one is reset
-at once."""
+"""Maximum number of abandoned streams of one connection that have not ended yet. Above it, a stream
+is reset as soon as it is abandoned."""
 
 OnEnded = Callable[[bool], None]
-"""Called when an abandoned stream is over. True if the server has ended it; False if it was reset
-or the connection was lost."""
+"""Callback for the end of an abandoned stream. Its argument is True if the server has ended the
+stream, False if the stream was reset or the connection lost."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class ResponseStream(Protocol[T_co]):
-    """Responses to the one request of a stream, in order. One reader at a time."""
+    """The responses to one request, in order. Only one task may read at a time."""
 
     async def wait_sent(self) -> None:
-        """Return when the transport no longer holds the request: it is written, or was aborted."""
+        """Return when the request is written or aborted, so the transport no longer holds it."""
 
     async def read(self) -> T_co | None:
         """Return the next response, or None at the end.
@@ -60,8 +60,8 @@ class ResponseStream(Protocol[T_co]):
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
         """Give `take` the serialized responses while it returns True.
 
-        Responses that arrived together are given together. `take` may be called where the bytes are
-        received, so that a response costs no task switch; its errors are raised here.
+        Responses that arrived together are given together. `take` may be called directly when bytes
+        are received, which saves a task switch per response. Errors of `take` are raised here.
 
         Returns False at the end of the stream, True when `take` has returned False. Raises like
         `read`.
@@ -69,9 +69,10 @@ class ResponseStream(Protocol[T_co]):
 
     @property
     def unread(self) -> int:
-        """Return how many responses have arrived unread, also after the stream was abandoned.
+        """Return the number of responses that have arrived and were not read.
 
-        0 if the transport does not know.
+        The number stays available after the stream was abandoned. It is 0 if the transport does not
+        know it.
         """
 
     def cancel(self) -> None:
@@ -80,8 +81,8 @@ class ResponseStream(Protocol[T_co]):
     def abandon(self, ended: OnEnded | None = None) -> None:
         """Stop reading, and let the server end the stream itself within `ABANDON_GRACE_S`.
 
-        A reader sees it like `cancel`. `ended` is called once, at the end of the grace at the
-        latest; of several calls that of the first one.
+        A read raises CancelledError, as after `cancel`. `ended` is called once, when the stream has
+        ended or at the end of the grace. Only the first call's `ended` is used.
 
         Use it for a stream that the server is about to end: after its final response, or once it
         was sent a stop request. Triton (2.51) leaks some KiB for each stream that is reset before
@@ -90,7 +91,7 @@ class ResponseStream(Protocol[T_co]):
 
 
 class Transport(Protocol):
-    """Calls to one Triton endpoint. Belongs to one event loop."""
+    """Calls to one Triton endpoint. Use each instance in one event loop only."""
 
     async def stream(
         self,
@@ -100,36 +101,37 @@ class Transport(Protocol):
         metadata: Metadata,
         by: float | None = None,
     ) -> ResponseStream[T]:
-        """Start a call of its own with one request, so that cancelling it affects no other.
+        """Send one request as a call of its own, and return its responses as `parse` makes them.
 
-        Raises GatewayError if there is no connection, TimeoutError if none is made by `by`, a time
-        of the event loop.
+        Cancelling the call affects no other. Raises GatewayError if there is no connection,
+        TimeoutError if no connection is made by `by`, a time of the event loop.
         """
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
     ) -> ResponseStream[bytes]:
-        """Start a call like `stream`; the responses are fed as bytes in the pieces received.
+        """Start a call like `stream`, and return its responses as bytes in the pieces received.
 
-        Each response begins with gRPC's prefix.
+        A piece may end anywhere in a response. Each response begins with gRPC's 5-byte prefix.
         """
 
     async def unary(
         self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
     ) -> bytes:
-        """Return the reply. Raises TimeoutError if there is none in time, GatewayError if the call
-        fails."""
+        """Send one request and return its only response, serialized.
+
+        Raises TimeoutError if there is no response in time, GatewayError if the call fails.
+        """
 
     def disconnect(self) -> None:
-        """Fail all running calls and drop the connections; the next call makes a new one."""
+        """Fail all running calls and drop the connections. The next call connects again."""
 
     async def close(self) -> None:
         """Fail all running calls and close the connections."""
 
 
 class ClientTls(NamedTuple):
-    """Certificates of connections: a context for HTTP/2, and the content of the same files for
-    grpc.aio."""
+    """Certificates for connections: a context for HTTP/2, and the files' content for grpc.aio."""
 
     context: ssl.SSLContext
     ca: bytes | None
@@ -141,7 +143,7 @@ _SHARED: WeakValueDictionary[ClientFiles, ReloadedValue[ClientTls]] = WeakValueD
 
 
 def _load_client_tls(files: ClientFiles) -> ClientTls:
-    """Load the files. Raises OSError, also if they change while they are read."""
+    """Load the certificates. Raises OSError, also if a file changes while it is read."""
     context, content = files.load()
     context.set_alpn_protocols(["h2"])
     return ClientTls(context, *content)
@@ -163,7 +165,10 @@ class ConnectionOptions:
     metadata: Metadata = field(default_factory=dict)
 
     def load_tls(self) -> ReloadedValue[ClientTls]:
-        """Return the certificates that all transports with these files share. Raises OSError."""
+        """Return the certificates, which all transports with the same files share.
+
+        Raises OSError if a file cannot be read.
+        """
         files = ClientFiles(self.tls_ca, self.tls_cert, self.tls_key)
         found = _SHARED.get(files)
         if found is None:
@@ -203,7 +208,7 @@ class Endpoint:
 
 
 def message_bytes(request: Message) -> int:
-    """Return the size of one request. Raises ValueError if it is too long for Triton."""
+    """Return the size of one request in bytes. Raises ValueError if it is too long for Triton."""
     size = sum(memoryview(piece).nbytes for piece in request)
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes is longer than Triton accepts")

@@ -1,4 +1,6 @@
-"""Atoms: a schema of one type, a list of values, or a reference."""
+"""Atoms, the simple schemas to which a schema is rewritten. An atom has one type, a list of values,
+or a reference.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from guides.schema.keywords import ABOUT, step
 
 
 class Part(NamedTuple):
-    """A schema as it was given, and its JSON path."""
+    """A schema of the client's document, and its JSON path."""
 
     schema: Any
     path: str
 
 
 Parts = tuple[Part, ...]
-"""Schemas that must all hold; an empty tuple allows everything."""
+"""Schemas of which a value must match all. An empty tuple allows every value."""
 
 NOTHING: Parts = (Part(False, ""),)
 _SIMPLE = frozenset(
@@ -31,13 +33,14 @@ _SIMPLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atom:
-    """A set of valid values: without a type, values or a reference, everything is valid.
+    """A simple schema. Without a type, values and a reference, it allows every value.
 
-    `is_idle` marks a type that the schema neither names nor restricts. `simple` has the keywords
-    whose values are no schemas; `additional` and `items` are None if the schema omits them;
-    `names_some` is True if the schema lists properties, even an empty list. `needs` is
-    dependentRequired, `names` are propertyNames. With `ref`, `required` holds additional required
-    properties.
+    `is_idle` is True if the schema neither names nor restricts the type. `simple` has the keywords
+    whose values are no schemas. `additional` (additionalProperties) and `items` are None if the
+    schema has no such keyword. `names_some` is True if the schema has `properties`, even an empty
+    object. `needs` is dependentRequired, `names` is propertyNames, and `prefix` is prefixItems.
+    With `ref`, `required` has properties that are required in addition to those of the referenced
+    schema.
     """
 
     path: str
@@ -62,7 +65,7 @@ class Atom:
 
     @property
     def is_closed(self) -> bool:
-        """True if an object has only the properties that it names."""
+        """True if an object may have only the properties in `properties`."""
         return forbids(self.additional) and not self.patterns
 
 
@@ -77,7 +80,7 @@ def joined(one: Parts | None, other: Parts | None) -> Parts | None:
 
 
 def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
-    """Return the atoms; those of objects also require these properties."""
+    """Return the atoms, with `required` added to the required properties of each object."""
     return [
         replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
         if atom.type == "object"
@@ -104,12 +107,12 @@ def _one(schema: dict[str, Any], keyword: str, path: str) -> Parts | None:
 
 
 def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
-    """Return the restrictions of a schema on values of one type."""
+    """Return the atom with all restrictions of a schema on values of the type `name`."""
     about = ABOUT.get("number" if name == "integer" else name, frozenset())
     simple = {key: value for key, value in schema.items() if key in about and key in _SIMPLE}
     atom = Atom(path=path, type=name, simple=simple)
     if name == "object":
-        # A `dependencies` that lists names is what dependentRequired was called before 2019.
+        # Before the draft 2019-09, dependentRequired was called `dependencies`.
         needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
         return replace(
             atom,
@@ -123,7 +126,7 @@ def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
         )
     if name == "array":
         first, rest = "prefixItems", "items"
-        if isinstance(schema.get("items"), list):  # before 2020
+        if isinstance(schema.get("items"), list):  # before the draft 2020-12
             first, rest = "items", "additionalItems"
         prefix = tuple([(part,) for part in listed(schema, first, path)])
         return replace(atom, prefix=prefix, items=_one(schema, rest, path))

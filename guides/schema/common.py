@@ -18,13 +18,14 @@ _OF_PARTS = {
     "needs": "dependentRequired",
     "prefix": "prefixItems",
 }
-"""The keywords of an object's or array's parts, by the attributes of atoms."""
+"""Keywords that restrict the properties or items of a value, by attribute of `Atom`."""
 
 
 def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
-    """Return what is valid for both, which are no references; None if nothing is.
+    """Return an atom for the values that are valid for both atoms. Return None if there are none.
 
-    Raises ValueError if no atom can express it, unless it is best effort.
+    The atoms must not be references. Raise ValueError if no atom can express the intersection,
+    except where keywords are best effort.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
@@ -61,7 +62,9 @@ def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
             if keyword == "format":
-                del found[keyword]  # an annotation; which of the two is meant is unknown
+                # Drop both formats: formats are only annotations, and which of them is meant is
+                # unknown.
+                del found[keyword]
                 continue
             why = f"{keyword} beside another {keyword} is not supported"
             enforcement.leave_out(other.path, keyword, why)
@@ -108,9 +111,10 @@ def _item(atom: Atom, index: int) -> Parts | None:
 
 
 def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
-    """Return True if an atom that is no reference has this value, or may have it.
+    """Return True if a value is valid for an atom, or may be.
 
-    Raises ValueError if that requires more than a comparison, unless it is best effort.
+    The atom must not be a reference. Raise ValueError if a keyword is not supported here, except
+    where it is best effort.
     """
     if atom.is_any:
         return True
@@ -160,7 +164,7 @@ def _holds(keyword: str, limit: Any, value: Any, atom: Atom, enforcement: Enforc
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Return True if equal in JSON: 1 equals 1.0 but not true."""
+    """Return True if two values are equal in JSON: 1 equals 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""The CPU time that xgrammar takes to compile a JSON schema, by what takes it."""
+"""Estimated CPU time that xgrammar takes to compile a JSON schema, by feature of the schema."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ _MAX_US = 10**9
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _SMALL_RANGES_US = (100, 300, 500, 900, 1_600, 3_200)
-"""By the number of digits."""
+"""Microseconds for a range of numbers, by the number of digits of its bound."""
 
 
 def costs_of(schema: Any, costs: Costs) -> Counter[str]:
-    """Return the microseconds to compile a schema as `rewrite` writes it, by what takes them."""
+    """Return the microseconds to compile a schema that `rewrite` returned, by feature of the
+    schema.
+    """
     found: Counter[str] = Counter()
     references: Counter[str] = Counter()
     waiting = [schema]
@@ -46,7 +48,7 @@ def costs_of(schema: Any, costs: Costs) -> Counter[str]:
 
 
 def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]:
-    """Add what a schema takes without its parts. Return these."""
+    """Add the costs of a schema without its subschemas to `found`. Return the subschemas."""
     if "enum" in schema or "const" in schema:
         text = json.dumps(schema.get("enum", schema.get("const")), ensure_ascii=False)
         found[NAMES] += int(len(text.encode()) * costs.character)
@@ -70,7 +72,10 @@ def _add(schema: dict[str, Any], costs: Costs, found: Counter[str]) -> list[Any]
 
 
 def open_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the names that an object with others must not have twice."""
+    """Return the microseconds for the property names of an object that allows other properties.
+
+    The grammar must exclude the known names from those of the other properties.
+    """
     if schema.get("additionalProperties", False) is False:
         return 0
     found, before = 2, ""
@@ -83,7 +88,7 @@ def open_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def range_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the bounds of a number."""
+    """Return the microseconds for the bounds of a schema for numbers."""
     lower = [schema[name] for name in _LOWER if name in schema]
     upper = [schema[name] for name in _UPPER if name in schema]
     if not lower and not upper:
@@ -94,7 +99,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
         factor = 1.0 if whole else 1.4
     else:
         factor = 3.5
-    # A range with both signs is two ranges, from 0 on.
+    # Count a range that includes both signs as two ranges that start at 0.
     is_both = (not lower or lower[0] < 0) and (not upper or upper[0] > 0)
     digits = [_digits(bound) for bound in bounds]
     found = sum(map(_digits_cost, digits)) if is_both else _digits_cost(max(digits))
@@ -102,7 +107,7 @@ def range_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def _digits(bound: float) -> int:
-    """Return how many digits a bound has when written out without an exponent."""
+    """Return how many digits a bound has when it is written without an exponent, at most 400."""
     _, digits, exponent = Decimal(repr(bound)).as_tuple()
     assert isinstance(exponent, int)
     return min(max(len(digits), len(digits) + exponent, -exponent), 400)
@@ -115,8 +120,8 @@ def _digits_cost(digits: int) -> float:
 
 
 def length_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the bounds of a string's length."""
-    # Python's integers may be too large for a float.
+    """Return the microseconds for minLength and maxLength of a schema."""
+    # Limit the numbers: a Python integer may be too large for a float.
     least, most = min(int(schema.get("minLength", 0)), _MAX_US), schema.get("maxLength")
     if most is not None and costs.length_form != "keywords":
         return lengths.pattern_cost(least, int(most), costs.length_form)
@@ -125,12 +130,12 @@ def length_cost(schema: dict[str, Any], costs: Costs) -> float:
 
 
 def count_cost(schema: dict[str, Any], costs: Costs) -> float:
-    """Return the microseconds for the bounds of the number of an array's items."""
+    """Return the microseconds for minItems and maxItems of a schema."""
     count = max(schema.get("minItems", 0), schema.get("maxItems", 0))
     return float(min(count * costs.item, costs.max_items))
 
 
 @lru_cache(maxsize=256)
 def pattern_cost(pattern: str | None, costs: Costs) -> float:
-    """Return the microseconds for an expression."""
+    """Return the microseconds for a regular expression."""
     return 0 if pattern is None else automaton.cost_of(parts_of(pattern), costs)

@@ -1,4 +1,5 @@
-"""Keywords that cannot be enforced: refused, or left out if the schema is best effort.
+"""Treatment of keywords that no compiler enforces: they are refused, or left out in best-effort
+schemas.
 
 See decision 020 in docs/decisions.
 """
@@ -11,30 +12,38 @@ from math import inf
 from guides.releases import NEWEST, Costs
 from guides.schema.keywords import refuse, step
 
-# Keywords above this number are only counted.
+# Number of left-out keywords that are named; further keywords are only counted.
 _MAX_NAMED = 16
 _MAX_COUNTED = 1000
 _MAX_PATH_CHARS = 160
 
 
 class Enforcement:
-    """Policy that refuses keywords that cannot be enforced, except under `best_effort` paths.
+    """Policy for keywords that cannot be enforced.
 
-    There the keyword is left out and reported. Everything valid for the schema must be valid
-    without the keyword, too: a caller that leaves one out may only widen the schema.
+    In schemas below the JSON paths `best_effort`, such a keyword is left out and reported. In
+    others, it is refused. Leaving out a keyword must only widen a schema: each value that was valid
+    with the keyword must be valid without it.
     """
 
     def __init__(
         self, best_effort: Sequence[str] = (), costs: Costs = NEWEST, max_bound_cost: float = inf
     ) -> None:
-        """Create the policy; `max_bound_cost` is a best-effort bound's maximum in microseconds."""
+        """Create the policy.
+
+        Bounds of best-effort schemas that cost more than `max_bound_cost` microseconds are left
+        out.
+        """
         self._best_effort = tuple(best_effort)
         self._max_bound_cost = max_bound_cost
         self.costs = costs
         self._left_out: dict[str, None] = {}
 
     def leave_out(self, path: str, keyword: str, why: str = "") -> None:
-        """Report `keyword` of the schema at `path`. Raises ValueError unless it is best effort."""
+        """Report that `keyword` of the schema at `path` is left out.
+
+        Raise ValueError if the schema is not best effort; `why` is the message.
+        """
         if not self.is_best_effort(path):
             refuse(path, why or f"{keyword} is not supported")
         if len(self._left_out) < _MAX_COUNTED:
@@ -50,7 +59,9 @@ class Enforcement:
         )
 
     def is_too_heavy(self, cost: float, path: str) -> bool:
-        """Return True if a bound of this cost is to be left out of the schema at `path`."""
+        """Return True if a bound that costs `cost` microseconds must be left out of the schema at
+        `path`.
+        """
         return cost > self._max_bound_cost and self.is_best_effort(path)
 
     @property

@@ -1,4 +1,6 @@
-"""The keywords of JSON schema: their values, the types they restrict, and the refused ones."""
+"""Keywords of JSON schema: their allowed values, the types they restrict, and which are not
+supported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any, NoReturn
 from guides.kinds import Backend
 
 TYPES = ("object", "array", "string", "number", "boolean", "null")
-"""The types of which every value has one; an integer is a number."""
+"""The types of JSON values. Each value has exactly one of them; integers are numbers."""
 ABOUT: Mapping[str, frozenset[str]] = {
     "object": frozenset(
         {
@@ -25,14 +27,14 @@ ABOUT: Mapping[str, frozenset[str]] = {
         {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
     ),
 }
-"""Keywords that restrict values of one type and no others."""
+"""Keywords that restrict only values of one type, by type."""
 FORMATS = frozenset(
     {
         *("date", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "time", "uri", "uuid"),
     }
 )
-"""Formats that both compilers enforce. JSON schema calls `format` an annotation."""
+"""Formats that both compilers enforce. By the specification, `format` is only an annotation."""
 
 _NO_COMPILER = frozenset(
     {
@@ -67,7 +69,9 @@ def refuse(path: str, what: str) -> NoReturn:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
-    """Yield the direct subschemas of a schema with their keys. Malformed parts have none."""
+    """Yield (keys from the schema, subschema) of the direct subschemas. Malformed parts are
+    skipped.
+    """
     for keyword, value in schema.items() if isinstance(schema, dict) else ():
         if isinstance(value, list) and (keyword in _HOLDERS or keyword == "items"):
             yield from (([keyword, index], part) for index, part in enumerate(value))
@@ -78,7 +82,7 @@ def subschemas(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
 
 
 def pointer(keys: list[str | int]) -> str:
-    """Return the reference to the value at these keys from the root."""
+    """Return the `$ref` of the value at `keys` below the document's root."""
     parts = [str(key).replace("~", "~0").replace("/", "~1").replace("%", "%25") for key in keys]
     return "/".join(["#", *parts])
 
@@ -92,7 +96,7 @@ def inspect(schema: Mapping[str, Any], path: str) -> None:
 
 
 def unsupported(schema: Mapping[str, Any], backend: Backend) -> Iterator[tuple[str, str]]:
-    """Yield the keywords that no compiler enforces, each with the reason."""
+    """Yield (keyword, reason) of the keywords in a schema that `backend` does not enforce."""
     for keyword, value in schema.items():
         if (
             keyword in _NO_COMPILER

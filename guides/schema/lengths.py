@@ -1,9 +1,11 @@
-"""Strings of a limited length, written as patterns that xgrammar compiles in less time.
+"""Patterns for strings of limited length that xgrammar compiles faster than minLength and
+maxLength.
 
-xgrammar writes a limited length as a chain of rules, one for each character, and tries the whole
-vocabulary in each: 7 ms a character for 32,000 tokens. A group with a question mark is one rule,
-however often it is repeated. So up to 100 characters are written as up to four blocks of 20
-characters, which are compiled once, and up to 20 characters behind them.
+For these keywords, xgrammar builds a chain of rules, one for each character, and matches the
+complete vocabulary with each rule. This takes 7 ms for each character with 32,000 tokens. An
+optional group is one rule, however often it is repeated. So a length of up to 100 characters, for
+example, is written as up to four blocks of 20 characters, which are compiled once, followed by up
+to 20 single characters.
 """
 
 from __future__ import annotations
@@ -13,26 +15,34 @@ from math import isqrt
 from typing import Any, Literal, NamedTuple
 
 Form = Literal["keywords", "blocks", "class"]
-"""How the length of a string is sent: as minLength and maxLength, or as one of two patterns."""
+"""Form in which the length of a string is sent to the engine: as minLength and maxLength, as a
+pattern of blocks, or as a pattern that repeats a character class.
+"""
 
 _CHARACTER = '[^"\\\\\\x00-\\x1f]'
-"""A character of a JSON string without an escape.
+"""Pattern of a character of a JSON string that needs no escape.
 
-xgrammar has no escapes in a string of a limited length either, as it would count their letters.
+Escapes are not allowed in these patterns, as in xgrammar's strings of limited length, because each
+letter of an escape would count.
 """
 _RUN = 4
-# A step of the matcher takes longer with more blocks, and with more tokens that leave a block.
+# Limits of the blocks, because a decoding step takes longer with more blocks, and with shorter
+# blocks, which more tokens cross.
 _MIN_BLOCK_CHARS, _MAX_BLOCK_CHARS = 8, 32
 _MAX_BLOCKS = 16
 _LEAST_US, _LEAST_BEFORE_OTHERS_US, _BLOCK_US, _REST_US = 3_100, 6_500, 2_900, 4_800
-"""Microseconds for each character that is required, in a block, or behind the blocks."""
-# xgrammar writes out what a class is repeated up to so many times.
+"""Microseconds for each character that is required, required before optional characters, in a
+block, or after the blocks.
+"""
+# Number of repetitions of a class up to which xgrammar writes the class out.
 _MAX_UNROLLED = 128
 _CLASS_US, _LONG_CLASS_US = 1_900, 0.3
 
 
 class _Split(NamedTuple):
-    """So many blocks of `size` characters, and `rest` characters behind them."""
+    """Split of a length: `blocks` blocks of `size` characters each, and `rest` characters after
+    them.
+    """
 
     size: int
     blocks: int
@@ -43,7 +53,8 @@ class _Split(NamedTuple):
         return _BLOCK_US * (self.size if self.blocks else 0) + _REST_US * self.rest
 
 
-# Far above what is accepted. Python's integers may be too large for a float.
+# Largest length in cost estimates; longer lengths count as this one. It is far above the accepted
+# lengths. Without it, a Python integer could be too large for a float.
 _MAX_WEIGHED = 10**6
 
 
@@ -53,7 +64,8 @@ def _split(characters: int) -> _Split:
     found = [_Split(0, 0, characters)]
     smallest = max(_MIN_BLOCK_CHARS, isqrt(2 * characters))
     for size in range(min(smallest, _MAX_BLOCK_CHARS - 3), _MAX_BLOCK_CHARS + 1):
-        # The characters behind the blocks fill the gap between two numbers of blocks.
+        # Leave at least size - 1 characters after the blocks: they make up the lengths between two
+        # multiples of `size`.
         blocks = max(0, (characters - size + 1) // size)
         if blocks <= _MAX_BLOCKS:
             found.append(_Split(size, blocks, characters - blocks * size))
@@ -61,7 +73,7 @@ def _split(characters: int) -> _Split:
 
 
 def pattern_cost(least: int, most: int, form: Form) -> float:
-    """Return the microseconds to compile what `length_pattern` returns."""
+    """Return the microseconds to compile the pattern that `length_pattern` returns."""
     least, most = min(least, _MAX_WEIGHED), min(most, _MAX_WEIGHED)
     if form == "class":
         if most <= _MAX_UNROLLED:
@@ -72,7 +84,7 @@ def pattern_cost(least: int, most: int, form: Form) -> float:
 
 
 def length_pattern(least: int, most: int, form: Form) -> str:
-    """Return an expression for texts of `least` to `most` characters without escapes."""
+    """Return a pattern for texts of `least` to `most` characters without escapes."""
     if form == "class":
         return f"^{_CHARACTER}{{{least},{most}}}$"
     size, blocks, rest = _split(most - least)
@@ -83,7 +95,7 @@ def length_pattern(least: int, most: int, form: Form) -> str:
 
 
 def _up_to(most: int) -> str:
-    """Return an expression for up to `most` characters, which reads a text in one way only."""
+    """Return a pattern for up to `most` characters that can match each text in one way only."""
     runs, last = divmod(most, _RUN)
     if runs and last < _RUN:
         runs, last = runs - 1, last + _RUN
@@ -99,7 +111,9 @@ def _optional(alternatives: list[str]) -> str:
 
 
 def write_lengths(schema: Any, form: Form) -> Any:
-    """Return a schema as `rewrite` writes it, with a pattern for each maxLength."""
+    """Return a schema from `rewrite` with maxLength and minLength replaced by a pattern, where
+    maxLength is given.
+    """
     if form == "keywords" or not isinstance(schema, dict):
         return schema
     if "maxLength" in schema:

@@ -1,4 +1,4 @@
-"""Objects whose propertyNames and dependentRequired are expressed by other keywords."""
+"""Rewriting of propertyNames and dependentRequired to other keywords."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from guides.schema.atom import NOTHING, Atom, forbids
 from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
-# Each name that depends on others doubles the alternatives.
+# Limit of the names with dependentRequired: each such name doubles the number of alternatives.
 _MAX_NEEDS = 4
 
 
 def with_names(atom: Atom, reader: Reader) -> Atom:
-    """Return the object with its propertyNames expressed by other keywords."""
+    """Return the object's atom with propertyNames replaced by other keywords."""
     for part in atom.names:
         allowed = reader.followed((part,))
         bare = [
@@ -51,7 +51,11 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
 
 
 def variants(atom: Atom, enforcement: Enforcement) -> Iterator[Atom]:
-    """Yield the object, or alternatives for properties that require others if present."""
+    """Yield alternatives of the object's atom without dependentRequired.
+
+    For each property that requires others, one alternative forbids the property, and one requires
+    it and the others.
+    """
     needs = dict(atom.needs)
     properties, required = dict(atom.properties), dict.fromkeys(atom.required)
     while known := [name for name in needs if name in required]:

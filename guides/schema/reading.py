@@ -1,4 +1,4 @@
-"""Reader of a schema as its alternatives, each of one type."""
+"""Reader that converts a schema to a list of alternatives (`Atom`), each of one type."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from guides.schema.common import fits, in_common
 from guides.schema.enforcement import STRICT, Enforcement
 from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
-# Combined alternatives multiply, and those of oneOf are compared in pairs.
+# Limit of steps, because combining schemas multiplies their alternatives, and those of oneOf are
+# compared in pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
-# These may name properties, or items, of the surrounding object, or array.
+# Keywords that may allow properties or items in the value that the surrounding schema describes.
 _NAMING = frozenset(
     {
         *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
@@ -29,7 +30,9 @@ _NAMING = frozenset(
 
 
 class Reader:
-    """Reader of one document's schemas; `backend` determines what cannot be enforced."""
+    """Reader of the schemas of one document. `backend` determines which keywords cannot be
+    enforced.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,8 @@ class Reader:
     ) -> None:
         """Create the reader.
 
-        `why_not` returns why the compiler refuses an expression, None if it compiles.
+        `why_not` returns the reason why the compiler refuses a regular expression, None if it
+        compiles.
         """
         self.backend = backend
         self.enforcement = enforcement
@@ -51,17 +55,21 @@ class Reader:
         self._depth = 0
 
     def alternatives(self, parts: Parts) -> list[Atom]:
-        """Return what is valid for all the parts, as alternatives; empty if nothing is."""
+        """Return alternatives that together allow the values valid for all parts. The list is empty
+        if there are none.
+        """
         found = self._all([self._read(part, ()) for part in parts], ())
         return [atom for atom in found if not atom.is_idle] or found
 
     def followed(self, parts: Parts) -> list[Atom]:
-        """Return the alternatives, with references replaced by their targets."""
+        """Return the alternatives of the parts, with references replaced by the alternatives of
+        their targets.
+        """
         found = list(self._followed(self.alternatives(parts), ()))
         return [atom for atom in found if not atom.is_idle] or found
 
     def target(self, ref: str, path: str) -> Part:
-        """Return the target of `ref`. Raises ValueError if it does not exist."""
+        """Return the schema that `ref` refers to. Raise ValueError if it does not exist."""
         found, place = self._document, "$"
         for escaped in unquote(ref).split("/")[1:]:
             key = escaped.replace("~1", "/").replace("~0", "~")
@@ -76,9 +84,10 @@ class Reader:
         return Part(found, place)
 
     def expression(self, text: str, path: str, keyword: str) -> str | None:
-        """Return an expression in the form that `backend` compiles; None if it is left out.
+        """Return a regular expression in the form that `backend` compiles.
 
-        Raises ValueError for one that cannot be compiled, unless it is best effort.
+        Raise ValueError if it cannot be compiled. If the schema at `path` is best effort, return
+        None instead.
         """
         try:
             found = to_xgrammar(text) if self.backend == "xgrammar" else text
@@ -97,7 +106,9 @@ class Reader:
             refuse(path, "the schema is too large, with its alternatives written out")
 
     def _read(self, part: Part, within: tuple[str, ...]) -> list[Atom]:
-        """Read a schema; `within` are the references that were followed to here."""
+        """Return the alternatives of a schema. `within` has the references that were followed to
+        reach it.
+        """
         schema, path = part
         self.spend(path)
         if isinstance(schema, bool):
@@ -129,7 +140,7 @@ class Reader:
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if schema.get(keyword) is False:
                     self.enforcement.leave_out(path, keyword)
-            # The keyword left out may name further properties.
+            # Allow other properties: a keyword that was left out may name them.
             found = [_opened(atom) for atom in self._followed(found, within)]
         elif ends:
             found = [
@@ -139,9 +150,9 @@ class Reader:
         return found
 
     def _enforced(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """Return the schema without keywords that no compiler enforces.
+        """Return the schema without keywords that cannot be enforced.
 
-        Raises ValueError unless they are best effort.
+        Raise ValueError for such a keyword, except in best-effort schemas.
         """
         found = dict(unsupported(schema, self.backend))
         if not found:
@@ -152,7 +163,7 @@ class Reader:
         return {keyword: value for keyword, value in schema.items() if keyword not in found}
 
     def _all(self, all_of: Sequence[list[Atom]], within: tuple[str, ...]) -> list[Atom]:
-        """Return the alternatives that all of these lists have in common."""
+        """Return the intersection of several lists of alternatives, as a list of alternatives."""
         found = [Atom(path="$")]
         for atoms in all_of:
             if len(atoms) == 1 and atoms[0].is_any:
@@ -173,7 +184,7 @@ class Reader:
         return found
 
     def _followed(self, atoms: Iterable[Atom], within: tuple[str, ...]) -> Iterator[Atom]:
-        """Yield the atoms, with references replaced by their targets."""
+        """Yield the atoms, with references replaced by the atoms of their targets."""
         for atom in atoms:
             if atom.ref is None:
                 yield atom
@@ -195,12 +206,16 @@ class Reader:
         return atom
 
     def _one_of(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> list[Atom]:
-        """Read oneOf as anyOf, which is correct if no value is valid for two branches."""
+        """Return the alternatives of oneOf, read as anyOf.
+
+        This is correct only if no value is valid for two branches. Otherwise, oneOf is refused or,
+        in best-effort schemas, reported.
+        """
         branches = [self._read(each, within) for each in listed(schema, "oneOf", path)]
         idle = [self._idle(each, within) for each in branches]
         if any(idle):
-            # Values of an unrestricted type are valid for each branch that does not restrict the
-            # type.
+            # Remove types that two branches do not restrict: values of such a type are valid for
+            # both branches.
             twice = {each for one, other in combinations(idle, 2) for each in one & other}
             branches = [
                 [a for a in self._followed(each, within) if a.type not in twice]
@@ -214,9 +229,11 @@ class Reader:
         for (i, one), (k, other) in combinations(enumerate(branches), 2):
             if not self._are_apart(one, other, within, 0):
                 why = f"oneOf: a value may be valid for both [{i}] and [{k}]; write anyOf"
-                self.enforcement.leave_out(path, "oneOf", why)  # it is read as anyOf
+                # If the schema is best effort, oneOf is read as anyOf.
+                self.enforcement.leave_out(path, "oneOf", why)
                 break
-        # The comparison reads schemas below the properties of this one, which do not count.
+        # Restore the count: the comparison reads the schemas of properties, whose keywords do not
+        # name properties of this object.
         self._naming_left_out = before
         return [atom for each in branches for atom in each]
 
@@ -224,7 +241,9 @@ class Reader:
         return {atom.type for atom in self._followed(atoms, within) if atom.is_idle}
 
     def _tagged(self, atom: Atom, tag: str, within: tuple[str, ...]) -> Atom:
-        """Return an object of a branch with its tag, which it must have."""
+        """Return an atom of a oneOf branch that requires the discriminator property `tag`, if its
+        objects have it.
+        """
         there = list(self._followed([atom], within))
         if all(each.type != "object" or tag in each.properties for each in there) and any(
             each.type == "object" and tag not in each.required for each in there
@@ -235,7 +254,7 @@ class Reader:
     def _are_apart(
         self, one: Sequence[Atom], other: Sequence[Atom], within: tuple[str, ...], depth: int
     ) -> bool:
-        """Return True if it is certain that no value is valid for an atom of each."""
+        """Return True if it is certain that no value is valid for both lists of alternatives."""
         others = list(self._followed(other, within))
         for a in self._followed(one, within):
             for b in others:
@@ -252,7 +271,7 @@ class Reader:
         if one.values is not None:
             try:
                 return not any(fits(value, other, STRICT) for value in one.values)
-            except ValueError:  # it requires more than a comparison
+            except ValueError:  # not certain: a keyword needs more than a comparison
                 return False
         if one.type != other.type:
             return {one.type, other.type} != {"integer", "number"}
@@ -281,10 +300,11 @@ def _opened(atom: Atom) -> Atom:
 
 
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:
-    """Return the atoms of the keywords for single types.
+    """Return one atom for each type, with the keywords that restrict that type.
 
-    If no type is named, types without keywords are idle: left out, unless another schema restricts
-    them. xgrammar reads a schema that has only properties in the same way.
+    If the schema has no `type`, the types that no keyword restricts become idle atoms. These are
+    left out in the end, unless another schema restricts them. xgrammar also reads a schema that has
+    only `properties` as an object.
     """
     types = schema.get("type")
     if types is None:

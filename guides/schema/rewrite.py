@@ -1,4 +1,4 @@
-"""Rewriting of a schema so that compilers enforce all of it."""
+"""Rewriting of a schema to a form in which compilers enforce all keywords."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
-    """Return the schema at `ref` in a JSON schema, rewritten so that `backend` enforces it.
+    """Return the schema at `ref` in `document`, rewritten so that `backend` enforces all keywords.
 
-    Everything valid for the result is valid for the schema. The reverse holds with two exceptions.
-    Objects that name properties without mentioning others are closed, because a model that is free
-    to invent properties may do so without end. And a schema without a type is limited to the types
-    that its keywords restrict. Raises ValueError with keyword and JSON path for what cannot be
-    enforced.
+    Each value that is valid for the result is valid for the schema. The reverse holds with two
+    exceptions. Objects that have `properties` without additionalProperties are closed, because a
+    model that may invent properties may do so without end. A schema without a type allows only the
+    types that its keywords restrict. Raise ValueError with keyword and JSON path if a keyword
+    cannot be enforced.
     """
     return write(Reader(document, backend), ref)
 
 
 def write(reader: Reader, ref: str = "#") -> Schema:
-    """Return the schema at `ref` in the reader's document, as `rewrite` does.
+    """Return the schema at `ref` in the reader's document, rewritten as by `rewrite`.
 
-    Keywords that the reader leaves out as best effort are not enforced, so more is valid.
+    Keywords that the reader leaves out as best effort are not enforced, so the result may allow
+    more values.
     """
     return _Writer(reader).write(ref)
 
@@ -73,10 +74,10 @@ class _Writer:
         return {**written, "$defs": defs} if defs else written
 
     def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
-        """Raise ValueError for a schema that is an alternative of itself.
+        """Raise ValueError for a schema that refers to itself as an alternative.
 
-        Releases of xgrammar up to 0.1.18 overflow the stack on it, as on a left-recursive rule
-        (`guides.ebnf_xgrammar`).
+        Releases of xgrammar up to 0.1.18 overflow the stack on such a schema, as on a
+        left-recursive rule (`guides.ebnf_xgrammar`).
         """
         refs = {f"#/$defs/{name}": ref for (ref, _), name in self._names.items()}
         schemas = {"#": written} | {f"#/$defs/{name}": found for name, found in defs.items()}
@@ -92,7 +93,9 @@ class _Writer:
             refuse(self._reader.target(ref, "$").path, f"$ref: {ref} leads back to itself")
 
     def _schema(self, parts: Parts) -> Schema | None:
-        """Return the schema of all parts; None if nothing is valid for all of them."""
+        """Return the rewritten schema of the values that are valid for all parts. Return None if
+        there are none.
+        """
         if not parts:
             return {}
         self._depth += 1
@@ -173,7 +176,7 @@ class _Writer:
         items = atom.items
         for parts in atom.prefix:
             found = self._schema(parts) if len(prefix) < high else None
-            if found is None:  # so an array ends before it
+            if found is None:  # no item is possible here, so the array ends before it
                 items = NOTHING
                 break
             prefix.append(found)
@@ -182,7 +185,7 @@ class _Writer:
         if low > high:
             return
         if items is None and (not prefix or low > len(prefix)):
-            items = ()  # releases of xgrammar throw if it is absent
+            items = ()  # write `items`: releases of xgrammar throw if the array has none of the two
         written: Schema = {"type": "array", **simple}
         if prefix:
             written["prefixItems"] = prefix
@@ -216,7 +219,7 @@ class _Writer:
         cost = open_cost(written, self._enforcement.costs)
         has_enough = atom.simple.get("minProperties", 0) <= len(properties)
         if has_enough and self._enforcement.is_too_heavy(cost, atom.path):
-            # A closed object is valid for the schema, too.
+            # Close the object: its values remain valid for the schema.
             self._enforcement.leave_out(atom.path, "additionalProperties")
             written["additionalProperties"] = False
         written |= atom.simple

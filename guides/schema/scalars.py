@@ -1,4 +1,4 @@
-"""Strings and numbers, written so that compilers enforce all their keywords."""
+"""Rewriting of the schemas of strings and numbers, so that compilers enforce all their keywords."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from guides.schema.reading import Reader
 Schema = dict[str, Any]
 
 _MAX_INTEGER = 2**63 - 1
-# JSON readers that have only doubles, such as JavaScript's, read no larger integer exactly.
+# Largest integer that JSON readers with only doubles, such as JavaScript's, read exactly.
 _MAX_SAFE_INTEGER = 2**53 - 1
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 0, "exclusiveMaximum": 0}.keys()
-# A single character, or class of them, repeated.
+# Pattern that repeats a single character or one character class.
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
 
@@ -36,7 +36,8 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
         said |= {"pattern": found}
         if found is None:
             del said["pattern"]
-    # xgrammar enforces only one of these three, and a format is an annotation.
+    # Drop `format` if there is a length or a pattern: xgrammar enforces only one of the three, and
+    # a format is only an annotation.
     sized = bool(said.keys() & {"minLength", "maxLength"})
     if said.get("format") not in FORMATS or sized or "pattern" in said:
         said.pop("format", None)
@@ -60,7 +61,9 @@ def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
 
 
 def _without_heavy(said: dict[str, Any], atom: Atom, enforcement: Enforcement) -> dict[str, Any]:
-    """Return the keywords of a string without bounds that are best effort and cost too much."""
+    """Return the keywords of a string without the best-effort bounds and patterns that cost too
+    much.
+    """
     found = dict(said)
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in found]
     if enforcement.is_too_heavy(length_cost(found, enforcement.costs), atom.path):
@@ -80,7 +83,7 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
         said = _whole(said, atom.path, enforcement)
     low, high = said.get("minimum", -math.inf), said.get("maximum", math.inf)
     above, below = said.get("exclusiveMinimum"), said.get("exclusiveMaximum")
-    # Of two bounds on one side the tighter one applies.
+    # If both an inclusive and an exclusive bound are given on one side, drop the weaker one.
     if above is not None:
         said.pop("minimum" if above >= low else "exclusiveMinimum", None)
         low = max(low, above)
@@ -97,7 +100,9 @@ def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
 
 
 def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
-    """Return bounds of integers as the nearest allowed integers."""
+    """Return the bounds of integers as `minimum` and `maximum`, which are the nearest allowed
+    integers.
+    """
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
     if "minimum" in said:
@@ -113,7 +118,8 @@ def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[st
     if highs:
         found["maximum"] = min(highs)
     if found.get("minimum", 0) <= found.get("maximum", math.inf):
-        # zod writes these bounds for each integer; a compiler would take 50 ms for each pair.
+        # Drop these bounds: the library zod writes them for each integer, and a compiler would take
+        # 50 ms for each pair.
         if found.get("minimum") == -_MAX_SAFE_INTEGER:
             del found["minimum"]
         if found.get("maximum") == _MAX_SAFE_INTEGER:

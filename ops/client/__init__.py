@@ -1,1 +1,1 @@
-"""`gateway client`: one request straight to Triton, printed as its reference clients print it."""
+"""`gateway client`: one request straight to Triton, with the output of Triton's example clients."""

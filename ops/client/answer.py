@@ -1,4 +1,4 @@
-"""Output of `gateway client`: the answer, in the lines that the reference clients print."""
+"""Output of `gateway client`: the answer, in the same lines as upstream's reference clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ class AnswerPrinter:
         *,
         accumulates: bool = False,
     ) -> None:
-        """Create the printer; with `accumulates` each response has the complete text so far."""
+        """Create the printer.
+
+        Args:
+            question: the question that was sent.
+            prompts: the tokenizer; None prints ids without their text.
+            prompt_ids: the prompt's token ids.
+            say: prints one line.
+            accumulates: True if each streamed response has the complete text so far.
+        """
         self._question = question
         self._adds = question.streaming and question.beam_width == 1
         self._adds_text = self._adds and not (question.overwrite or accumulates)
@@ -36,7 +44,7 @@ class AnswerPrinter:
         self.failed = False
 
     def add_reply(self, reply: Reply, since_ms: float) -> None:
-        """Record one response that came `since_ms` milliseconds after the request."""
+        """Record one response, received `since_ms` milliseconds after the request was sent."""
         if reply.error:
             self.fail(reply.error)
             return
@@ -86,14 +94,14 @@ class AnswerPrinter:
             self._say(f"Output sequence: {ids}")
 
     def _is_requested(self, name: str) -> bool:
-        """Return True if the output was requested: a model in Python sends more than that."""
+        """Return True if the output was requested: models in Python also send other outputs."""
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False
         return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
     def _generated_ids(self, index: int) -> list[int]:
-        """Return the generated ids, without the prompt with which a complete answer may start."""
+        """Return the generated ids of a sequence. Removes the prompt that may precede them."""
         ids = self._ids[index]
         restated = not (self._question.streaming or self._question.exclude_input)
         if restated and ids[: len(self._prompt_ids)] == self._prompt_ids:
@@ -101,7 +109,10 @@ class AnswerPrinter:
         return ids
 
     def report_match(self) -> bool:
-        """Print and return whether enough expected ids came; True if none are expected."""
+        """Compare the answer with the expected ids, and print the result.
+
+        Return True if the fraction of equal ids reaches the threshold, or if no ids are expected.
+        """
         expected = self._question.expected_ids
         if expected is None:
             return True

@@ -1,4 +1,4 @@
-"""Exchange with Triton: send a question, stop it on time and print the answer."""
+"""Exchange with Triton: send a question, stop it when requested and print the answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from ops.client.request import check, compose, prompt_ids
 
 
 async def ask(url: str, options: ConnectionOptions, question: Question, say: PrintLine) -> bool:
-    """Send the question, print the answer by `say`, and return True if all went as expected.
+    """Send the question and print the answer with `say`.
 
-    Raises OptionError for a wrong option, GatewayError, and TimeoutError.
+    Return True if the answer has no error and matches the expected ids, if any.
+
+    Raises:
+        OptionError: an option is wrong.
+        GatewayError: Triton cannot be reached or refuses the request.
+        TimeoutError: the answer takes longer than `question.timeout_s`.
     """
     client = TritonClient(url, options)
     try:
@@ -45,7 +50,8 @@ async def _converse(
     message = compose(model, question, prompts, ids, request_id)
     core = model
     if question.stop_after_ms and model.is_ensemble:
-        # An ensemble has no `stop` input, but its core model's request has the same id.
+        # Stop at the core model: an ensemble has no `stop` input, but the core model's request has
+        # the same id.
         core = await DirectModel.find(client, "tensorrt_llm")
     answer = AnswerPrinter(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
@@ -54,8 +60,8 @@ async def _converse(
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        # A stopped request ends as cancelled in the llmapi repository's model, and does not end at
-        # all in that of TensorRT-LLM 1.2.
+        # The llmapi repository's model ends a stopped request as cancelled; TensorRT-LLM 1.2's
+        # version of that model never ends the request.
         cancelled = question.by_cancel or model.llmapi
         if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)

@@ -1,7 +1,8 @@
-"""Latency of batches of random ids to the core model, and a check that each row comes back.
+"""Latency of batches of random token ids, with a check that each answer starts with its prompt.
 
-Measures like identity_test.py of tensorrtllm_backend: a run is a number of equal requests, one
-after another (sync) or all at once (async); its latency is its duration divided by that number.
+Measures like identity_test.py of tensorrtllm_backend. A run is a number of equal requests, one
+after another (sync) or all at once (async). Its latency is its duration divided by the number of
+requests.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ Inputs = Mapping[str, Sequence[Sequence[float]]]
 
 
 class NotIdentical(Exception):
-    """The server's answer is not the expected one; the text has the answer."""
+    """The server's answer is an error or lacks a prompt; the message quotes the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """The batches to send: `runs` of `requests` each.
+    """The batches to send: `runs` runs of `requests` requests, each a batch of `rows` prompts.
 
-    Lengths are in tokens, ids below `vocab_size`.
+    Lengths are in tokens. Prompt ids are random and below `vocab_size`.
     """
 
     rows: int
@@ -50,7 +51,10 @@ class Batches:
 async def measure(url: str, model: str, batches: Batches) -> float:
     """Return the average latency of one request, in milliseconds.
 
-    Raises NotIdentical, OptionError when the model takes no token ids, and GatewayError.
+    Raises:
+        NotIdentical: an answer is an error or lacks its prompt.
+        OptionError: the model takes no token ids.
+        GatewayError: Triton cannot be reached or refuses a request.
     """
     client = TritonClient(url)
     try:
@@ -77,11 +81,11 @@ async def measure(url: str, model: str, batches: Batches) -> float:
 
 
 def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
-    """Build the inputs by the model's names, each [rows, n]."""
+    """Return the request's tensors by the model's input names, each of shape [rows, n]."""
     scalars = {
         "input_lengths": batches.start_len,
         "request_output_len": batches.output_len,
-        # No end id: answers have the full length, so the same work is measured each time.
+        # No end id: every answer has the full length, so that each run does the same work.
         "end_id": -1,
         "pad_id": 0,
         "beam_width": batches.beam_width,
@@ -99,7 +103,7 @@ def _inputs(prompts: list[list[int]], batches: Batches) -> Inputs:
 async def _run(
     model: DirectModel, inputs: Inputs, requests: int, *, at_once: bool
 ) -> list[list[list[int]]]:
-    """Return the rows of each request, best beam only."""
+    """Send equal requests. Return the token ids of each request's rows, best beam only."""
     if at_once:
         return await asyncio.gather(*(_ask(model, inputs) for _ in range(requests)))
     return [await _ask(model, inputs) for _ in range(requests)]
@@ -114,7 +118,7 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
                 raise NotIdentical(reply.error)
             ids, index = reply.array("output_ids"), reply.array("batch_index")
             if ids is not None:
-                # In-flight batching sends each row when it is done, with its index.
+                # In-flight batching sends a row once that row is complete, with its index.
                 first = 0 if index is None else int(index.reshape(-1)[0])
                 rows |= {first + at: beams[0].tolist() for at, beams in enumerate(ids)}
     finally:
@@ -123,7 +127,7 @@ async def _ask(model: DirectModel, inputs: Inputs) -> list[list[int]]:
 
 
 def _check(answers: list[list[list[int]]], prompts: list[list[int]], batches: Batches) -> None:
-    """Raise NotIdentical unless every row came back with its prompt in front."""
+    """Raise NotIdentical unless every row of the answers starts with its prompt."""
     for rows in answers:
         if len(rows) != batches.rows:
             raise NotIdentical(f"{len(rows)} rows of {batches.rows} came back")

@@ -1,4 +1,4 @@
-"""The question of `gateway client`, parsed from its command line."""
+"""The question of `gateway client`: the request that its command line describes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from gateway.triton.names import LogicalInput
 
 @dataclass(frozen=True)
 class Question:
-    """A question.
+    """A request to a model, as the options of `gateway client` describe it.
 
     Attributes:
-        text, prompt_ids: the prompt; ids are for the core model and take precedence.
-        tokenizer_dir: Hugging Face folder; required for text to the core model.
+        text: the prompt, for text models; for the core model if `prompt_ids` is None.
+        prompt_ids: the prompt's token ids, for the core model.
+        tokenizer_dir: Hugging Face folder; required to send text to the core model.
         max_tokens: None is the reference client's default: 16 for the core model, else 100.
-        scalars: numbers and booleans by meaning, each with the option that set it.
-        words: stop and bad words, bias words and guides by meaning, each with option and texts.
-        sequences: number of answers; 1 unless `beam_width` is 1 too.
-        stop_after_ms: when to stop the request, 0 for never.
-        by_cancel: stop by cancelling the RPC instead of sending a stop request.
-        expected_ids: the ids that must come; `threshold` is the fraction that must be equal, 0 to
-            1.
-        lora_path: an adapter's folder; for the llmapi repository's model as Triton sees it.
-        lora_name: the adapter's name for that model; "" for the folder's name.
-        outputs: names of the outputs to request; None for those that the other options need.
+        scalars: numbers and booleans by logical input: (option that set the value, value).
+        words: stop, bad and bias words, guide and guide type by logical input: (option, texts).
+        sequences: number of answers; with beam search at most `beam_width`.
+        stop_after_ms: milliseconds after which to stop the request; 0 for never.
+        by_cancel: True to stop by cancelling the RPC instead of sending a stop request.
+        expected_ids: token ids to compare the answer with; None compares nothing.
+        threshold: fraction of `expected_ids` that must be equal, 0 to 1.
+        lora_path: an adapter's folder; for the llmapi repository's model the path on Triton's host.
+        lora_name: the adapter's name for the llmapi repository's model; "" for the folder's name.
+        outputs: names of the outputs to request; None requests what the other options need.
     """
 
     model: str

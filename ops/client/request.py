@@ -1,4 +1,4 @@
-"""Translation of a question to a request; errors name the option that the model cannot serve."""
+"""Translation of a question to a request. Errors name the option that the model cannot serve."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ STATISTICS = (
     "kv_cache_hit_rate",
 )
 REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
-"""Outputs of the llmapi repository, each requested by an input of the same meaning."""
-# Outputs that the model sends for each request input.
+"""Outputs of the llmapi repository. Each is requested by the logical input of the same name."""
+# By logical input: the outputs that the input requests.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
@@ -49,7 +49,7 @@ _CORE_TOKENS, _TEXT_TOKENS = 16, 100
 
 
 def check(model: DirectModel, question: Question) -> None:
-    """Raise OptionError for options that contradict the kind of model or each other."""
+    """Raise OptionError for options that contradict each other or that the model cannot serve."""
     if question.streaming and not model.decoupled:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
@@ -70,7 +70,10 @@ def check(model: DirectModel, question: Question) -> None:
 
 
 def prompt_ids(model: DirectModel, question: Question, prompts: Prompts | None) -> list[int]:
-    """Return the prompt of an id model; [] for a text model. Raises OptionError."""
+    """Return the prompt's token ids; [] for a model that takes text.
+
+    Raises OptionError if the prompt is text and no tokenizer is given.
+    """
     if model.takes_text:
         return []
     if question.prompt_ids is not None:
@@ -181,7 +184,10 @@ class _Composer:
         return append_weights(self.build.request, lora)
 
     def _add_lora_folder(self, path: Path) -> None:
-        """Add the adapter by the llmapi repository's three inputs, which belong together."""
+        """Set the llmapi repository's three adapter inputs: lora_id, lora_name and lora_path.
+
+        The id is --lora-task-id, or a hash of the adapter's files if they are readable here.
+        """
         self._require_input("lora_path", "--lora-path")
         key = self._question.lora_task_id
         if path.is_dir():
@@ -212,9 +218,9 @@ def _list_outputs(model: DirectModel, question: Question) -> list[str]:
 
 
 def _hash_adapter_files(folder: Path) -> str:
-    """Return the hash of an adapter's files.
+    """Return the SHA-256 of an adapter's files, in hexadecimal.
 
-    An engine never rereads the files of an id that it knows.
+    The adapter's id is derived from this hash, because an engine never rereads the files of an id.
     """
     found = hashlib.sha256()
     for file in sorted(folder.glob("adapter_*")):
@@ -232,7 +238,7 @@ def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Co
         if (path / npy_files.WEIGHTS).exists():
             return npy.read(path, read_base_model(folder, (), dtype=dtype))
         adapter = peft.read(path)
-        # The operator names both folders, so the names are not compared.
+        # The operator chose both folders: accept the adapter's base model name unchecked.
         names = (adapter.settings.base_model_name_or_path or "",)
         return convert.convert(adapter, read_base_model(folder, names, dtype=dtype))
     except AdapterError as error:

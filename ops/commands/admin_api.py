@@ -1,4 +1,4 @@
-"""The HTTP endpoints for admins of a running gateway, for the commands that use them."""
+"""Client of a running gateway's admin endpoints, for `gateway key` and `gateway lora`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,21 @@ def options() -> argparse.ArgumentParser:
 
 
 class AdminApi:
-    """HTTP calls below `root`, given a method and a path. Raises SystemExit with the problem.
+    """Client of the endpoints below `root`. Call the object with an HTTP method and a path.
 
-    The admin key comes from GATEWAY_ADMIN_KEY or, like the URL, from the state folder of `gateway
-    up`, because a command's arguments are visible to everybody on the machine.
+    Failures raise SystemExit with the problem. The admin key comes from GATEWAY_ADMIN_KEY or from
+    the state folder of `gateway up`. No option takes the key, because a command's arguments are
+    visible to everybody on the machine.
     """
 
     def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:
-        """Create the client; `parsed` has the arguments of `options`."""
+        """Create the client.
+
+        Args:
+            command: name of the command, for error messages.
+            root: path of the endpoints, such as /v1/keys.
+            parsed: arguments of the parser that `options` returns.
+        """
         from ops.local_stack.state import ADMIN_KEY_FILE, StackState
 
         self._command = command

@@ -1,4 +1,4 @@
-"""`gateway bench`: load on a deployment: its core model, its ensemble, the gateway."""
+"""`gateway bench`: load tests of a deployment's core model, its ensemble and the gateway."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(workload: argparse.ArgumentParser) -> None:
-    """Add the options that upstream's script takes after the workload; both places work."""
+    """Add the options that may come before or, as in upstream's script, after the workload."""
     unset = argparse.SUPPRESS
     workload.add_argument("--num-requests", type=_count, default=unset, metavar="N", help=unset)
     workload.add_argument("--tokenizer-dir", type=Path, default=unset, metavar="DIR", help=unset)
@@ -146,7 +146,10 @@ def _add_common(workload: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Return 0; 1 when a request failed; 2 when nothing could be measured."""
+    """Run the load test and return the exit code.
+
+    1 means that a request failed, 2 that nothing could be measured, 130 that Ctrl-C ended the test.
+    """
     import asyncio
 
     from gateway.errors import GatewayError
@@ -179,7 +182,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace) -> BenchPlan:
-    """Build the plan. Raises ValueError or OSError for an unusable workload or stack."""
+    """Return the plan that the options describe.
+
+    Raises ValueError or OSError if the workload or the local stack's state cannot be used.
+    """
     from ops.loadtest.measurement import BenchLoad, BenchPlan, Servers
     from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal
 

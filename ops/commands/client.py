@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ops.client.question import Question
 
 TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
-"""Values that upstream's scripts take; since v0.9 its models detect the type."""
+"""Values of upstream's option. Since v0.9 upstream's models detect the tokenizer's type."""
 TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 
@@ -122,7 +122,10 @@ def grpc_alone(protocol: str) -> str:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Return 0 if the answer was as expected, 1 if not, 2 if the request cannot be sent."""
+    """Send the request and return the exit code.
+
+    1 means that the answer was not as expected or came too late, 2 that no request could be sent.
+    """
     import asyncio
 
     from gateway.errors import GatewayError
@@ -221,7 +224,10 @@ def _question(parsed: argparse.Namespace) -> Question:
 
 
 def _text(parsed: argparse.Namespace) -> str:
-    r"""Return the prompt with newlines for `\n`, which bash does not translate within quotes."""
+    r"""Return the prompt. Unless --verbatim is given, replace each `\n` in it by a newline.
+
+    Bash passes a `\n` within quotes as a backslash and an n.
+    """
     text: str = parsed.text
     if parsed.verbatim or "\\n" not in text:
         return text
@@ -243,7 +249,7 @@ def _connection_options(parsed: argparse.Namespace) -> ConnectionOptions:
 
 
 def _read_ids(file: Path | None) -> list[int] | None:
-    """Return the ids in a CSV file's first line."""
+    """Return the token ids in a CSV file's first line; None without a file."""
     if file is None:
         return None
     with file.open(encoding="utf-8", newline="") as lines:

@@ -1,4 +1,4 @@
-"""`gateway engine plan`: from a Hugging Face folder to the commands that build its engine."""
+"""`gateway engine plan`: plan, and optionally build, the engine of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Return the exit code that the command's description documents."""
+    """Run the command and return its exit code, which `add_arguments` documents."""
     from ops.deployment.engine_build import BuildError, build
     from ops.deployment.engine_plan import PlanError
     from ops.deployment.release import ReleaseError, ToolsRemoved
@@ -133,10 +133,16 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) -> EnginePlan:
-    """Return the plan for the options of `add_plan_arguments`, built in `folder`.
+    """Return the plan of the engine that the options of `add_plan_arguments` describe.
 
-    `builds` is True if some release builds an engine. Raises ToolsRemoved, and ValueErrors that
-    name the problem.
+    Args:
+        parsed: the options.
+        folder: folder for the checkpoint and the engine.
+        builds: False for a plan without a TensorRT-LLM release, because no engine is built.
+
+    Raises:
+        ToolsRemoved: the release has no commands that build engines.
+        ValueError: the model or an option is unsuitable.
     """
     from ops.deployment.checkpoint import read_checkpoint
     from ops.deployment.engine_plan import DEFAULT_EXAMPLES, make_plan
@@ -156,7 +162,10 @@ def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) 
 
 
 def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
-    """Return the options, with the model's defaults. Raises ValueError for unknown LoRA modules."""
+    """Return the wanted engine properties, with the model's defaults for options that are not set.
+
+    Raises ValueError for unknown LoRA modules.
+    """
     from ops.deployment.intent import DEFAULT_MAX_SEQ_LEN, Intent, base_model, default_dtype
     from ops.deployment.lora_modules import engine_modules
 
@@ -183,7 +192,7 @@ def read_intent(parsed: argparse.Namespace, checkpoint: Checkpoint) -> Intent:
 
 
 def show(plan: EnginePlan) -> None:
-    """Print the plan for people."""
+    """Print the plan as text: shell commands, memory and template parameters."""
     from ops.deployment.engine_plan import shell_lines, template_parameters
 
     for step in plan.steps:
@@ -198,7 +207,7 @@ def show(plan: EnginePlan) -> None:
 
 
 def show_memory(plan: EnginePlan) -> None:
-    """Print the memory table, and what to change if the engine does not fit."""
+    """Print the table of GPU memory. If the engine does not fit, print what to change."""
     from ops.deployment.engine_plan import requests_at_once
     from ops.deployment.memory import largest_request, parameter_count
 

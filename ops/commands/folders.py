@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def adapter_folder_problem(folder: Path) -> str | None:
-    """Return why an adapter cannot be read from a folder, None if the folder exists."""
+    """Return the error message for an adapter's folder, or None if the folder exists."""
     if folder.is_dir():
         return None
     found = "is a file" if folder.exists() else "does not exist"

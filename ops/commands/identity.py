@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Return 0 if all rows came back, 1 if not, 2 if the requests cannot be sent."""
+    """Measure the latency and return the exit code.
+
+    1 means that a row did not come back as expected, 2 that the requests could not be sent.
+    """
     import asyncio
 
     from gateway.errors import GatewayError

@@ -1,4 +1,4 @@
-"""`gateway import`: from a Hugging Face folder to what Triton and the gateway need to serve it."""
+"""`gateway import`: prepare a Hugging Face model: engine plan, model repository and settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Return the exit code that the command's description documents."""
+    """Run the command and return its exit code, which `add_arguments` documents."""
     from ops.deployment.importing import import_for_cpu, import_for_gpu, import_llmapi
     from ops.deployment.release import ToolsRemoved
 
@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    # OSErrors name their path.
+    # The text of an OSError includes the path.
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
@@ -92,7 +92,11 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
-    """Refuse options of an engine build, and those without an input in that repository's model."""
+    """Raise ValueError for options that --llmapi excludes.
+
+    These are the options of an engine build, and options for which the llmapi repository's model
+    has no input.
+    """
     problems = {
         "--trtllm-version, --trtllm-examples: not with --llmapi, which builds no engine": (
             parsed.trtllm_version is not None or parsed.trtllm_examples is not None
@@ -113,7 +117,10 @@ def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
 
 
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
-    """Refuse options of TensorRT-LLM's build, which have no meaning here."""
+    """Raise ValueError for options of TensorRT-LLM's build, which --cpu does not use.
+
+    Also sets `trtllm_version`: the repository is rendered for the newest release.
+    """
     from ops.deployment.release import NEWEST
 
     for option in ("gpu", "trtllm_version", "trtllm_examples"):
@@ -161,7 +168,7 @@ def _for_launch(triton_name: str | None) -> str:
 
 
 def _show_names(release: str) -> None:
-    """Print which release's input names the repository has, if the release leaves that open."""
+    """Print a note if the release's tag and container read different input names."""
     from ops.deployment.release import read_sets
 
     if len(read_sets(release)) > 1:

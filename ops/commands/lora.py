@@ -127,13 +127,13 @@ def _size(parsed: argparse.Namespace) -> int:
 
     try:
         read = [_read_adapter(folder) for folder in parsed.adapters]
-        # Sizes do not depend on names, so any base model name of the adapters is accepted.
+        # Accept every base model name that the adapters have: names do not affect sizes.
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
         each = [convert(adapter, base).modules for adapter in read]
         if base.lora_target_modules == tuple(MODULE_IDS):
-            # A Hugging Face folder does not state the engine's modules: assume those of the
-            # adapters.
+            # A Hugging Face folder does not state the engine's LoRA modules: assume the modules
+            # that the adapters change.
             used = tuple(dict.fromkeys(row.module for rows in each for row in rows))
             base = replace(base, lora_target_modules=used)
         adapters = each * parsed.count
@@ -154,7 +154,7 @@ def _size(parsed: argparse.Namespace) -> int:
 
 
 def _read_adapter(folder: Path) -> Adapter:
-    """Read an adapter. Raises SystemExit, which names the folder as given."""
+    """Read an adapter. Raises SystemExit with the folder's path and the problem."""
     from adapters import peft
     from adapters.errors import AdapterError
 

@@ -1,4 +1,4 @@
-"""`gateway lora agent`: runs beside a Triton that reads adapters from its own disk."""
+"""`gateway lora agent`: stores adapters on the disk of a Triton that reads them from there."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM. Raises SystemExit with the problem."""
+    """Run the agent until SIGINT or SIGTERM. Raises SystemExit with the problem."""
     import logging
     import signal
     import threading
@@ -110,7 +110,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _limits(path: Path) -> EngineLimits:
-    """Return the limits in `lora_config` of a model.yaml. Raises SystemExit with the problem."""
+    """Return the engine's LoRA limits, from `lora_config` in a model.yaml.
+
+    Raises SystemExit with the problem.
+    """
     import yaml
 
     from lora_store.peft_keeper import EngineLimits
@@ -137,7 +140,7 @@ def _limits(path: Path) -> EngineLimits:
 
 
 def _replica(text: str) -> str:
-    """Return the address without the connection's scheme and options."""
+    """Return HOST:PORT without a URL scheme. Raises ArgumentTypeError for any other format."""
     address = text.rpartition("://")[2]
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

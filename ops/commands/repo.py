@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run one command; return 1 when something is refused or wrong."""
+    """Run one command. Return 1 if the input is refused or a check finds errors, else 0."""
     if parsed.repo_command == "fill":
         return fill_template.run(parsed)
     if parsed.repo_command == "check":
@@ -146,9 +146,9 @@ def _render_without_description(
     fields: Mapping[str, Any],
     write: Callable[[Mapping[str, Any], Path], None],
 ) -> int:
-    """Render a repository without a description.
+    """Render and check a repository that takes no --description. Return the exit code.
 
-    Raises DescriptionError before anything is written.
+    Raises DescriptionError, before anything is written, if --description or --print is given.
     """
     from ops.deployment.check import check
     from ops.deployment.repository import DescriptionError
@@ -161,7 +161,10 @@ def _render_without_description(
 
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields given as options. Raises SubstitutionError."""
+    """Return the description's fields that are given as options.
+
+    Raises SubstitutionError for malformed --template-values or --parameter.
+    """
     fields = {name: getattr(parsed, name) for name in FIELDS if getattr(parsed, name) is not None}
     parameters = fill_template.parse_substitutions(parsed.template_values or "")
     for pair in parsed.parameter:

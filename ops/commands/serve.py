@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run until SIGTERM; return 2 after reporting wrong settings."""
+    """Run the gateway until SIGTERM and return the exit code: 2 for wrong settings."""
     from gateway.__main__ import main
 
     return main()

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM; return the exit code."""
+    """Run Triton until SIGINT or SIGTERM, or write Slurm's scripts. Return the exit code."""
     from ops.deployment.launch import command, environment, shell_text
     from ops.deployment.launch_checks import (
         LaunchError,
@@ -49,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     try:
         launch = _launch(parsed)
-        # The repository may lie where only the cluster's nodes see it.
+        # With Slurm the repository may be on a file system that only the cluster's nodes mount.
         is_hidden = parsed.slurm and not Path(launch.model_repo).exists()
         llm_config = os.environ.get(LLM_CONFIG_PATH)
         models = [] if is_hidden else read_core_models(launch, llm_config)
@@ -229,7 +229,7 @@ def _job(parsed: argparse.Namespace) -> Job:
 
 
 def _without_effect(parsed: argparse.Namespace) -> list[str]:
-    """Return the options given without the option they depend on."""
+    """Return an error message for each option that has no effect with the other options."""
     problems = {
         "--disable-spawn-processes: it needs --multi-model": parsed.disable_spawn_processes
         and not parsed.multi_model,

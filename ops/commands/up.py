@@ -99,11 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM; return the exit code."""
+    """Run the local stack until SIGINT or SIGTERM. Return the exit code."""
     from gateway.config.environment import find_unknown_variables
     from ops.local_stack.up import RequestedPorts, up
 
-    # Check before anything starts; the gateway itself checks only after Redis and Triton run.
+    # Check now, before anything starts: the gateway checks only once Redis and Triton run.
     if problems := find_unknown_variables():
         raise SystemExit("gateway up: " + "\n".join(problems))
     wanted = RequestedPorts(

@@ -1,8 +1,8 @@
 """The model architectures that engines can be planned for.
 
-Sources: the `convert_checkpoint.py` scripts and release notes of TensorRT-LLM for the releases that
-convert each one, and Hugging Face's model classes for the shapes. These are the architectures whose
-LoRA modules `adapters.modules` knows.
+The table covers the architectures whose LoRA modules `adapters.modules` knows. Sources: releases
+are from TensorRT-LLM's `convert_checkpoint.py` scripts and release notes, shapes from Hugging
+Face's model classes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class Architecture:
     """A Hugging Face model class.
 
     Attributes:
-        folder: the folder of its `convert_checkpoint.py`, below `examples`.
-        since: the first release that converts it.
-        lora_since: the first release that serves LoRA adapters with it.
+        folder: the folder of the model's `convert_checkpoint.py`, below `examples`.
+        since: the first TensorRT-LLM release that converts the model.
+        lora_since: the first release that serves LoRA adapters with the model.
         pipeline: True if the script takes a pipeline parallel size.
         gemma_options: True if the script takes Gemma's own options.
-        mlp_matrices: matrices of one MLP: 3 when it is gated, else 2.
-        norms: norm layers of one transformer layer, each of the hidden size.
+        mlp_matrices: number of weight matrices in one MLP: 3 if gated, else 2.
+        norms: number of norms in one transformer layer, each of the hidden size.
         qk_norms: True if queries and keys are normalized, per head.
-        qkv_bias: True if those projections always have a bias.
-        biases: True if all linear and norm layers have one, and positions are learned (GPT-2).
-        tied_embeddings: default for whether lm_head shares the embedding.
+        qkv_bias: True if the query, key and value projections always have a bias.
+        biases: True if all linear and norm layers have a bias and positions are learned (GPT-2).
+        tied_embeddings: True if lm_head shares the embedding, unless config.json says otherwise.
     """
 
     folder: str
@@ -49,7 +49,7 @@ _LLAMA = Architecture("llama", Release(0, 9), Release(0, 9))
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
-    # Its folder has a README only; the script is Llama's.
+    # Mixtral's own folder has only a README; Llama's script converts the model.
     "MixtralForCausalLM": Architecture("llama", Release(0, 9), Release(0, 10)),
     "Qwen2ForCausalLM": Architecture("qwen", Release(0, 10), Release(0, 11), qkv_bias=True),
     "Qwen3ForCausalLM": Architecture("qwen", Release(1, 0), Release(1, 0), qk_norms=True),

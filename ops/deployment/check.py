@@ -1,4 +1,4 @@
-"""Checks of a model repository, also one made by other tools."""
+"""Checks of a model repository, including repositories made by other tools."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def check(
     """Return the findings on the repository in `path`, errors first.
 
     Args:
-        engine_dir, tokenizer_dir: those folders on this machine, if Triton sees them under another
-            path.
+        path: the repository.
+        engine_dir: the engine's path on this machine, if Triton uses another one.
+        tokenizer_dir: the tokenizer's path on this machine, if Triton uses another one.
         adapters: PEFT folders that a model of the llmapi repository has to serve.
-        llm_config: LLM_CONFIG_PATH of Triton's environment, for the llmapi repository.
-        release: the TensorRT-LLM release, or the container, that will serve; by default the one
-            that built the engine.
+        llm_config: value of LLM_CONFIG_PATH in Triton's environment, for the llmapi repository.
+        release: the TensorRT-LLM release, or the container's tag, that will serve; None for the
+            release that built the engine.
 
     Raises:
         RepositoryError: `path` has no models, or `adapters` are given and no model reads adapters

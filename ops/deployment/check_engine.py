@@ -1,6 +1,6 @@
-"""Rules between the parameters of the `tensorrt_llm` model and its engine.
+"""Rules that check the parameters of the `tensorrt_llm` model against its engine.
 
-Used by `gateway repo render`, which refuses errors, and `gateway repo check`.
+`gateway repo render` refuses a repository with errors; `gateway repo check` reports all findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
-"""Template parameters by name, as text; unset ones are absent."""
+"""Template parameters as text, by name. Parameters that are not set are absent."""
 
 DATA_TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 LORA_PARAMETERS = (
@@ -44,7 +44,8 @@ _LIMITS = (
 def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> list[Finding]:
     """Return every contradiction between `values` and the engine, or within `values`.
 
-    The texts name `engine_dir`. Facts that the engine's config.json does not state are not judged.
+    Properties that the engine's config.json does not state are not checked. `engine_dir` is only
+    for the messages.
     """
     config = str(engine_dir / FILE)
     return [finding for rule in _RULES for finding in rule(values, engine, config)]
@@ -189,7 +190,7 @@ def _check_lora(values: Values, engine: EngineConfig, config: str) -> Iterator[F
         base = engine_base_model(engine, (), config)
         needed = cache_fit(base, (), settings).host_min_bytes
     except UnsupportedEngine:
-        return  # the required cache size is unknown
+        return  # for such an engine the required cache size is unknown
     if host < needed:
         given = "" if "lora_cache_host_memory_bytes" in values else " (the default)"
         yield _finding(

@@ -1,4 +1,4 @@
-"""Findings about a model repository: the problem, and what to do about it."""
+"""Findings of the checks of a model repository: problems, and how to fix them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 class Finding:
     """A single problem.
 
-    `error`: a model does not load, or requests fail that the configuration promises to serve.
-    `warning`: some requests fail, wait or mean something else. `note`: worth knowing. `field` is a
-    tensor, a template parameter, a folder or a file of `model`, which is "" for the repository
-    itself. `problem` has the value found and its consequence; `fix` the remedy.
+    Attributes:
+        severity: "error": a model does not load, or requests fail that the configuration allows.
+            "warning": some requests fail, wait or are misread. "note": for information.
+        model: the model's name; "" for the repository itself.
+        field: a tensor, a template parameter, a folder or a file of the model.
+        problem: the value found and its consequence.
+        fix: the remedy.
     """
 
     severity: Severity
@@ -35,7 +38,7 @@ class Finding:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort errors first, preserving the order within one severity."""
+    """Return the findings with errors first; the order within one severity is unchanged."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 

@@ -1,4 +1,4 @@
-"""Rules on the arguments of TensorRT-LLM's `LLM` in an llmapi model's model.yaml."""
+"""Rules that check an llmapi model's model.yaml: the arguments of TensorRT-LLM's `LLM` class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PEFT_NAMES = frozenset(
 def llm_findings(
     model: RepositoryModel, yaml: LlmapiYaml, places: LocalFolders, adapters: Sequence[Path]
 ) -> Iterator[Finding]:
-    """Return all findings; `adapters` are PEFT folders to serve."""
+    """Yield all findings on the arguments; `adapters` are the PEFT folders to serve."""
 
     def finding(severity: Severity, field: str, problem: str, fix: str) -> Finding:
         where = yaml.at(*field.split("."))
@@ -212,7 +212,7 @@ class _Arguments:
                 "mend it, or leave it out",
             )
             return
-        # TensorRT-LLM allocates by the largest rank of all modules.
+        # Compare the largest rank of all modules: TensorRT-LLM allocates memory by that rank.
         rank = max(settings.r, *(rank for _, rank in settings.rank_pattern), 0)
         limit = self._yaml.count(_LORA, "max_lora_rank") or MAX_LORA_RANK
         if rank > limit:

@@ -1,4 +1,4 @@
-"""Rules on models of the llmapi repository: a readable model.yaml and a suitable config.pbtxt.
+"""Rules that check models of the llmapi repository: their model.yaml and their config.pbtxt.
 
 Sources: `all_models/llmapi` of TensorRT-LLM's Triton backend, releases 1.2 to main of autumn 2026.
 """
@@ -30,8 +30,9 @@ def llmapi_findings(
     """Return the findings on each model of the llmapi repository.
 
     Args:
+        repository: the repository to check.
         adapters: PEFT folders to serve.
-        llm_config: LLM_CONFIG_PATH of Triton's environment.
+        llm_config: value of LLM_CONFIG_PATH in Triton's environment; None if unset.
     """
     found: list[Finding] = []
     for model in repository.llmapi_models:
@@ -145,7 +146,7 @@ def _check_config(model: RepositoryModel, config: ModelFile) -> Iterator[Finding
 
 
 def _check_shadows(model: RepositoryModel) -> Iterator[Finding]:
-    """Find modules that Python would import in place of TensorRT-LLM."""
+    """Yield a finding for each file that Python would import instead of TensorRT-LLM."""
     version = model.versions[-1]
     paths = [version / _PACKAGE, version / f"{_PACKAGE}.py"]
     if model.name == _PACKAGE:

@@ -1,7 +1,7 @@
-"""Rules on inputs that releases renamed: declared names against those that the backend reads.
+"""Rules on inputs that releases renamed: config.pbtxt must have the names that the backend reads.
 
-A backend reads only the names of its own release. Triton accepts other declared names, and the
-backend silently ignores their values.
+A backend reads only the input names of its own release. Triton also accepts requests with other
+names that config.pbtxt has, but the backend silently ignores their values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELEASE_OPTION = "--trtllm-version"
 
 
 def other_names(name: str) -> tuple[str, ...]:
-    """Return the names of an input in other releases; empty for an input that was never renamed."""
+    """Return the input's names in other releases; () for an input that was never renamed."""
     found = next((names for names in RENAMED if name in names), (name,))
     return tuple(other for other in found if other != name)
 
@@ -29,12 +29,13 @@ def other_names(name: str) -> tuple[str, ...]:
 def name_findings(
     repository: Repository, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Find declared inputs that their model does not read.
+    """Yield a finding for each input in a config.pbtxt that the model's backend does not read.
 
     Args:
         repository: the repository to check.
-        places: folders on this machine; the engine's config.json names the release that built it.
-        release: the TensorRT-LLM, or the container, that will serve; None if not given.
+        places: folders on this machine, to read the release from the engine's config.json.
+        release: the TensorRT-LLM release, or the container's tag, that will serve; None for the
+            release that built the engine.
 
     Raises ReleaseError for an unknown `release`.
     """
@@ -49,7 +50,7 @@ def name_findings(
 def _check_against_release(
     model: RepositoryModel, places: LocalFolders, release: str | None
 ) -> Iterator[Finding]:
-    """Check a model of the C++ backend, which is that of the container."""
+    """Check a model of the C++ backend. The release decides which input names the backend reads."""
     source = f"{RELEASE_OPTION} {release}"
     if release is None:
         release = _engine_release(model, places)
@@ -78,7 +79,7 @@ def _check_against_release(
 
 
 def _check_against_module(model: RepositoryModel) -> Iterator[Finding]:
-    """Check a model in Python, whose source is in its version folder."""
+    """Check a model in Python against the input names in its source, in the version folder."""
     if not model.versions:
         return
     source = "\n".join(

@@ -1,4 +1,4 @@
-"""A model repository on disk."""
+"""Reader of a model repository on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.deployment.check_engine import Values
 from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
-# Model parameters that have another name in the template.
+# By a model parameter's name in config.pbtxt: its name in the templates, where they differ.
 _TEMPLATE_NAMES = {
     "gpt_model_type": "batching_strategy",
     "gpt_model_path": "engine_dir",
@@ -21,14 +21,15 @@ _UNKNOWN_TYPE = "TYPE_INVALID"
 
 
 class RepositoryError(ValueError):
-    """The folder is no model repository."""
+    """The folder is not a model repository, or has no model that an option applies to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """A folder of the repository.
+    """A model: one folder of the repository.
 
-    `file` is None if it cannot be used, and `problem` has the reason.
+    `file` is the parsed config.pbtxt. If the file cannot be used, `file` is None and `problem` has
+    the reason.
     """
 
     name: str
@@ -38,22 +39,22 @@ class RepositoryModel:
 
     @property
     def runs_engine(self) -> bool:
-        """True if the model takes token ids, as `tensorrt_llm` and any draft model do."""
+        """True for a core model, which takes token ids: `tensorrt_llm` and any draft model."""
         return self.file is not None and {"input_ids", "request_output_len"} <= (
             self.file.inputs.keys()
         )
 
     @property
     def is_gpt(self) -> bool:
-        """True for the GPT repository's core model, whose engine parameter has another name."""
+        """True for the GPT repository's core model, which names its engine in `engine_dir`."""
         return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
 
     @property
     def is_llmapi(self) -> bool:
-        """True for the llmapi repository's model, which includes tokenizer and engine."""
+        """True for the llmapi repository's model, which runs tokenizer and engine itself."""
         if self.file is None or self.runs_engine:
             return False
-        # The file name also identifies releases whose tensors are unknown here.
+        # A model.yaml also identifies models of releases whose input names are unknown here.
         return {"text_input", "sampling_param_max_tokens"} <= self.file.inputs.keys() or any(
             (version / MODEL_YAML).is_file() for version in self.versions
         )
@@ -65,7 +66,7 @@ class RepositoryModel:
 
     @property
     def versions(self) -> list[Path]:
-        """Version folders, the newest last."""
+        """Version folders in ascending order."""
         found = [path for path in self.path.iterdir() if path.is_dir() and path.name.isdecimal()]
         return sorted((path for path in found if int(path.name) > 0), key=lambda p: int(p.name))
 
@@ -76,12 +77,12 @@ class RepositoryModel:
 
     @property
     def unset_parameters(self) -> list[str]:
-        """Parameters still unfilled, as `${...}`."""
+        """Names of the parameters whose value is still a placeholder `${...}`."""
         parameters = {} if self.file is None else self.file.parameters
         return sorted(name for name, value in parameters.items() if value.startswith("${"))
 
     def values(self) -> Values:
-        """Return the configuration of a core model, by names of template parameters."""
+        """Return a core model's configuration as values of template parameters."""
         if self.file is None:
             return {}
         values = {template_name(name): self.parameter(name) for name in self.file.parameters}
@@ -89,7 +90,7 @@ class RepositoryModel:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            # The GPT repository accepts larger batches than the engine runs; the rest waits.
+            # Omit the GPT repository's limit: its batches may exceed the engine's, and rows wait.
             "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
@@ -106,7 +107,7 @@ class LocalFolders:
     tokenizer_dir: Path | None = None
 
     def engine(self, core: RepositoryModel) -> Path | None:
-        """Return the engine's folder on this machine, or None if it is not configured."""
+        """Return the engine's folder on this machine, or None if the model names no engine."""
         if self.engine_dir is not None:
             return self.engine_dir
         return Path(core.engine_dir) if core.engine_dir else None
@@ -114,7 +115,7 @@ class LocalFolders:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The models by folder name."""
+    """A repository: its path and its models by folder name."""
 
     path: Path
     models: Mapping[str, RepositoryModel]
@@ -133,7 +134,7 @@ class Repository:
 
     @property
     def bls_models(self) -> list[RepositoryModel]:
-        """The text models that call others from Python (BLS)."""
+        """The text models that call other models from Python (BLS)."""
         return [
             model
             for model in self.models.values()
@@ -145,14 +146,14 @@ class Repository:
 
 
 def template_name(parameter: str) -> str:
-    """Return the name of a model's parameter in the templates."""
+    """Return the name that a model parameter of config.pbtxt has in the templates."""
     return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:
-    """Read a repository: every folder of `path` is a model.
+    """Read a repository: every folder in `path` is a model, except hidden ones.
 
-    Raises RepositoryError if there is none.
+    Raises RepositoryError if no folder in `path` has a config.pbtxt.
     """
     if not path.is_dir():
         raise RepositoryError(f"{path}: no such folder")

@@ -1,4 +1,4 @@
-"""Rules on the files of a model repository and on the connections between its models."""
+"""Rules that check a model repository's files and the connections between its models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ops.deployment.check_names import other_names
 from ops.deployment.check_repository import CONFIG, Repository, RepositoryModel
 from triton_repo.parameters import BLS, CORE, POSTPROCESSING, PREPROCESSING
 
-# Without these a model does not load, or loads and cannot work.
+# By model: the parameters without which the model does not load, or loads but cannot work.
 _MANDATORY: Mapping[str, tuple[str, ...]] = {
     CORE: ("gpt_model_path", "gpt_model_type"),
     PREPROCESSING: ("tokenizer_dir",),
@@ -23,7 +23,7 @@ _TEMPLATE_KEYS = {"gpt_model_path": "engine_dir", "gpt_model_type": "batching_st
 
 
 def structure_findings(repository: Repository) -> list[Finding]:
-    """Return all findings that need only the repository."""
+    """Return the findings on files, parameters and connections, without reading any engine."""
     found: list[Finding] = []
     for model in repository.models.values():
         found += _check_files(model)
@@ -238,7 +238,7 @@ def _check_text_interface(model: RepositoryModel, core: RepositoryModel) -> Iter
             f"take {model.name} from v0.15 or later, or send adapters to {core.name} only",
         )
     if model.file.steps:
-        # An ensemble's mappings are checked with its steps.
+        # Stop here for an ensemble: `_check_steps` checks the types and names of its tensors.
         return
     if model.name == BLS and "lora_weights" in own and "lora_weights" in inner:
         first, second = own["lora_weights"], inner["lora_weights"]

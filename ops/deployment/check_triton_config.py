@@ -1,4 +1,4 @@
-"""Rules on `triton_config` in an llmapi model's model.yaml, against its config.pbtxt."""
+"""Rules that check `triton_config` in an llmapi model's model.yaml against its config.pbtxt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.llmapi_yaml import TRITON_CONFIG, LlmapiYaml
 
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
-# After a client disconnects, the engine continues for up to this period.
+# Longest cancellation_check_period_ms without a warning. After a client disconnects, the engine
+# continues the answer for up to that period.
 _MAX_PERIOD_MS = 1000
 
 

@@ -1,4 +1,4 @@
-"""Rules on single values: parameters that a model cannot parse, and instances of an engine."""
+"""Rules that check single values: parameters that a model cannot parse, and instance counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton_repo.parameters import (
     is_boolean,
 )
 
-# Checked elsewhere, together with the rest of the file.
+# Parameters that `check_structure` already checks.
 _JUDGED_ELSEWHERE = ("batching_strategy",)
 
 
@@ -31,9 +31,9 @@ def value_findings(repository: Repository) -> Iterator[Finding]:
 
 
 def _check_values(repository: Repository, model: RepositoryModel) -> Iterator[Finding]:
-    """Find values that the model would parse as another value, or not at all.
+    """Yield an error for each value that the model cannot parse or would read as another value.
 
-    Such a finding is an error although some models would load: the fix says what to write.
+    The finding is an error even if the model would load, because the fix is always the same.
     """
     template = _find_template(repository, model)
     if model.file is None or template is None:
@@ -77,7 +77,7 @@ def _find_template(repository: Repository, model: RepositoryModel) -> str | None
 
 
 def _check_instances(core: RepositoryModel) -> Iterator[Finding]:
-    """Check the instance count: every instance of a core model loads an engine of its own."""
+    """Yield an error if several instances would each load an engine onto the same GPUs."""
     assert core.file is not None
     count, given = core.file.instance_count, core.parameter("gpu_device_ids")
     lists = len(given.split(";")) if given else 0

@@ -1,6 +1,6 @@
-"""Facts of a Hugging Face model folder that engines depend on.
+"""The properties of a Hugging Face model that its engine depends on.
 
-Only ``config.json`` is needed, so an engine can be planned before the weights are downloaded.
+Only ``config.json`` is read: an engine can be planned before the weights are downloaded.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from adapters.config_json import ConfigError, Section, read_config
 from adapters.engine_config import is_trtllm_checkpoint
 from ops.deployment.architectures import ARCHITECTURES, Architecture
 
-# ModelOpt writes this file beside config.json; other tools write into config.json.
+# File in which ModelOpt describes the quantization. Other tools write into config.json.
 _MODELOPT = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Sizes of the complete, unsplit model, under TensorRT-LLM's names.
+    """A Hugging Face model: sizes of the complete, unsplit model, under TensorRT-LLM's names.
 
-    `dtype` is that of the weights in the folder, or None if not stated. `num_experts` is 0 without
-    a mixture of experts. `quantization` is the method, such as gptq, or None.
+    Attributes:
+        dtype: data type of the weights in the folder; None if config.json does not state it.
+        num_experts: experts of each layer; 0 for a model without a mixture of experts.
+        quantization: quantization method, such as gptq; None for a model that is not quantized.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Execution of an engine plan's steps, on a machine with TensorRT-LLM."""
+"""Runner of an engine plan's steps, on a machine with TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BuildError(RuntimeError):
-    """A step failed, or something that it needs is missing."""
+    """A step failed, or a program or script that the steps need is missing."""
 
 
 def check_installed(plan: EnginePlan) -> None:
-    """Raise BuildError, which names every missing program and script."""
+    """Raise BuildError if programs or scripts of the steps are missing; the message lists them."""
     missing = [
         need
         for need in dict.fromkeys(need for step in plan.steps for need in step.needs)
@@ -39,12 +39,13 @@ def check_installed(plan: EnginePlan) -> None:
 
 
 def build(plan: EnginePlan) -> int:
-    """Run every step; their output goes to this process' output.
+    """Run every step. The steps write to this process' stdout and stderr.
 
-    Returns 0, or 128 plus the number of the signal that ended it: at SIGINT or SIGTERM the running
-    step is ended with its child processes, and no further step starts. Raises BuildError when
-    something is missing, when a step fails, and when the steps produced no engine. Files made so
-    far remain. Call it from the main thread, because it installs signal handlers.
+    Return 0, or 128 plus the signal's number after SIGINT or SIGTERM. Such a signal ends the
+    running step with its child processes, and no further step starts. Files written so far remain.
+    Call this function from the main thread, because it installs signal handlers.
+
+    Raises BuildError if a program or script is missing, a step fails, or no engine is produced.
     """
     check_installed(plan)
     stop = _SignalFlag()
@@ -68,7 +69,7 @@ def build(plan: EnginePlan) -> int:
 
 
 class _SignalFlag:
-    """A signal handler that remembers the first signal; `number` is 0 before it."""
+    """A signal handler. `number` is the first signal received, 0 before any."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -78,9 +79,12 @@ class _SignalFlag:
 
 
 def _run(step: Step, stop: _SignalFlag) -> int:
-    """Return the exit code, or minus the signal that ended the step; ends all its processes."""
-    # A process group of its own: a terminal's Ctrl-C reaches only this process, and the group can
-    # be killed.
+    """Run a step to its end or until a signal, and end all its processes.
+
+    Return the exit code, or minus the number of the signal that ended the step.
+    """
+    # Start the step in a new process group: a terminal's Ctrl-C then reaches only this process,
+    # and all processes of the step can be killed at once.
     process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
     while not _has_ended(process) and not stop.number:
         time.sleep(POLL_PERIOD)
@@ -93,7 +97,10 @@ def _run(step: Step, stop: _SignalFlag) -> int:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if it has ended, without reaping it, so that its group id is not reused."""
+    """Return True if the process has ended.
+
+    The process is not reaped: its group id must not be reused before the group is killed.
+    """
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

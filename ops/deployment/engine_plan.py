@@ -1,6 +1,6 @@
-"""The commands that build a TensorRT-LLM engine from a Hugging Face model, and its resources.
+"""Engine plans: the commands that build a TensorRT-LLM engine, and the memory it will need.
 
-Options are those of `convert_checkpoint.py` and `trtllm-build`; `ops.deployment.release` has the
+The commands are `convert_checkpoint.py` and `trtllm-build`. `ops.deployment.release` has the
 differences between releases.
 
 See decision 096 in docs/decisions.
@@ -37,12 +37,12 @@ _MAX_TP = 8  # GPUs that share one NVLink domain in common hosts
 
 
 class PlanError(ValueError):
-    """Model, release and options contradict each other; one line per problem."""
+    """Model, release and options contradict each other. The message has one line per problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command. `needs` are the files and programs that must exist before it runs."""
+    """A command. `needs` are the files and programs that must exist before the command runs."""
 
     name: str
     arguments: tuple[str, ...]
@@ -54,11 +54,12 @@ class EnginePlan:
     """Instructions for building one engine.
 
     Attributes:
-        release: the release that builds and serves; None if no engine is built.
-        steps: commands, to be run in this order.
-        engine_dir: where the engine will be.
-        tokenizer_info: the file for guided decoding that the last step makes, or None.
-        advice: what to change if the memory does not suffice; else empty.
+        intent: the properties that the engine must have.
+        release: the TensorRT-LLM release that builds and serves; None if no engine is built.
+        steps: the commands, in the order to run them.
+        engine_dir: folder that the engine will be written to.
+        tokenizer_info: file for guided decoding that the last step writes; None without one.
+        advice: option changes that would make the engine fit the GPU; empty if it fits.
     """
 
     checkpoint: Checkpoint
@@ -71,7 +72,7 @@ class EnginePlan:
     advice: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
-        """Return the plan for programs: paths as text, sizes in bytes for one GPU."""
+        """Return the plan as JSON values: paths as text, sizes in bytes on one GPU."""
         fits = self.memory.fits(self.intent)
         return {
             "model": asdict(self.checkpoint) | {"folder": str(self.checkpoint.folder)},
@@ -98,12 +99,14 @@ def make_plan(
     """Return the plan for an engine in `folder`/engine.
 
     Args:
-        release: None plans only the memory and builds nothing.
-        gpu: the GPU of each rank; None if unknown, then whether it fits is not decided.
-        folder: for all output files.
+        checkpoint: the Hugging Face model.
+        intent: the properties that the engine must have.
+        release: the TensorRT-LLM release; None plans only the memory, without commands.
+        gpu: the GPU of each rank; None if unknown: the plan then has no KV cache size.
+        folder: folder for all output files.
         examples: the folder `examples` of TensorRT-LLM's source.
 
-    Raises PlanError, which names every problem.
+    Raises PlanError if model, release and intent contradict each other.
     """
     if found := problems(checkpoint, intent, release):
         raise PlanError("\n".join(found))
@@ -128,11 +131,11 @@ def make_plan(
 
 
 def template_parameters(plan: EnginePlan) -> dict[str, int | float | bool]:
-    """Return `tensorrt_llm` parameters that follow from the engine and the division of memory."""
+    """Return the `tensorrt_llm` model's parameters that follow from the engine and its memory."""
     lora, kv = plan.memory.lora, plan.memory.kv_cache
     found: dict[str, int | float | bool] = {"max_beam_width": plan.intent.max_beam_width}
     if plan.intent.max_num_tokens < plan.intent.max_input_len:
-        # Otherwise a longer prompt could never be scheduled.
+        # Without chunked context, a prompt longer than max_num_tokens could never be scheduled.
         found["enable_chunked_context"] = True
     if kv is not None:
         found["kv_cache_free_gpu_mem_fraction"] = kv.fraction
@@ -181,7 +184,7 @@ def _build(intent: Intent, release: Release, folder: Path) -> Step:
         *("--max_num_tokens", str(intent.max_num_tokens)),
         *("--max_beam_width", str(intent.max_beam_width)),
         *(*paged, "--remove_input_padding", "enable"),
-        # KV cache reuse and chunked context both need it.
+        # KV cache reuse and chunked context both need paged context FMHA.
         *("--context_fmha", "enable", "--use_paged_context_fmha", "enable"),
     ]
     if intent.lora_modules:
@@ -203,7 +206,11 @@ def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Ste
 
 
 def _advice(checkpoint: Checkpoint, intent: Intent, memory: MemoryPlan) -> Iterator[str]:
-    """Yield changes that would make the plan fit, each one sufficient by itself."""
+    """Yield option changes that would make the engine fit the GPU, each sufficient by itself.
+
+    First yields a notice if the weights alone exceed the GPU. Yields nothing if the engine fits or
+    the GPU is unknown.
+    """
     if memory.gpu is None or memory.fits(intent):
         return
     if memory.weights > memory.gpu.memory:
@@ -235,9 +242,9 @@ def _shorter(intent: Intent, max_seq_len: int) -> Intent:
 
 
 def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
-    """Return True if the model allows `intent` and the GPU holds it.
+    """Return True if the model allows `intent` and the engine fits the GPU.
 
-    No size depends on the release.
+    Checked for the newest release, because no size depends on the release.
     """
     if problems(checkpoint, intent, NEWEST):
         return False
@@ -245,7 +252,7 @@ def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
 
 
 def shell_lines(step: Step) -> str:
-    """Return the command for a shell, with one option per line."""
+    """Return the step's command in shell syntax, with one option per line."""
     lines: list[list[str]] = [[]]
     for argument in step.arguments:
         if argument.startswith("--"):
@@ -255,6 +262,6 @@ def shell_lines(step: Step) -> str:
 
 
 def requests_at_once(plan: EnginePlan) -> int | None:
-    """Return the number of largest requests that fit in the KV cache; None if unknown."""
+    """Return how many requests of the largest size fit in the KV cache; None if unknown."""
     kv = plan.memory.kv_cache
     return None if kv is None else kv.tokens // largest_request(plan.intent)

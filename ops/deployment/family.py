@@ -1,7 +1,7 @@
-"""The processes of one launch, found by a mark in their environment.
+"""The processes of one launch, found by an environment variable that all of them inherit.
 
-mpirun puts every rank into a process group of its own, and a rank's children may leave its session;
-but all of them inherit the environment.
+Process groups and sessions do not identify them: mpirun puts every rank into a group of its own,
+and a rank's children may leave its session.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ KILLED_WITHIN = 5.0  # seconds; the kernel may need time to free a GPU's memory
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the family, with its command line."""
+    """A process of a launch: its id and its command line."""
 
     pid: int
     arguments: tuple[str, ...]
 
 
 class ProcessFamily:
-    """The processes of one launch. Linux only; sees only processes of this user."""
+    """The processes of one launch. Works on Linux, and only with processes of this user."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` with the mark, for the first process of the family."""
+        """Return `environ` plus the variable that marks the family, for its first process."""
         return dict(environ) | {VARIABLE: self._mark}
 
     def members(self) -> Iterator[Member]:
-        """Yield the living processes; zombies are left out."""
+        """Yield the family's processes that are alive, without zombies."""
         mark = f"{VARIABLE}={self._mark}".encode()
         for folder in PROC.glob("[0-9]*"):
-            # It may end during the read, or belong to another user.
+            # Ignore errors: the process may have ended since, or belong to another user.
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
                     arguments = (folder / "cmdline").read_bytes().decode(errors="replace")
                     yield Member(int(folder.name), tuple(arguments.split("\0")[:-1]))
 
     def kill(self) -> None:
-        """Kill all; return when none is left, or raise StackError after `KILLED_WITHIN` seconds."""
+        """Kill all processes of the family, and return once they have ended.
+
+        Raises StackError if processes are left after `KILLED_WITHIN` seconds.
+        """
         deadline = time.monotonic() + KILLED_WITHIN
         while members := list(self.members()):
             for member in members:
@@ -64,7 +67,7 @@ class ProcessFamily:
 
 
 def reap_orphans() -> None:
-    """Reap the child processes that have ended already."""
+    """Reap this process' children that have already ended, without waiting for the others."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""Descriptions of a deployment's fields, for the command line and the docs."""
+"""Help texts of a deployment description's fields, for the command line and the docs."""
 
 from __future__ import annotations
 

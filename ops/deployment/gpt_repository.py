@@ -16,11 +16,14 @@ from triton_repo.render import RenderError
 
 
 def write_gpt(fields: Mapping[str, Any], destination: Path) -> None:
-    """Write the four models into `destination`.
+    """Write the four models of the GPT repository into `destination`.
 
-    `fields` are `release`, `engine_dir` and `tokenizer_dir`, which may be relative to the working
-    directory, and other template parameters under `parameters`. Raises DescriptionError before
-    anything is written.
+    Args:
+        fields: `release`, `engine_dir`, `tokenizer_dir`, and a mapping `parameters` of other
+            template parameters. Relative paths start at the working directory.
+        destination: folder of the new repository.
+
+    Raises DescriptionError, before anything is written, for wrong fields.
     """
     values = {**fields, **fields.get("parameters", {})}
     values.pop("parameters", None)

@@ -1,4 +1,4 @@
-"""GPUs by name, with the memory that programs find on them."""
+"""GPU models by name, with the memory that programs can use on them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU model; `memory` in bytes."""
+    """A GPU model. `memory` is the usable memory in bytes."""
 
     name: str
     memory: int
 
 
-# `memory.total` of nvidia-smi in MiB, with ECC where the GPU has it. It is less than the figure
-# in the data sheet, and differs by a few MiB between drivers.
+# `memory.total` of nvidia-smi in MiB, with ECC on if the GPU has ECC. The value is below the data
+# sheet's and differs by a few MiB between drivers.
 _MEMORY_MIB = {
     "T4": 15360,
     "A10": 23028,
@@ -39,7 +39,10 @@ GPUS: Mapping[str, Gpu] = {name: Gpu(name, mib * _MIB) for name, mib in _MEMORY_
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU by name; A100-80GB is A100-80. Raises ValueError, which lists the names."""
+    """Return a GPU by name, in any case and with or without the suffix GB (A100-80GB).
+
+    Raises ValueError for an unknown name; the message lists the known ones.
+    """
     wanted = name.upper().removesuffix("GB")
     if wanted not in GPUS:
         raise ValueError(f"--gpu: found {name!r}; allowed: {', '.join(GPUS)}")

@@ -1,12 +1,14 @@
 """Import of a Hugging Face folder: engine, model repository and gateway settings.
 
-Files made, in one folder:
+An import writes these files into one folder:
 
-    build_engine.sh: the commands that make the engine, where TensorRT-LLM is installed. Not for the
-        CPU executor, whose engine is made immediately.
-    engine/: the engine. The llmapi repository has neither an engine nor the script.
+    build_engine.sh: the commands that build the engine on a machine with TensorRT-LLM. Not written
+        for the CPU executor, whose engine is built immediately.
+    engine/: the engine.
     repository/: the model repository for Triton.
     gateway.env: the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd.
+
+With the llmapi repository there is neither an engine nor a script.
 """
 
 from __future__ import annotations
@@ -37,21 +39,27 @@ BUILD_SCRIPT = "build_engine.sh"
 _TOKENIZER = "tokenizer.json"
 _TRITON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
-# The CPU executor computes in float32. Its cache is limited to this, unless one request needs more.
+# The CPU executor computes in float32. Its KV cache is limited to `_CPU_KV_BYTES`, unless a single
+# request needs more.
 _CPU_KV_ITEM_BYTES = 4
 _CPU_KV_BYTES = 400_000_000
 
 
 class ImportingError(ValueError):
-    """The model cannot be imported; one line per problem."""
+    """The model cannot be imported. The message has one line per problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """An imported model: its name for clients, its tokenizer's folder and its own folder.
+    """An imported model.
 
-    `max_seq_len` is set only for the llmapi repository, which has no engine to read it from.
-    `triton_name` is the name in Triton of the model that runs the engine.
+    Attributes:
+        name: the model's name for clients.
+        tokenizer_dir: the Hugging Face folder.
+        folder: the folder with the files that the import wrote.
+        max_seq_len: tokens of prompt plus output. Set only for the llmapi repository, because
+            there is no engine to read the limit from.
+        triton_name: name in Triton of the model that runs the engine.
     """
 
     name: str
@@ -62,7 +70,7 @@ class ImportedModel:
 
     @property
     def own_triton_name(self) -> str | None:
-        """The name in Triton, or None for the default name."""
+        """The core model's name in Triton; None if it is the default name."""
         return None if self.triton_name == CORE else self.triton_name
 
     @property
@@ -77,10 +85,18 @@ class ImportedModel:
 def import_for_gpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Write everything except the engine, which the written script builds in `folder`.
+    """Write repository, settings and the script that will build the engine.
 
-    An engine from an earlier import stays. `release` is the release or container that serves the
-    repository. Raises ImportingError before anything is written.
+    An engine from an earlier import stays.
+
+    Args:
+        plan: the engine's plan.
+        name: the model's name for clients.
+        folder: folder to write into.
+        release: the TensorRT-LLM release, or the container's tag, that serves the repository.
+        triton_name: name in Triton of the model that runs the engine.
+
+    Raises ImportingError before anything is written.
     """
     imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=False)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
@@ -105,12 +121,13 @@ def import_for_gpu(
 def import_for_cpu(
     plan: EnginePlan, name: str, folder: Path, release: str, triton_name: str = CORE
 ) -> ImportedModel:
-    """Write everything, with an engine for the CPU executor in place of the one in `plan`.
+    """Write repository and settings, and build an engine for the CPU executor.
 
-    The repository is that of `release`. Raises ImportingError; before the engine is made, unless
-    the weights cannot be read.
+    Args are those of `import_for_gpu`; the steps of `plan` are not used.
+
+    Raises ImportingError. Nothing is written before, unless the weights cannot be read.
     """
-    # Imported late: numpy is not needed before.
+    # Import late: the other commands start faster without numpy.
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
@@ -149,14 +166,21 @@ def import_for_cpu(
 def import_llmapi(
     plan: EnginePlan, name: str, folder: Path, triton_name: str = CORE, *, on_cpu: bool
 ) -> ImportedModel:
-    """Write the llmapi repository, over the model folder of `plan`, and the settings.
+    """Write settings and an llmapi repository that serves the Hugging Face folder of `plan`.
+
+    Args:
+        plan: the plan, made without a release.
+        name: the model's name for clients.
+        folder: folder to write into.
+        triton_name: name in Triton of the repository's model.
+        on_cpu: True to serve with the CPU executor.
 
     Raises ImportingError before anything is written.
     """
     imported = _validate(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
-        # Imported late: numpy is not needed before.
+        # Import late: the other commands start faster without numpy.
         from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
 
         try:
@@ -172,7 +196,10 @@ def import_llmapi(
 
 
 def read_imported(folder: Path) -> ImportedModel:
-    """Return the model imported into `folder`. Raises ImportingError if it is incomplete."""
+    """Return the model that was imported into `folder`.
+
+    Raises ImportingError if `folder` is no import, or has no engine yet.
+    """
     path = folder / ENV_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -218,13 +245,13 @@ def _validate(
             f"{checkpoint.folder / _TOKENIZER} does not exist; download the model's tokenizer, too"
         )
     problems += map(str, tokenizer_problems(checkpoint.folder))
-    # Weights may be absent: an engine can be planned before they are downloaded.
+    # Accept a folder without any weights: the engine can be planned before their download.
     if on_cpu or is_incomplete(checkpoint.folder):
         problems += map(str, weight_problems(checkpoint.folder))
     problems += [
         f"{path}: allowed: a path without spaces and quotes"
         for path in (imported.tokenizer_dir, imported.folder)
-        # A shell, Docker and systemd parse such values differently.
+        # Refuse paths that need quotes: a shell, Docker and systemd would parse them differently.
         if shlex.quote(str(path)) != str(path)
     ]
     if folder.exists() and not (folder / ENV_FILE).exists() and any(folder.iterdir()):
@@ -242,7 +269,7 @@ def _refuse_ranks(intent: Intent) -> None:
 def _clear_outputs(
     imported: ImportedModel, intent: Intent, more: Mapping[str, str] | None = None
 ) -> None:
-    """Remove what is rebuilt; the written settings mark the folder as an import."""
+    """Remove an earlier repository and write the settings, which mark the folder as an import."""
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
     _write_settings(imported, intent, more or {})
@@ -256,7 +283,10 @@ def _description(
 
 
 def _rendered_release(release: str) -> str:
-    """Return the release to render: engines older than all templates use the oldest ones."""
+    """Return the release whose templates to render.
+
+    This is the oldest one with templates for a `release` older than all of them.
+    """
     return release if parse_release(release) >= OLDEST_TEMPLATES else str(OLDEST_TEMPLATES)
 
 
@@ -267,7 +297,7 @@ def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def _write_settings(imported: ImportedModel, intent: Intent, more: Mapping[str, str]) -> None:
-    """Write the settings; those in `more` with an empty value are written as comments."""
+    """Write gateway.env. Settings in `more` with an empty value become comments to fill in."""
     values = {
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),

@@ -11,19 +11,23 @@ from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
-# Models allow up to 131,072 tokens, and few GPUs can hold even one such request.
+# Models allow up to 131,072 tokens, but few GPUs can hold even one request of that length.
 DEFAULT_MAX_SEQ_LEN = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """Requirements for an engine. Lengths are in tokens; `max_seq_len` is prompt plus output.
+    """Requirements for an engine. Lengths are in tokens.
 
     Attributes:
-        dtype: of weights, KV cache and LoRA tensors.
-        lora_modules: TensorRT-LLM's names; empty for an engine without LoRA.
+        dtype: data type of weights, KV cache and LoRA tensors.
+        tp: tensor parallelism: GPUs that share each layer.
+        pp: pipeline parallelism: groups of GPUs that have different layers.
+        lora_modules: TensorRT-LLM's names of the modules that adapters change; empty for an engine
+            without LoRA.
         lora_adapters: number of adapters of the largest rank that the caches have to hold.
-        max_num_tokens: tokens of all requests in one step of the engine.
+        max_seq_len: limit of prompt plus output.
+        max_num_tokens: limit of the tokens of all requests in one step of the engine.
     """
 
     dtype: Dtype
@@ -48,9 +52,9 @@ def default_dtype(checkpoint: Checkpoint) -> Dtype:
 
 
 def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> list[str]:
-    """Return everything that the model or the release does not allow, each with what is allowed.
+    """Return an error message for each requirement that the model or the release does not allow.
 
-    Without a release no engine is built: TensorRT-LLM serves the checkpoint as it is.
+    `release` is None if no engine is built and TensorRT-LLM serves the checkpoint directly.
     """
     conversion = _loading(checkpoint)
     if release is not None:
@@ -59,7 +63,7 @@ def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) ->
 
 
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
-    """Return the planned engine as a base model for adapters."""
+    """Return the planned engine's description as a base model for adapters."""
     return BaseModel(
         names=(checkpoint.folder.resolve().name,),
         architecture=checkpoint.architecture,
@@ -79,7 +83,7 @@ def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
 
 
 def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> EngineConfig:
-    """Return the facts that the config.json of the engine will have."""
+    """Return the contents that the planned engine's config.json will have."""
     return EngineConfig(
         version=release and str(release),
         architecture=checkpoint.architecture,
@@ -156,7 +160,8 @@ def _limits(checkpoint: Checkpoint, intent: Intent, release: Release) -> Iterato
     layers = checkpoint.num_hidden_layers
     if intent.pp > layers or (layers % intent.pp and release < UNEVEN_STAGES):
         yield f"--pp: found {intent.pp}; allowed: divisors of {layers} layers"
-    # The cache arithmetic assumes equal stages, as PeftCacheManager does.
+    # Refuse unequal stages with LoRA: the cache size computation assumes equal stages, as
+    # TensorRT-LLM's PeftCacheManager does.
     elif layers % intent.pp and intent.lora_modules:
         yield f"--pp: found {intent.pp}; allowed with LoRA: divisors of {layers} layers"
     if intent.max_seq_len > checkpoint.max_position_embeddings:

@@ -1,8 +1,8 @@
 """The command line and environment that start tritonserver on a TensorRT-LLM engine.
 
-Both equal those of `scripts/launch_triton_server.py` of tensorrtllm_backend, argument for argument,
-so that documentation of deployments started with that script applies. The releases differ only in
-the order.
+Arguments and variables equal those of tensorrtllm_backend's `scripts/launch_triton_server.py`:
+documentation of deployments started with that script applies here too. The supported releases of
+the script differ only in the order of the arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CORE_MODEL = "tensorrt_llm"
 LOG_FILE = "triton_log.txt"
 SHM_PREFIX = "prefix"
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-"""TensorRT-LLM's launcher: rank 0 runs the given command, the others are workers of its LLM API."""
+"""TensorRT-LLM's launcher. Rank 0 runs the given command; other ranks become LLM API workers."""
 
 Release = Literal["v0.17", "v0.19"]
 
@@ -27,12 +27,12 @@ Release = Literal["v0.17", "v0.19"]
 class Mode(Enum):
     """The process that drives the ranks of an engine.
 
-    LEADER: rank 0 of the engine serves; one tritonserver process for each rank.
+    LEADER: each rank of the engine is a tritonserver process; rank 0 serves.
     SPAWN: one tritonserver, the orchestrator, starts worker processes for each model.
-    PRESPAWNED: rank 0 is the orchestrator; the ranks after it are the models' workers, as each
-        model's parameter participant_ids says.
-    LLMAPI: one tritonserver, of the llmapi repository. The LLM API starts its workers; with
-        several ranks `LLMAPI_LAUNCH` has started them.
+    PRESPAWNED: rank 0 is the orchestrator. Later ranks are the models' workers, assigned by each
+        model's parameter participant_ids.
+    LLMAPI: one tritonserver serves the llmapi repository. The LLM API starts the workers; with
+        `world_size` above 1, `LLMAPI_LAUNCH` starts them.
     """
 
     LEADER = "leader"
@@ -47,16 +47,17 @@ class Launch:
 
     Attributes:
         model_repo: the model repository.
-        world_size: ranks, one process each; with LLMAPI, 1 means that MPI starts none.
-        core_models: names of the models that all ranks load; rank 0 loads the others too.
-        grpc_port, http_port, metrics_port: equal for all ranks; only rank 0 opens them.
-        log_file: verbose log of rank 0; None leaves Triton's log as it is.
+        world_size: number of ranks, one process each; 1 with LLMAPI means a launch without MPI.
+        core_models: names of the models that all ranks load; rank 0 loads the other models too.
+        grpc_port, http_port, metrics_port: passed to all ranks; only rank 0 opens the ports.
+        log_file: file for a verbose log of rank 0; None leaves Triton's log as it is.
         mpi: True if mpirun starts the ranks.
-        oversubscribe: lets mpirun start more ranks than there are slots.
+        oversubscribe: True lets mpirun start more ranks than there are slots.
         multimodal_pool: bytes of GPU 0's CUDA memory pool in rank 0; 0 leaves the default.
-        gpus_without_pool: with SPAWN, how many GPUs get no CUDA memory pool of Triton, because
-            their memory belongs to the workers; None leaves all pools as they are.
+        gpus_without_pool: with SPAWN, number of GPUs on which Triton reserves no CUDA memory pool,
+            because the workers need the memory; None leaves all pools as they are.
         exit_timeout: seconds that Triton gives running requests at exit; None for its default.
+        release: the release of launch_triton_server.py whose argument order is used.
         more: further arguments of tritonserver, for each rank.
     """
 
@@ -84,7 +85,7 @@ class Launch:
 
 
 def command(launch: Launch) -> list[str]:
-    """Return the complete command line."""
+    """Return the command line that starts all ranks."""
     server = [launch.tritonserver, *rank_arguments(launch, 0)]
     is_llmapi = launch.mode == Mode.LLMAPI
     if not launch.mpi or (is_llmapi and launch.world_size == 1):
@@ -100,12 +101,12 @@ def command(launch: Launch) -> list[str]:
 
 
 def rank_arguments(launch: Launch, rank: int) -> list[str]:
-    """Return the arguments of tritonserver in one rank."""
+    """Return the arguments of tritonserver for one rank."""
     return [*shared_arguments(launch, is_leader=rank == 0), shm_argument(str(rank))]
 
 
 def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
-    """Return the arguments without the rank's own, which is the last one."""
+    """Return the arguments of tritonserver without the last one, which depends on the rank."""
     ports = [
         f"--grpc-port={launch.grpc_port}",
         f"--http-port={launch.http_port}",
@@ -132,12 +133,15 @@ def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
 
 
 def shm_argument(rank: str) -> str:
-    """Return the rank's shared memory prefix; ranks with equal ones would overwrite it."""
+    """Return the argument that sets the rank's shared memory prefix.
+
+    Ranks with equal prefixes would overwrite each other's memory.
+    """
     return f"--backend-config=python,shm-region-prefix-name={SHM_PREFIX}{rank}_"
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """Return the environment variables that set TensorRT-LLM's mode."""
+    """Return the environment variables that set TensorRT-LLM's orchestrator mode."""
     if launch.mode in (Mode.LEADER, Mode.LLMAPI):
         return {}
     return {
@@ -147,7 +151,7 @@ def environment(launch: Launch) -> dict[str, str]:
 
 
 def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Return the command for a shell, one rank per line."""
+    """Return command and environment variables in shell syntax, with one rank per line."""
     lines: list[list[str]] = [[f"{name}={shlex.quote(value)}" for name, value in variables.items()]]
     for part in command:
         if part == "-n":
@@ -157,10 +161,10 @@ def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs without a pool in the orchestrator; None up to Triton 24.06.
+    """Return the number of this machine's GPUs, on which the orchestrator reserves no memory pool.
 
-    The server's version is in the environment of NVIDIA's containers. Without it, the pools are
-    left as they are.
+    Return None for Triton up to 24.06, or if `environ` does not state the version as NVIDIA's
+    containers do: Triton's pools are then left as they are.
     """
     version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
     if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):

@@ -1,4 +1,4 @@
-"""Problems of a launch, found before anything is started."""
+"""Checks of a launch before anything is started."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from ops.deployment.check_repository import RepositoryModel
 from ops.deployment.launch import Launch, Mode
 from ops.deployment.llmapi_yaml import LlmapiYamlError, read_llmapi_yaml
 
-# The version in Triton's container 26.07.
+# Version of the openai package in Triton's container 26.07. With this version or an older one,
+# importing TensorRT-LLM 1.2 fails.
 _OLD_OPENAI = (1, 107, 3)
 
 
 class LaunchError(ValueError):
-    """The launch cannot work; one line per problem."""
+    """The launch cannot work. The message has one line per problem."""
 
 
 @dataclass(frozen=True)
 class CoreModel:
-    """Facts about ranks from a core model's config.pbtxt and its engine, or model.yaml.
+    """A core model's properties that decide on the ranks to start.
+
+    Read from the model's config.pbtxt, and from its engine's config.json or its model.yaml.
 
     Attributes:
         backend: `python` or `tensorrtllm`.
-        engine_dir: as written in the model's parameters.
-        participants: the ranks of its workers as written; empty when unset.
-        world_size: the engine's ranks; None if its config.json cannot be read from here.
+        engine_dir: the engine's folder as config.pbtxt names it; "" for the llmapi repository.
+        participants: value of the parameter participant_ids, the ranks of the model's workers;
+            "" if unset.
+        world_size: number of the engine's ranks; None if config.json cannot be read here.
         is_llmapi: True for the llmapi repository's model, which runs its engine itself.
-        instances: number of engines of such a model.
+        instances: number of engines that an llmapi model runs.
     """
 
     name: str
@@ -45,9 +49,9 @@ class CoreModel:
 
 
 def read_core_models(launch: Launch, llm_config: str | None = None) -> list[CoreModel]:
-    """Read the core models; `llm_config` is LLM_CONFIG_PATH of Triton's environment.
+    """Read the core models; `llm_config` is the value of LLM_CONFIG_PATH in Triton's environment.
 
-    Raises LaunchError, which names models whose config.pbtxt or model.yaml is missing or wrong.
+    Raises LaunchError if the config.pbtxt or model.yaml of a model is missing or wrong.
     """
     found, problems = [], []
     for name in launch.core_models:
@@ -64,12 +68,14 @@ def read_core_models(launch: Launch, llm_config: str | None = None) -> list[Core
 
 
 def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
-    """Return the launch with the mode that its repository needs.
+    """Return the launch, in LLMAPI mode if its models are of the llmapi repository.
 
     Args:
-        is_llmapi: the command line's option; readable models take precedence.
+        launch: the launch, in the mode that the options select.
+        models: the core models; empty if they cannot be read from here.
+        is_llmapi: True if the option --llmapi is given. Used if `models` is empty.
 
-    Raises LaunchError if the option contradicts the models, or they contradict each other.
+    Raises LaunchError if the models contradict an option or each other.
     """
     kinds = {model.is_llmapi for model in models} or {is_llmapi}
     if len(kinds) > 1:
@@ -90,7 +96,7 @@ def resolve_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool
 
 
 def warnings(launch: Launch) -> list[str]:
-    """Return what may prevent a model from loading on this machine, but need not."""
+    """Return warnings about this machine's packages that may prevent a model from loading."""
     if launch.mode != Mode.LLMAPI:
         return []
     try:
@@ -108,7 +114,7 @@ def warnings(launch: Launch) -> list[str]:
 
 
 def check(launch: Launch, models: Sequence[CoreModel]) -> None:
-    """Raise LaunchError, which names every option that cannot work, and why."""
+    """Raise LaunchError if options cannot work, with all of them and the reasons."""
     if problems := [*_option_problems(launch), *_model_problems(launch, models)]:
         raise LaunchError("\n".join(problems))
 
@@ -143,7 +149,8 @@ def _llmapi_problems(launch: Launch, models: Sequence[CoreModel], here: Path) ->
             "--oversubscribe: it is an option of mpirun, and the LLM API starts its workers "
             "itself; with --world-size mpirun starts them"
         )
-    # Python searches this folder first, and the engine's workers import the module by name.
+    # Refuse to start in a folder with a package tensorrt_llm: Python searches the working directory
+    # first, so the engine's workers would import that package.
     if (package := here / "tensorrt_llm" / "__init__.py").exists():
         problems.append(
             f"{package.parent}: Python would import it in place of TensorRT-LLM; start from "
@@ -212,13 +219,13 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
             is_llmapi=True,
             instances=model.instance_count,
         )
-    # The GPT repository uses the second name.
+    # The GPT repository names the parameter engine_dir.
     engine_dir = _get_parameter(model.parameters, "gpt_model_path") or _get_parameter(
         model.parameters, "engine_dir"
     )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
-    # Only the ranks may be able to read it; they report what is wrong with it.
+    # Leave errors to the ranks: perhaps only their machines can read the engine.
     except ConfigError:
         world_size = None
     return CoreModel(
@@ -231,6 +238,6 @@ def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
 
 
 def _get_parameter(parameters: Mapping[str, str], name: str) -> str:
-    """Return a parameter; "" if unset or unfilled in the template."""
+    """Return a parameter's value; "" if unset or still a placeholder `${...}`."""
     value = parameters.get(name, "")
     return "" if value.startswith("${") else value

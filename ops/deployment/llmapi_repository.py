@@ -1,4 +1,4 @@
-"""Renderer of the llmapi repository for a Hugging Face folder, or a model's name on the Hub."""
+"""Renderer of the llmapi repository for a Hugging Face folder or a model on the Hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ _TOKENIZER_DIR = "tokenizer_dir"
 
 
 def write_llmapi(fields: Mapping[str, Any], destination: Path, name: str = CORE) -> None:
-    """Write the model into `destination`, under its name in Triton.
+    """Write the llmapi repository, which has one model, into `destination`.
 
-    `fields` are `model`, `tokenizer_dir` if it is not the model's, `decoupled`, and other template
-    parameters under `parameters`. Existing folders become absolute paths. Raises DescriptionError
-    before anything is written.
+    Args:
+        fields: `model`, `tokenizer_dir` if the model's folder has no tokenizer, `decoupled`, and a
+            mapping `parameters` of other template parameters. Existing folders become absolute.
+        destination: folder of the new repository.
+        name: the model's name in Triton.
+
+    Raises DescriptionError, before anything is written, for wrong fields.
     """
     values = {**fields, **fields.get("parameters", {})}
     values.pop("parameters", None)

@@ -1,6 +1,7 @@
-"""model.yaml of an llmapi model: the arguments of `LLM`, and the model's own `triton_config`.
+"""Reader of model.yaml, the configuration file of an llmapi model.
 
-Its keys are those of TensorRT-LLM's `LlmArgs` and of the repository's model.py.
+The file has the arguments of TensorRT-LLM's `LLM` (fields of `LlmArgs`), and under `triton_config`
+the settings of the repository's model.py.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 
 MODEL_YAML = "model.yaml"
 LLM_CONFIG_PATH = "LLM_CONFIG_PATH"
-"""Environment variable of Triton that names another file, relative to the version folder."""
+"""Environment variable of Triton: a file to use instead of model.yaml, below the version folder."""
 TRITON_CONFIG = "triton_config"
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
 class LlmapiYamlError(ValueError):
-    """The file cannot be read; the message says where and why."""
+    """The file cannot be read or parsed; the message has the path, the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmapiYaml:
-    """A YAML file with a mapping at the top."""
+    """A parsed model.yaml, which has a mapping at the top level."""
 
     path: Path
     document: MarkedYaml
 
     def get(self, *keys: str) -> Any:
-        """Return the value at a path of keys; None if null or absent."""
+        """Return the value at a path of keys; None if the value is null or absent."""
         value = self.document.data
         for name in keys:
             value = value.get(name) if isinstance(value, dict) else None
@@ -42,29 +43,33 @@ class LlmapiYaml:
         return isinstance(around, dict) and keys[-1] in around
 
     def count(self, *keys: str) -> int | None:
-        """Return the integer at a path of keys; None for other values."""
+        """Return the integer at a path of keys; None if absent or no integer."""
         found = self.get(*keys)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def at(self, *keys: str) -> str:
-        """Return FILE:LINE of the value, or of its closest existing parent."""
+        """Return the location of the value, or of its closest existing parent, as FILE:LINE."""
         return f"{self.path.name}:{self.document.find_line(keys)}"
 
     @property
     def is_ours(self) -> bool:
-        """True for this project's repository, whose model runs as one instance."""
+        """True if the file is of this project's llmapi repository, not of upstream's."""
         return self.has(TRITON_CONFIG, "behaves_as")
 
     @property
     def world_size(self) -> int:
-        """GPUs of one engine, each a process of the LLM API."""
+        """Number of GPUs of one engine. The LLM API runs a process for each."""
         return math.prod(self.count(name) or 1 for name in _PARALLEL)
 
 
 def read_llmapi_yaml(version: Path, named: str | None = None) -> LlmapiYaml:
-    """Read the file in a version folder; `named` is the value of LLM_CONFIG_PATH.
+    """Read the model.yaml of a version folder, or the file that LLM_CONFIG_PATH names.
 
-    Raises LlmapiYamlError.
+    Args:
+        version: the version folder.
+        named: value of LLM_CONFIG_PATH; None or "" if unset.
+
+    Raises LlmapiYamlError if the file cannot be read or has no mapping at the top level.
     """
     path = version / (named or MODEL_YAML)
     try:

@@ -1,4 +1,4 @@
-"""Translation of common LoRA module names to the modules that an engine is built for."""
+"""Translation of PEFT's LoRA module names to TensorRT-LLM's, which an engine is built with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _ATTENTION = ("attn_q", "attn_k", "attn_v")
 
 
 def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
-    """Return TensorRT-LLM's module names, in the order of their ids.
+    """Return the TensorRT-LLM modules to build the engine with, in the order of their ids.
+
+    Any of attn_q, attn_k and attn_v selects all three, because TensorRT-LLM requires all or none.
 
     Args:
-        names: names of the Hugging Face model as in PEFT's `target_modules` (`q_proj`; one name may
-            select several modules), those of TensorRT-LLM (`attn_q`), or `all`.
-        base: the model; its `architecture` decides.
+        names: names as in PEFT's `target_modules` (`q_proj`), which may each select several
+            modules; TensorRT-LLM's names (`attn_q`); or only `all`.
+        base: the model; its `architecture` determines the allowed names.
 
-    TensorRT-LLM requires all of attn_q, attn_k and attn_v or none, so one adds the others. Raises
-    ValueError, which names the unknown names and the allowed ones.
+    Raises ValueError for unknown names; the message lists the allowed ones.
     """
     projections = family(base).projections
-    # An engine has the PEFT projection as it is, that is, fused.
+    # Allow the modules of fused projections and of their parts.
     by_module = {module for projection in projections.values() for module in _modules(projection)}
     if list(names) == [ALL]:
         return _in_order(projection.module for projection in projections.values())

@@ -1,7 +1,8 @@
 """GPU memory that an engine needs, and what remains for KV cache and LoRA adapters.
 
-All sizes are bytes on one GPU, the fullest one where ranks differ. Weights and KV cache are exact
-up to alignment. The workspace is an estimate, because TensorRT decides on it during the build.
+All sizes are bytes on one GPU; if ranks differ, on the GPU with the least free memory. Weights and
+KV cache are exact up to alignment. The workspace is an estimate, because TensorRT determines its
+size during the build.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ from ops.deployment.gpus import Gpu
 from ops.deployment.intent import Intent, base_model
 
 LOGIT_BYTES = 4  # logits are float32 unless an engine is built otherwise
-# CUDA context, cuBLAS and TensorRT; with several GPUs also NCCL and all-reduce buffers. Rough.
+# Rough estimates: the CUDA context, cuBLAS and TensorRT; NCCL and all-reduce buffers, which are
+# only needed with several GPUs.
 RUNTIME_BYTES = 1024**3
 COMMUNICATION_BYTES = 512 * 1024**2
-# TensorRT-LLM's own defaults, as parameters of the `tensorrt_llm` model.
+# Defaults of kv_cache_free_gpu_mem_fraction and lora_cache_gpu_memory_fraction in TensorRT-LLM.
 KV_FRACTION = 0.9
 LORA_FRACTION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraCachePlan:
-    """Cache parameters of the `tensorrt_llm` model that hold `adapters` at the largest rank.
+    """LoRA cache parameters of the `tensorrt_llm` model.
 
-    The sizes are ranks. `bytes` is the size of the host cache, and of the GPU cache.
+    Attributes:
+        adapters: number of adapters of the largest rank that the caches hold.
+        bytes: size of the host cache, and also of the GPU cache.
+        optimal_adapter_size: lora_cache_optimal_adapter_size, a rank.
+        max_adapter_size: lora_cache_max_adapter_size, a rank.
     """
 
     adapters: int
@@ -39,10 +45,14 @@ class LoraCachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCachePlan:
-    """The KV cache pool, its capacity in `tokens`, and the parameters that divide the memory.
+    """Size of the KV cache pool, and the parameters that divide the free memory.
 
-    `fraction` is kv_cache_free_gpu_mem_fraction. `lora_fraction` is lora_cache_gpu_memory_fraction,
-    relative to the memory outside the pool, or None without LoRA.
+    Attributes:
+        bytes: size of the pool.
+        tokens: capacity of the pool in tokens.
+        fraction: kv_cache_free_gpu_mem_fraction.
+        lora_fraction: lora_cache_gpu_memory_fraction, relative to the memory outside the pool; None
+            without LoRA.
     """
 
     bytes: int
@@ -53,7 +63,10 @@ class KvCachePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Memory of one GPU; `kv_cache` is None if the GPU is unknown or no memory is left for it."""
+    """Use of one GPU's memory, in bytes.
+
+    `kv_cache` is None if the GPU is unknown or has no memory left for a KV cache.
+    """
 
     gpu: Gpu | None
     weights: int
@@ -70,13 +83,19 @@ class MemoryPlan:
 
 
 def largest_request(intent: Intent) -> int:
-    """Return the KV cache tokens of the largest request at its end; beams share the prompt."""
+    """Return the tokens that the largest request occupies in the KV cache when it ends.
+
+    Beams share the prompt's tokens.
+    """
     outputs = intent.max_seq_len - intent.max_input_len
     return intent.max_input_len + intent.max_beam_width * outputs
 
 
 def parameter_count(checkpoint: Checkpoint) -> int:
-    """Return the weights of the complete model, each counted once, as model cards count them."""
+    """Return the number of weights of the complete model, as model cards state it.
+
+    Tied tables count once.
+    """
     hidden, vocab = checkpoint.hidden_size, checkpoint.vocab_size
     tables = vocab * hidden * (1 if checkpoint.tied_embeddings else 2)
     layers = checkpoint.num_hidden_layers * _layer(checkpoint, tp=1)
@@ -86,10 +105,10 @@ def parameter_count(checkpoint: Checkpoint) -> int:
 def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
     """Return the bytes of the weights on one rank.
 
-    Tensor parallelism splits the matrices of a layer and lm_head, but not norms, router and
-    embedding. If there are fewer KV heads than ranks, several ranks have the same head. Pipeline
-    stages hold complete layers, and the first one holds the embedding, the larger table. Tied
-    tables are counted twice, because only some builds share them.
+    Tensor parallelism splits a layer's matrices and lm_head, but not norms, router and embedding.
+    If there are fewer KV heads than ranks, several ranks hold the same head. Pipeline stages hold
+    complete layers. The first stage also holds the embedding, which is larger than the last stage's
+    part of lm_head. Tied tables count twice, because only some builds share them.
     """
     table = checkpoint.vocab_size * checkpoint.hidden_size
     head = math.ceil(table / intent.tp)
@@ -99,17 +118,18 @@ def weight_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, intent: Intent, item_bytes: int = ITEM_BYTES) -> int:
-    """Return the bytes of one token's keys and values in the layers and KV heads of one rank."""
+    """Return the KV cache bytes of one token on one rank, in all of the rank's layers."""
     layers = math.ceil(checkpoint.num_hidden_layers / intent.pp)
     return 2 * layers * _kv_size(checkpoint, intent.tp) * item_bytes
 
 
 def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
-    """Return an estimate of activations, logits and the runtime's own memory.
+    """Return an estimate of the bytes of activations, logits and the runtime's own memory.
 
-    Per token of a step: the residual and its norm, and the wider of (queries, keys, values,
-    attention output) and (the MLP's two halves and their product). Logits: of the last token of
-    each beam, plus twice as much for sampling; of every token when context logits are gathered.
+    Activations per token of a step: the residual and its norm, and the larger of two sets: queries,
+    keys, values and attention output; or the MLP's two halves and their product. Logits: one row
+    for the last token of each beam, and twice as much for sampling. With gathered context logits,
+    one more row for every token of a step.
     """
     tokens = intent.max_num_tokens
     q = checkpoint.num_attention_heads * checkpoint.head_size // intent.tp
@@ -125,7 +145,10 @@ def workspace_bytes(checkpoint: Checkpoint, intent: Intent) -> int:
 
 
 def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
-    """Return settings for `intent.lora_adapters` adapters of all modules at the largest rank."""
+    """Return the LoRA cache parameters; None for an engine without LoRA.
+
+    The caches hold `intent.lora_adapters` adapters of all modules and the largest rank.
+    """
     if not intent.lora_modules:
         return None
     base = base_model(checkpoint, intent)
@@ -142,7 +165,7 @@ def lora_cache(checkpoint: Checkpoint, intent: Intent) -> LoraCachePlan | None:
 
 
 def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> MemoryPlan:
-    """Return the memory plan for one `gpu`."""
+    """Return the memory plan of one rank on `gpu`; None if the GPU is unknown."""
     weights, workspace = weight_bytes(checkpoint, intent), workspace_bytes(checkpoint, intent)
     per_token = kv_bytes_per_token(checkpoint, intent)
     lora = lora_cache(checkpoint, intent)
@@ -158,13 +181,17 @@ def plan_memory(checkpoint: Checkpoint, intent: Intent, gpu: Gpu | None) -> Memo
 
 
 def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePlan | None:
-    """Give the LoRA cache what it needs, and the KV cache the rest up to `KV_FRACTION`."""
+    """Return the KV cache's share of `free` bytes: at most `KV_FRACTION`.
+
+    The LoRA cache gets the memory that it needs first. Return None if no memory is left.
+    """
     if free <= 0:
         return None
     if lora is None:
         fraction, lora_fraction = KV_FRACTION, None
     else:
-        # A tenth of the memory outside the KV pool stays free: a fraction of 1 would leave nothing.
+        # Leave a tenth of the memory outside the KV pool unused. Otherwise the LoRA cache's
+        # fraction could be 1, and the runtime would have no memory.
         possible = math.floor((1 - lora.bytes / (0.9 * free)) * 100) / 100
         if possible <= 0:
             return None
@@ -178,7 +205,7 @@ def _divide(free: int, per_token: int, lora: LoraCachePlan | None) -> KvCachePla
 
 
 def _kv_size(checkpoint: Checkpoint, tp: int) -> int:
-    """Return the number of values of one token's keys in one layer of one rank."""
+    """Return the number of values in a token's keys, in one layer on one rank."""
     return max(1, checkpoint.num_key_value_heads // tp) * checkpoint.head_size
 
 
@@ -203,7 +230,7 @@ def _layer(checkpoint: Checkpoint, tp: int) -> int:
 
 
 def _ends(checkpoint: Checkpoint) -> int:
-    """Return the weights of the last norm and of learned positions."""
+    """Return the number of weights of the last norm and of learned positions, if any."""
     hidden = checkpoint.hidden_size
     if checkpoint.kind.biases:
         return 2 * hidden + checkpoint.max_position_embeddings * hidden

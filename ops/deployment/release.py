@@ -1,4 +1,4 @@
-"""Releases of TensorRT-LLM: names of their engine tools, and the templates that they read.
+"""Releases of TensorRT-LLM: their engine tools' options, and the templates for each release.
 
 Sources: the release notes of TensorRT-LLM, `trtllm-build --help` of the releases, and the table of
 containers in `docs/introduction/compatibility.md` of Triton's server.
@@ -13,7 +13,7 @@ from triton_repo.releases import V0_17, V0_19, V0_20
 
 
 class ReleaseError(ValueError):
-    """The text names no release, or one that is older than the supported engine tools."""
+    """The text names no known release, or a release older than the supported engine tools."""
 
 
 class ToolsRemoved(ReleaseError):
@@ -21,7 +21,7 @@ class ToolsRemoved(ReleaseError):
 
 
 class Release(NamedTuple):
-    """The first two numbers of a version, which determine the options."""
+    """The first two numbers of a TensorRT-LLM version, which determine the tools' options."""
 
     major: int
     minor: int
@@ -37,14 +37,14 @@ REMOVED = Release(1, 3)
 NEWEST = Release(1, 2)
 
 OLDEST_TEMPLATES = Release(0, 17)  # oldest release with templates in this project
-MAX_SEQ_LEN = Release(0, 11)  # --max_output_len before
-UNEVEN_STAGES = Release(0, 11)  # pipeline stages of unequal size
-KV_CACHE_TYPE = Release(0, 13)  # --paged_kv_cache before; accepted, but deprecated, since
-GUIDED_DECODING = Release(0, 19)  # in the Triton repository
-MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama; examples/llama before
+MAX_SEQ_LEN = Release(0, 11)  # first release with --max_seq_len; --max_output_len before
+UNEVEN_STAGES = Release(0, 11)  # first release with pipeline stages of unequal size
+KV_CACHE_TYPE = Release(0, 13)  # first release with --kv_cache_type; --paged_kv_cache before
+GUIDED_DECODING = Release(0, 19)  # first release with guided decoding in the Triton repository
+MODEL_FOLDERS = Release(0, 20)  # first with examples/models/core/llama; examples/llama before
 
 
-# The release in `tritonserver:YY.MM-trtllm-python-py3`, by the first container that has it.
+# By the first container `tritonserver:YY.MM-trtllm-python-py3` with a release: that release.
 _CONTAINERS = {
     (24, 12): Release(0, 16),
     (25, 1): Release(0, 17),
@@ -62,13 +62,12 @@ _RELEASE_OF_TWO_SETS = Release(0, 19)
 
 
 def parse_release(text: str, option: str = "--trtllm-version") -> Release:
-    """Return the release of a version or container, such as ``v0.17``, ``1.2.0rc3`` or ``25.08``.
-
-    A container may also be given as its full tag, ``25.08-trtllm-python-py3``, or image name.
+    """Return the release that a TensorRT-LLM version or the tag of Triton's container names.
 
     Args:
-        text: the operator's input.
-        option: the option, or field, that errors name.
+        text: a version, such as ``v0.17`` or ``1.2.0rc3``; or a container's tag, such as ``25.08``
+            or ``25.08-trtllm-python-py3``, with or without the image's name.
+        option: name of the option or field, for error messages.
 
     Raises:
         ToolsRemoved: the release has no engine tools.
@@ -101,10 +100,10 @@ def parse_release(text: str, option: str = "--trtllm-version") -> Release:
 
 
 def read_sets(text: str, option: str = "--trtllm-version") -> tuple[str, ...]:
-    """Return the sets of templates that a release or a container may read, the most likely first.
+    """Return the template sets that match a release or a container, the most likely first.
 
-    Only TensorRT-LLM 0.19 has two: container 25.05 reads other names than upstream's tag v0.19.0.
-    Raises ToolsRemoved and ReleaseError as `parse_release` does.
+    Only TensorRT-LLM 0.19 has two sets, because container 25.05 reads other input names than
+    upstream's tag v0.19.0. Raises ToolsRemoved and ReleaseError as `parse_release` does.
     """
     release, numbers = parse_release(text, option), _numbers(text, option)
     if _is_container(numbers):

@@ -1,4 +1,4 @@
-"""Renderer of a model repository from a description and the facts of its engine."""
+"""Renderer of a model repository from a description and the engine's config.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from triton_repo.parameters import CORE, MODELS, Value
 from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
-# Fields whose template parameter has another name.
+# By field of the description: the template parameter's name, where it differs.
 _TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
 _NOT_RENDERED = ("release", "parameters", "local_engine_dir", "local_tokenizer_dir")
 _PATHS = (
@@ -40,17 +40,20 @@ _INFLIGHT = "inflight_fused_batching"
 
 
 class DescriptionError(ValueError):
-    """The description contradicts itself, the engine or the templates; one line per problem."""
+    """The description contradicts itself, the engine or the templates.
+
+    The message has one line per problem.
+    """
 
 
 class DeploymentDescription(BaseModel):
     """A deployment of a TensorRT-LLM engine behind Triton.
 
     `ops.deployment.fields` documents each field. All fields except `release`, `decoupled` and the
-    two local folders have the name of a template parameter; any other template parameter goes into
-    `parameters`. None leaves the choice to the engine's config.json or to the server's own default.
-    Paths are absolute after validation; relative ones start at the YAML file's folder, or at the
-    working directory.
+    two local folders have the name of a template parameter. `parameters` holds any other template
+    parameters. None selects the value in the engine's config.json, or else the server's default.
+    Paths are absolute after validation. Relative paths start at the YAML file's folder or, without
+    a file, at the working directory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,9 +84,10 @@ class DeploymentDescription(BaseModel):
     lora_cache_host_memory_bytes: int | None = Field(None, ge=1)
     guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
     xgrammar_tokenizer_info_path: Path | None = None
-    # A process needs about 100 MB; with only one, requests of the text interface queue for it.
+    # Each process needs about 100 MB. With a single one, requests of the text interface would wait
+    # for each other.
     preprocessing_instance_count: int = Field(2, ge=1)
-    # Two processes would decode the pieces of one streamed answer in parallel and reorder them.
+    # One process: two would decode parts of one streamed answer in parallel, and reorder them.
     postprocessing_instance_count: int = Field(1, ge=1)
     bls_instance_count: int = Field(4, ge=1)
     parameters: dict[str, Value] = Field({})
@@ -98,9 +102,9 @@ class DeploymentDescription(BaseModel):
     @field_validator("release", mode="before")
     @classmethod
     def _release(cls, found: object) -> str | None:
-        """Return the set of templates.
+        """Return the name of the release's template set.
 
-        YAML parses 0.20 and 25.10 as numbers, without the last zero.
+        Restores the last zero of 0.20 and 25.10, which YAML parses as numbers.
         """
         if found is None:
             return None
@@ -118,7 +122,7 @@ class DeploymentDescription(BaseModel):
         return None if path is None else folder.absolute() / path
 
     def locate(self, field: str) -> str:
-        """Return the location of a field's value, as `FILE:LINE: ` or ""."""
+        """Return the location of a field's value as `FILE:LINE: `; "" if not from a file."""
         return self._locations.get(field, "")
 
 
@@ -127,7 +131,10 @@ def _template_name(field: str) -> str:
 
 
 def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Move entries of `parameters` that are fields of the description to those fields."""
+    """Return the fields. Entries of `parameters` that name a field are moved to that field.
+
+    Raises ValueError if a value is given twice.
+    """
     parameters, data = raw.get("parameters"), dict(raw)
     if not isinstance(parameters, Mapping):
         return data
@@ -141,9 +148,13 @@ def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> DeploymentDescription:
-    """Read a description; `overrides` are fields, or `parameters`, that replace the file's.
+    """Read a description from a YAML file.
 
-    Raises DescriptionError, which names file, line and field of every problem.
+    Args:
+        path: the file.
+        overrides: fields and `parameters` that replace those of the file.
+
+    Raises DescriptionError with file, line and field of every problem.
     """
     try:
         document = MarkedYaml(path.read_text(encoding="utf-8"))
@@ -171,7 +182,7 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Deploym
 
 
 def from_fields(fields: Mapping[str, Any]) -> DeploymentDescription:
-    """Return a description without a file. Raises DescriptionError with every wrong field."""
+    """Return the description with these fields. Raises DescriptionError with every wrong field."""
     return _build_description(fields, Path.cwd(), {})
 
 
@@ -188,8 +199,8 @@ def _build_description(
 
 
 def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
-    """Return the line for one problem that pydantic found."""
-    # A value of `parameters` has one problem for each type that it could have had.
+    """Return the error message for one problem that pydantic found."""
+    # Drop the type from the path: pydantic reports a wrong entry of `parameters` once per type.
     parts = [str(part) for part in problem["loc"]][:2]
     name = ".".join(parts)
     where = places.get(name) or places.get(parts[0] if parts else "", "")
@@ -223,11 +234,12 @@ def _find_locations(document: MarkedYaml, path: Path) -> dict[str, str]:
 def template_parameters(
     description: DeploymentDescription, engine: EngineConfig | None = None
 ) -> dict[str, Value]:
-    """Return the values of the templates for this description.
+    """Return the template parameters for this description.
 
     Args:
-        engine: the facts of an engine that is still to be built; by default those of the
-            config.json in `local_engine_dir`, else `engine_dir`.
+        description: the description.
+        engine: configuration of an engine that is not built yet; None reads the config.json in
+            `local_engine_dir` or, if that is None, in `engine_dir`.
 
     Raises DescriptionError with every contradiction to the engine or the templates.
     """
@@ -266,10 +278,15 @@ def write(
     engine: EngineConfig | None = None,
     core_name: str = CORE,
 ) -> dict[str, Value]:
-    """Write the five models into `destination` and return the values that were filled in.
+    """Write the repository's five models and return the template parameters that were filled in.
 
-    The core model is named `core_name` in Triton. Raises DescriptionError before anything is
-    written.
+    Args:
+        description: the description.
+        destination: folder of the new repository.
+        engine: configuration of an engine that is not built yet, as in `template_parameters`.
+        core_name: name in Triton of the model that runs the engine.
+
+    Raises DescriptionError before anything is written.
     """
     engine = engine or _read_engine(description)
     values = template_parameters(description, engine)
@@ -279,7 +296,7 @@ def write(
 
 
 def template_set(release: str | None, engine: EngineConfig) -> str:
-    """Return the set of templates: of the given release, else of the engine's."""
+    """Return the name of the template set: `release` if given, else the engine's."""
     if release is not None or engine.version is None:
         return release or DEFAULT
     try:
@@ -310,13 +327,13 @@ def _list_given_values(description: DeploymentDescription) -> dict[str, Value]:
 
 
 def _from_engine(engine: EngineConfig, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the values that follow from the engine and that the description may override."""
+    """Return the template parameters that follow from the engine, as defaults."""
     inflight = values["batching_strategy"] != "V1"
     decided: dict[str, Value] = {
-        # TensorRT-LLM's own default for logits is float32.
+        # Use float32, TensorRT-LLM's own default, if the engine does not state the type.
         "logits_datatype": DATA_TYPES.get(engine.logits_dtype or "", "TYPE_FP32"),
         "encoder_input_features_data_type": "TYPE_FP16",
-        # Always set, because its default differs between releases.
+        # Always set the parameter, because its default differs between releases.
         "enable_kv_cache_reuse": inflight and engine.can_reuse_kv_cache is True,
     }
     if engine.max_batch_size is not None:

@@ -1,4 +1,4 @@
-"""Runner of one launch's ranks in the foreground, which cleans up after them.
+"""Runner that starts a launch's ranks in the foreground and ends all their processes.
 
 See decision 095 in docs/decisions.
 """
@@ -31,16 +31,18 @@ from ops.local_stack.stack import print_status
 
 POLL_PERIOD = 0.1  # seconds
 TRITON_EXIT_TIMEOUT = 30  # seconds; tritonserver's own default
-EXIT_MARGIN = 5.0  # seconds after that, for unloading the models
-MPIRUN_GRACE = 3.0  # seconds; it kills its children within one
+EXIT_MARGIN = 5.0  # seconds after the exit timeout, for unloading the models
+MPIRUN_GRACE = 3.0  # seconds from SIGTERM; mpirun kills its children within one second
 
 
 def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
-    """Run until a signal (returns 0), or until the ranks fail to start or run (returns 1).
+    """Start the ranks, and run until a signal or until a rank ends.
 
-    In either case no process remains. Only the ready line is written to stdout.
+    Return the exit code: 0 after a signal, 1 if the ranks fail to start or end by themselves. No
+    process remains. Only the line `ready: URL` is written to stdout.
 
     Args:
+        launch: the launch.
         find_server: use the tritonserver of this machine instead of `launch.tritonserver`.
         force: start even if a tritonserver runs already.
     """
@@ -74,14 +76,14 @@ def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
 
 
 class Ranks:
-    """The processes of a launch. Use as a context manager: none is left at its end.
+    """The processes of a launch. A context manager, at whose end no process is left.
 
-    Belongs to the main thread of a process without other children. Signals are counted: the first
-    one stops the ranks gracefully, the second one immediately.
+    Use this class in the main thread of a process that has no other children. The first SIGINT,
+    SIGTERM or SIGHUP stops the ranks gracefully, the second immediately.
     """
 
     def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
-        """Create the object without starting anything."""
+        """Prepare the launch without starting it; `environ` is the ranks' environment."""
         self._launch = launch
         self._family = ProcessFamily()
         self._env = self._family.environment(dict(environ) | environment(launch))
@@ -102,14 +104,14 @@ class Ranks:
         self._guard.close()
 
     def start(self) -> bool:
-        """Return True when rank 0 is ready; False when a signal came first.
+        """Start the ranks. Return True once rank 0 is ready, False after an earlier signal.
 
-        Raises StackError when the ranks cannot be started or end.
+        Raises StackError if a rank cannot be started or ends.
         """
         for option in ("http", "grpc", "metrics"):
             _check_port(option, getattr(self._launch, f"{option}_port"))
         try:
-            # A session of its own: a terminal's Ctrl-C reaches only this process. The output goes
+            # Start a new session: a terminal's Ctrl-C then reaches only this process. Send output
             # to stderr, because stdout is for the ready line.
             self._process = subprocess.Popen(
                 command(self._launch),
@@ -128,7 +130,7 @@ class Ranks:
         while not answers_ok(ready):
             if not self._go_on():
                 return False
-        # Another server on the port may have answered in place of one that just failed.
+        # Check again: the ranks may have failed, and another server on the port answered.
         self._check_process()
         self._pids = self._find_ranks()
         if 0 not in self._pids:
@@ -136,7 +138,7 @@ class Ranks:
         return True
 
     def watch(self) -> None:
-        """Wait for a signal. Raises StackError when a rank ends."""
+        """Wait until a signal arrives. Raises StackError if a rank ends before."""
         while self._go_on():
             ended = [rank for rank, pid in self._pids.items() if not (PROC / str(pid)).exists()]
             if ended:
@@ -166,7 +168,7 @@ class Ranks:
             for arguments, rank in wanted.items():
                 if member.arguments[-len(arguments) :] != arguments:
                     continue
-                # A launcher's command line may end with the server's complete command line.
+                # Prefer the shortest command line: a launcher's may end with the server's.
                 if rank not in found or len(member.arguments) < len(found[rank].arguments):
                     found[rank] = member
         return {rank: member.pid for rank, member in found.items()}
@@ -175,8 +177,8 @@ class Ranks:
         if self._process is None:
             return
         if leader := self._pids.get(0):
-            # Only the leader can finish its requests, and mpirun gives it no time for that. The
-            # other ranks live as long as the leader.
+            # Stop the leader before mpirun: only the leader can finish its requests, and mpirun
+            # would kill it at once. The other ranks must run as long as the leader.
             _send(leader, signal.SIGTERM)
             grace = (self._launch.exit_timeout or TRITON_EXIT_TIMEOUT) + EXIT_MARGIN
             self._wait_for_end_of(leader, grace)
@@ -187,7 +189,10 @@ class Ranks:
         self._process.wait()
 
     def _wait_for_end_of(self, pid: int, grace: float) -> None:
-        """Wait for the end of `pid`, up to `grace` seconds; return early at a second signal."""
+        """Wait up to `grace` seconds until process `pid` ends. A second signal ends the wait.
+
+        The wait also ends when the launched process ends.
+        """
         deadline = time.monotonic() + grace
         while (PROC / str(pid)).exists() and time.monotonic() < deadline and self._signals < 2:
             if self._process is not None and self._process.poll() is not None:
@@ -196,7 +201,7 @@ class Ranks:
             time.sleep(0.02)
 
     def _sweep(self) -> None:
-        """Kill the rest of the family, then remove the shared memory that it left."""
+        """Kill the launch's remaining processes, then remove the shared memory they left."""
         self._family.kill()
         new = _regions(self._launch.servers) - self._regions_before
         for region in new - _mapped_regions():
@@ -207,13 +212,13 @@ class Ranks:
 
 
 def other_servers() -> list[int]:
-    """Return the ids of the tritonserver processes on this machine, as far as they are visible.
+    """Return the process ids of the tritonservers on this machine that are visible in /proc.
 
-    Zombies, as in a container without an init process, are left out.
+    Zombies do not count; a container without an init process collects them.
     """
     found = []
     for path in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended in the meantime
+        with suppress(OSError):  # the process has ended since
             head, _, rest = path.read_text(errors="replace").rpartition(")")
             pid, _, name = head.partition(" (")
             if name == "tritonserver" and rest.split()[0] not in "ZX":
@@ -222,7 +227,7 @@ def other_servers() -> list[int]:
 
 
 def _check_port(option: str, port: int) -> None:
-    """Raise StackError if the port is in use; Triton notices only after loading all models."""
+    """Raise StackError if the port is in use. Triton itself checks only once models are loaded."""
     try:
         with socket.create_server(("", port)):
             pass
@@ -238,7 +243,10 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _regions(world_size: int) -> set[Path]:
-    """Return the shared memory of all launches with these ranks: their prefixes are equal."""
+    """Return the shared memory files of ranks below `world_size`, including other launches' files.
+
+    All launches use the same prefixes.
+    """
     return {
         region
         for rank in range(world_size)
@@ -247,7 +255,7 @@ def _regions(world_size: int) -> set[Path]:
 
 
 def _mapped_regions() -> set[Path]:
-    """Return the shared memory regions that a living process has mapped."""
+    """Return the shared memory files that a running process has mapped."""
     mapped = re.compile(rf"{SHARED_MEMORY}/{SHM_PREFIX}\S+")
     found: set[Path] = set()
     for folder in PROC.glob("[0-9]*"):

@@ -1,7 +1,7 @@
 """Scripts that start an engine's ranks on several nodes: one for sbatch, one for each rank.
 
-They follow tensorrtllm_backend's guide for Slurm: srun speaks PMIx to the ranks, so no mpirun is
-needed, and SLURM_PROCID is the rank.
+The scripts follow tensorrtllm_backend's guide for Slurm. srun speaks PMIx to the ranks, so mpirun
+is not needed. The variable SLURM_PROCID is the rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ops.deployment.launch_checks import LaunchError
 
 BATCH_SCRIPT = "triton.sbatch"
 RANK_SCRIPT = "rank.sh"
-WORKERS_GRACE = 10  # seconds from the end of rank 0 to that of the others
+WORKERS_GRACE = 10  # seconds after which srun kills the other ranks once one has ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +31,11 @@ class Job:
     """Options of a Slurm job; None leaves an option to the cluster's defaults.
 
     Attributes:
-        gpus_per_node: ranks per node, one for each GPU.
-        time: limit in Slurm's form, such as 1-00:00:00.
-        container_image, container_mounts: for clusters with Pyxis; mounts are FROM:TO,FROM:TO.
-        folder: for the scripts and the logs of job and ranks; all nodes must see it.
+        gpus_per_node: GPUs of a node; one rank runs for each.
+        time: time limit in Slurm's format, such as 1-00:00:00.
+        container_image: the image to run in, for clusters with Pyxis.
+        container_mounts: the container's mounts, as FROM:TO,FROM:TO.
+        folder: folder for the scripts and logs; all nodes must see it.
     """
 
     nodes: int = 1
@@ -53,9 +54,10 @@ class Job:
 
 
 def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
-    """Return the scripts by path, the one for sbatch first.
+    """Return the texts of the scripts by path, the script for sbatch first.
 
-    `launch.world_size` must equal the job's. Raises LaunchError, which names what Slurm cannot do.
+    `launch.world_size` must equal `job.world_size`. Raises LaunchError if options do not work with
+    Slurm.
     """
     _check(launch, job)
     folder = job.folder.absolute()
@@ -110,7 +112,7 @@ def _batch_script(job: Job, folder: Path) -> str:
         "output": f"{folder}/%x_%j.out",
     }
     directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
-    # GPUs are not bound to tasks: TensorRT-LLM chooses each rank's GPU among all of its node.
+    # Do not bind GPUs to tasks: TensorRT-LLM chooses each rank's GPU among all GPUs of the node.
     step = ["--mpi=pmix", "--kill-on-bad-exit=1", f"--wait={WORKERS_GRACE}"]
     if job.container_image:
         step.append(f"--container-image={job.container_image}")
@@ -150,7 +152,7 @@ def _rank_script(launch: Launch) -> str:
         return _llmapi_script(launch)
     leader = _quote(shared_arguments(launch, is_leader=True), "\n      ")
     worker = _quote(shared_arguments(launch, is_leader=False), "\n      ")
-    # Not quoted as one argument: the shell has to substitute the rank.
+    # Do not quote this argument with shlex: the shell has to substitute the rank.
     shm = shm_argument("${SLURM_PROCID}")
     return f"""#!/bin/bash
 # One rank of the engine; srun starts it. Rank 0 serves, the others load the engine alone.

@@ -1,5 +1,5 @@
-"""Load tests of a running deployment, for its operators (`gateway bench`).
+"""Load tests of a running deployment, for operators (`gateway bench`).
 
-The developers' `bench/` measures the cost of the gateway itself, against other gateways and on
-engines that cost nothing.
+The folder `bench/` is for developers: it compares the gateway's own cost with other gateways, with
+simulated engines.
 """

@@ -1,4 +1,4 @@
-"""Send times of requests."""
+"""Times at which a load test sends its requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ Arrivals = Literal["constant", "exponential_dist"]
 
 
 def send_times(count: int, rate: float, arrivals: Arrivals, rng: random.Random) -> list[float]:
-    """Return the seconds from the start at which each of `count` requests is due, ascending.
+    """Return the send times of `count` requests, ascending, in seconds from the start.
 
-    `rate` is in requests per second, -1 for all at once. Exponential gaps make a Poisson process.
-    Raises ValueError for any other rate that is not positive.
+    Args:
+        count: number of requests.
+        rate: requests per second, on average; -1 sends all at once.
+        arrivals: distribution of the time between requests; exponential gaps form a Poisson
+            process.
+        rng: source of random numbers.
+
+    Raises ValueError if `rate` is neither -1 nor positive.
     """
     if rate == -1:
         return [0.0] * count

@@ -9,13 +9,16 @@ from html import escape
 
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 200, 50, 60
-# Distinguishable for colour-blind readers too (Okabe and Ito's palette).
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a plot; `dashes` is an SVG stroke-dasharray or "", `points` are drawn in order."""
+    """A line of a plot through `points`, in order.
+
+    `dashes` is an SVG stroke-dasharray; "" draws a solid line.
+    """
 
     label: str
     colour: str
@@ -25,7 +28,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis; `share` maps a value to its position along it: 0 at the start, 1 at the end."""
+    """An axis. `share` maps a value to its position on the axis: 0 at the start, 1 at the end."""
 
     ticks: Sequence[float]
     share: Callable[[float], float]
@@ -39,15 +42,15 @@ def levels(values: Sequence[float]) -> Scale:
 
 
 def linear(values: Sequence[float]) -> Scale:
-    """Return a scale from 0 to the greatest value, in quarters."""
+    """Return a linear scale from 0 to the greatest value, with a tick at each quarter."""
     most = max(values, default=0.0) or 1.0
     return Scale([most * quarter / 4 for quarter in range(5)], lambda value: value / most)
 
 
 def logarithmic(values: Sequence[float]) -> Scale:
-    """Return a logarithmic scale that encloses the values, with ticks at 1, 2, 5, 10, 20 and so on.
+    """Return a logarithmic scale that covers the values, with ticks at 1, 2, 5, 10, 20 and so on.
 
-    It has at least two ticks. Values must be positive.
+    The scale has at least two ticks. Values must be positive.
     """
     least, most = min(values, default=1.0), max(values, default=10.0)
     ticks = [
@@ -63,7 +66,7 @@ def logarithmic(values: Sequence[float]) -> Scale:
 
 
 def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y: Scale) -> str:
-    """Return a panel of lines; `across` and `up` name the axes."""
+    """Return a line plot as SVG elements; `across` and `up` are the labels of the axes."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def to_x(value: float) -> float:
@@ -93,7 +96,7 @@ def graph(title: str, across: str, up: str, lines: Sequence[Series], x: Scale, y
 
 
 def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """Return a panel of horizontal bars, each with its name and its value."""
+    """Return a chart of horizontal bars as SVG elements, each bar with its name and value."""
     most = max(value for _, value in values) or 1.0
     parts = [_text(10, 26, title, size=16)]
     for number, (name, value) in enumerate(values):
@@ -106,7 +109,7 @@ def bars(title: str, values: Sequence[tuple[str, float]]) -> str:
 
 
 def svg(panels: Sequence[str], *, down: bool = False) -> str:
-    """Return the file: panels from left to right, or from top to bottom."""
+    """Return an SVG file of panels, from left to right or, with `down`, from top to bottom."""
     step = (0, _HEIGHT) if down else (_WIDTH, 0)
     width, height = _WIDTH + step[0] * (len(panels) - 1), _HEIGHT + step[1] * (len(panels) - 1)
     parts = [

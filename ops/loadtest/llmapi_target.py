@@ -1,4 +1,4 @@
-"""The llmapi repository's model over gRPC: responses have the text so far, no token counts."""
+"""Load test target: the llmapi repository's model over gRPC. Responses have no token counts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ops.loadtest.targets import RequestFailed
 
 
 class LlmapiTarget:
-    """Target that counts tokens with the tokenizer, because a response has one token or several.
+    """Target that counts output tokens itself, because responses do not state a number.
 
-    The complete text is counted; the requested number counts if the model reports that limit.
+    If the model reports that the answer reached the limit, the count is the limit. Otherwise the
+    tokenizer counts the tokens of the complete text.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Measurement of `gateway bench`: every mode at every level, with the same requests."""
+"""Measurement of `gateway bench`: runs of every mode at every concurrency, with equal requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ _MAX_TURNS, _TURN = 10, 4
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers and model names; None for `triton` or `gateway` selects the local stack's."""
+    """Addresses of the servers, and names of the models to measure.
+
+    None for `triton` or `gateway` selects the address of the local stack's server. None for
+    `chat_model` selects the gateway's first model.
+    """
 
     triton: str | None
     gateway: str | None
@@ -45,7 +49,11 @@ class Servers:
     timeout_s: float
 
     def with_defaults(self, state_dir: Path) -> Servers:
-        """Return the servers with the addresses of the stack in `state_dir`, or the usual ports."""
+        """Return a copy in which no address is None.
+
+        Missing addresses are those of the local stack in `state_dir`, or the default ports if no
+        stack runs there.
+        """
         try:
             state = StackState.read(state_dir)
         except FileNotFoundError:
@@ -61,7 +69,16 @@ class Servers:
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """The load. `levels` are concurrencies, None for no limit; `max_input` is in tokens."""
+    """The load.
+
+    Attributes:
+        levels: the concurrencies to measure; None is without limit.
+        rate: requests per second; -1 sends all at once.
+        arrivals: distribution of the time between requests.
+        requests: largest number of requests in a run.
+        max_input: longest prompt in tokens; None is without limit.
+        warm_up: number of requests before the measurement.
+    """
 
     levels: list[int | None]
     rate: float
@@ -84,10 +101,13 @@ class BenchPlan:
 
 
 async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
-    """Run all levels of each mode.
+    """Measure each mode at each concurrency. Return one run per mode and concurrency.
 
-    Raises GatewayError, TimeoutError when a server does not respond, OptionError, and ValueError
-    for a workload without requests.
+    Raises:
+        GatewayError: a server cannot be reached or refuses a request.
+        TimeoutError: a server does not respond.
+        OptionError: an option is wrong.
+        ValueError: the workload has no requests.
     """
     load = plan.load
     async with AsyncExitStack() as stack:
@@ -107,7 +127,7 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
         times = send_times(len(requests), load.rate, load.arrivals, random.Random(load.seed))
         rounds = [(target, level) for target in targets for level in load.levels]
         if len(rounds) > 1:
-            # Otherwise the first round would fill the cache for the others.
+            # Fill the KV cache first. Otherwise only the first run would start with an empty cache.
             await _prime(targets[0], requests, plan, progress)
         for target in targets:
             await _warm_up(target, requests[0], plan, progress)
@@ -134,9 +154,10 @@ async def measure(plan: BenchPlan, progress: Progress) -> list[BenchRun]:
 
 
 def _split_requests(count: int, level: int | None, load: BenchLoad, modes: int) -> list[slice]:
-    """Split the requests so that modes alternate, and a noisy machine affects all modes equally.
+    """Return the parts in which to send the requests, alternating between the modes.
 
-    Only for a load limited by concurrency; each part is long enough to reach it.
+    Alternation lets other load on the machine affect all modes equally. The load is only split if
+    concurrency limits it, into parts that are long enough to reach the concurrency.
     """
     turns = 1
     if modes > 1 and level is not None and load.rate == -1:
@@ -194,7 +215,7 @@ async def _target(
 async def _prime(
     target: BenchTarget, requests: list[BenchRequest], plan: BenchPlan, progress: Progress
 ) -> None:
-    """Send every prompt once."""
+    """Send every prompt once, with one output token, to fill the engine's KV cache."""
     progress.begin("every prompt once, for the KV cache")
     once = [replace(request, output_tokens=1) for request in requests]
     await run(target, once, [0.0] * len(once), 8, plan.servers.timeout_s, lambda *_: None)

@@ -18,9 +18,10 @@ _SERIES = {
 
 
 def latency_against_load(runs: Sequence[BenchRun]) -> str:
-    """Plot milliseconds on a logarithmic scale against concurrency, equally spaced by level.
+    """Return an SVG plot of latency in milliseconds (logarithmic) against concurrency.
 
-    A run without a limit is placed at the number of its requests.
+    The measured concurrencies are equally spaced. A run without a limit counts as concurrency
+    equal to its number of requests.
     """
     lines = _build_series(runs)
     across = levels([x for line in lines for x, _ in line.points])

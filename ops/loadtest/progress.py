@@ -1,4 +1,4 @@
-"""Progress of a run: one rewritten line on a terminal, an occasional line elsewhere."""
+"""Progress display of a run: one line, rewritten, on a terminal; new lines in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Progress:
         self._said = 0.0
 
     def begin(self, title: str) -> None:
-        """Start a run, or a step before it."""
+        """Show the title of a new step, such as the warm-up."""
         self._said = time.monotonic()
         self._write(title, end="" if self._is_terminal else "\n")
 

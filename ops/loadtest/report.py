@@ -1,4 +1,4 @@
-"""Results of runs: the table of benchmark_core_model.py with token times; CSV and JSON."""
+"""Reports on runs: the table of benchmark_core_model.py plus token times, as text, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ops.loadtest.sample import BenchRun, percentile
 
 _PARTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-# Two columns of the reference tool's CSV have other names than in its table.
+# By name in benchmark_core_model.py's table: the column's name in its CSV, where they differ.
 _CSV_NAMES = {
     "Avg. IP tokens per request": "Avg. Input tokens per request",
     "Avg. OP tokens per request": "Avg. Output tokens per request",
@@ -23,10 +23,11 @@ Stats = Mapping[str, float]
 
 
 def stats(run: BenchRun) -> Stats:
-    """Return the statistics by the reference tool's names, then ours; nan if nothing was measured.
+    """Return the run's statistics by name; nan if nothing was measured.
 
-    Only answered requests count. Avg. InFlight requests is the sum of their latencies divided by
-    the total time.
+    The names of benchmark_core_model.py come first, then this project's. Times and rates cover
+    successful requests only. "Avg. InFlight requests" is the sum of all latencies divided by the
+    run's duration.
     """
     good, seconds = run.good, run.seconds
     latencies = [1000 * sample.latency for sample in good]
@@ -55,7 +56,10 @@ def stats(run: BenchRun) -> Stats:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """Return a table for each level; with several modes, also the last minus the first."""
+    """Return a table for each concurrency, with a column per mode.
+
+    With several modes, another column has the last mode's values minus the first mode's.
+    """
     blocks = ["\n".join(dict.fromkeys(f"{run.mode}: {run.what}" for run in runs))]
     for level in dict.fromkeys(run.concurrency for run in runs):
         beside = [run for run in runs if run.concurrency == level]
@@ -78,7 +82,7 @@ def text(runs: Sequence[BenchRun]) -> str:
 
 
 def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a header line and a line per run. The reference tool's columns come first."""
+    """Write a CSV file with a line per run. The columns of benchmark_core_model.py come first."""
     tables = [stats(run) for run in runs]
     names = list(dict.fromkeys(name for table in tables for name in table))
     with file.open("w", encoding="utf-8", newline="") as lines:
@@ -90,7 +94,10 @@ def write_stats_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a line per request; times in milliseconds, `start` from the beginning of its run."""
+    """Write a CSV file with a line per request. Times are in milliseconds.
+
+    `start_ms` counts from the start of the request's run.
+    """
     with file.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.writer(lines)
         writer.writerow(
@@ -117,7 +124,10 @@ def write_requests_csv(runs: Sequence[BenchRun], file: Path) -> None:
 
 
 def write_json(runs: Sequence[BenchRun], file: Path) -> None:
-    """Write a list with an object per run; `samples` as in `sample.Sample`, in seconds."""
+    """Write a JSON list with an object per run.
+
+    `samples` has the fields of `ops.loadtest.sample.Sample`, with times in seconds.
+    """
     found = [
         {
             "mode": run.mode,

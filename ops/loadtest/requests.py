@@ -1,6 +1,6 @@
-"""Prompts with output lengths, from a dataset, a distribution or a histogram.
+"""Requests of a load test: prompts and output lengths from a dataset, normal or histogram.
 
-All random choices are seeded, so that all runs send the same requests.
+All random choices are seeded: runs with the same options send the same requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.tokenization.prompts import Prompts
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A prompt, as text and as the token ids of that text, and the number of tokens to generate."""
+    """A prompt and the number of tokens to generate. `ids` are the token ids of `text`."""
 
     text: str
     ids: list[int]
@@ -27,18 +27,26 @@ class RequestSource(Protocol):
     def requests(
         self, prompts: Prompts, count: int, max_input: int | None, rng: random.Random
     ) -> list[BenchRequest]:
-        """Return at most `count` requests, none with a prompt longer than `max_input` tokens.
+        """Return at most `count` requests.
 
-        Raises OSError, and ValueError, which says what is wrong with a file.
+        Args:
+            prompts: the tokenizer.
+            count: largest number of requests.
+            max_input: longest prompt in tokens; longer ones are skipped. None is without limit.
+            rng: source of random numbers.
+
+        Raises OSError if a file cannot be read, ValueError if its contents are wrong.
         """
 
 
 @dataclass(frozen=True)
 class FromDataset:
-    """Requests from a JSON list of ``{"input", "instruction", "output"}``.
+    """Requests from a dataset, a JSON list.
 
-    That is the format of benchmark_core_model.py. ShareGPT's form is accepted too,
-    ``{"conversations": [{"from", "value"}, ...]}``: its first two messages are used.
+    Entries have benchmark_core_model.py's format, ``{"input", "instruction", "output"}``, or
+    ShareGPT's, ``{"conversations": [{"from", "value"}, ...]}``. In ShareGPT's format the first
+    message is the prompt and the second the output. The output's length is its number of words
+    times `tokens_per_word`.
     """
 
     file: Path
@@ -71,7 +79,10 @@ class FromDataset:
 
 @dataclass(frozen=True)
 class FromNormal:
-    """Random prompts; lengths in tokens are normal: (mean, standard deviation), at least 1."""
+    """Random prompts with normally distributed lengths in tokens, at least 1.
+
+    `input` and `output` are pairs (mean, standard deviation).
+    """
 
     input: tuple[float, float]
     output: tuple[float, float]
@@ -85,10 +96,10 @@ class FromNormal:
 
 @dataclass(frozen=True)
 class FromHistogram:
-    """Random prompts; lengths follow a histogram in `file`.
+    """Random prompts with lengths from the histograms `key` in a JSON `file`.
 
-    ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}`` for input and
-    output, which are drawn independently.
+    Format: ``{"KEY_ip": {"buckets": [tokens], "freqs": [how often]}, "KEY_op": {...}}``. The input
+    lengths (`KEY_ip`) and output lengths (`KEY_op`) are drawn independently.
     """
 
     file: Path
@@ -113,7 +124,7 @@ class FromHistogram:
 
 
 def _pair(entry: Any) -> tuple[str, str] | None:
-    """Return prompt and output of a dataset's entry."""
+    """Return prompt and output of a dataset's entry; None for an entry in an unknown format."""
     if not isinstance(entry, dict):
         return None
     conversation = entry.get("conversations")
@@ -139,14 +150,17 @@ def _random_prompts(
             continue
         drawn = rng.choices(words, k=input_tokens)
         text = prompts.tokenizer.decode(drawn, skip_special_tokens=False)
-        # Text models tokenize the text again, and some pairs of words may merge.
+        # Encode again, as text models do: some pairs of words may merge into other tokens.
         ids = prompts.tokenizer.encode(text, add_special_tokens=False).ids
         found.append(BenchRequest(text, ids, output_tokens))
     return found
 
 
 def _words(prompts: Prompts) -> list[int]:
-    """Return the ids that survive decoding and encoding, such as a space and a word."""
+    """Return the ids of words that decoding and encoding leaves unchanged.
+
+    Words with a leading space are preferred; without any word, return all ids.
+    """
     tokenizer = prompts.tokenizer
     ids = range(prompts.vocab_size)
     texts = tokenizer.decode_batch([[i] for i in ids], skip_special_tokens=True)

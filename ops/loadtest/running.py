@@ -1,4 +1,4 @@
-"""Sender of a load: requests at their times, with limited concurrency, and their measurement."""
+"""Sender of a load test's requests, which measures each request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ async def run(
     timeout_s: float,
     on_done: Callable[[int, int], None],
 ) -> list[Sample]:
-    """Return one sample per request, in order; failed requests have their error in it.
+    """Send the requests. Return a sample for each, in order; failed requests have an `error`.
 
     Args:
-        times: seconds from the start. Above `concurrency` a request waits, and is measured from the
-            moment it is sent.
-        on_done: called with the numbers of finished and of failed requests.
+        target: where to send the requests.
+        requests: the requests.
+        times: send times of the requests, in seconds from the start.
+        concurrency: largest number of requests at a time; None is without limit. Requests above the
+            limit wait, and the wait is not part of their latency.
+        timeout_s: seconds after which a request fails.
+        on_done: called after each request with the numbers of finished and of failed requests.
     """
     slots = asyncio.Semaphore(concurrency if concurrency is not None else max(1, len(requests)))
     samples: list[Sample] = []

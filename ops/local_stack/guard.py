@@ -9,15 +9,15 @@ from contextlib import suppress
 
 
 class Guard:
-    """A forked process that waits for this one's death, then kills the registered process groups.
+    """A forked process that kills the registered process groups when its parent process dies.
 
-    The kernel's PR_SET_PDEATHSIG would reach only the servers: Triton's Python stubs wait forever
-    if their server dies while it loads them. The guard inherits the locks held when it is created,
-    so the next stack waits for the end of the clean-up.
+    The kernel's PR_SET_PDEATHSIG would end only the servers, not Triton's Python stubs, which wait
+    forever if their server dies while it loads them. The guard inherits the parent's file locks: no
+    other stack can use the state folder before the clean-up has ended.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
-        """Fork the guard; it calls `clean_up` after killing the groups."""
+        """Fork the guard process, which calls `clean_up` after killing the groups."""
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -32,11 +32,11 @@ class Guard:
         os.write(self._writer, f"+{group}\n".encode())
 
     def remove(self, group: int) -> None:
-        """Unregister a group after all its processes ended, because its id may be reused."""
+        """Unregister a group whose processes have all ended: its id may be reused."""
         os.write(self._writer, f"-{group}\n".encode())
 
     def close(self) -> None:
-        """End the guard; groups still registered are killed."""
+        """End the guard. The guard first kills groups that are still registered."""
         os.close(self._writer)
         os.waitpid(self._pid, 0)
 
@@ -46,7 +46,7 @@ def _guard(reader: int, clean_up: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # readers of our output must not wait for the guard
+    for stream in range(3):  # release stdout and stderr: their readers would wait for the guard
         os.dup2(nowhere, stream)
     groups: set[int] = set()
     with os.fdopen(reader) as lines:

@@ -1,4 +1,4 @@
-"""The model repository of `gateway up --repository llmapi`: one model, over the CPU executor."""
+"""Model repository of `gateway up --repository llmapi`: one model, which the CPU executor runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ MAX_SEQ_LEN = "max_seq_len"
 
 
 def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
-    """Return the limit of prompt plus output in tokens, which that model does not report.
+    """Return the limit of prompt plus output in tokens.
 
+    The gateway needs this value, because the llmapi repository's model does not report the limit.
     Raises StackError for a folder that the CPU executor cannot serve.
     """
     from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
@@ -36,13 +37,16 @@ def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
 
 
 def in_flight(parameters: Mapping[str, str]) -> int:
-    """Return how many requests a gateway should send at once: a few more than run."""
+    """Return how many requests a gateway should send at once: 1.25 times the batch size."""
     given = parameters.get("max_batch_size", "")
     return math.ceil(1.25 * (int(given) if given.isdecimal() else MAX_BATCH_SIZE))
 
 
 def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
-    """Rebuild `repository/` in `state_dir`; see `ops.local_stack.repository.prepare`."""
+    """Rebuild `repository/` in `state_dir`. Args are those of `ops.local_stack.repository.prepare`.
+
+    Raises StackError if the repository cannot be rendered.
+    """
     from triton_repo.cpu_executor import engine  # noqa: PLC0415
     from triton_repo.llmapi_repository import render_llmapi  # noqa: PLC0415
     from triton_repo.render import RenderError  # noqa: PLC0415
@@ -51,7 +55,7 @@ def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) 
     clear(repository)
     values = {"model": str(model.absolute()), "max_batch_size": str(MAX_BATCH_SIZE)}
     try:
-        # An engine folder has its own limits and its LoRA modules.
+        # Set limits and LoRA modules only for a Hugging Face folder: an engine has its own.
         if not read_config(model).is_engine:
             values["max_tokens_in_kv_cache"] = MAX_KV_CACHE_TOKENS
             values[MAX_SEQ_LEN] = str(max_seq_len(model, parameters))

@@ -1,4 +1,4 @@
-"""Ports for the stack's servers, chosen to avoid those of other stacks and of clients."""
+"""Ports for the stack's servers, chosen to avoid ports of other stacks and of clients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ops.local_stack.errors import StackError
 
 LOCALHOST = "127.0.0.1"
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# browsers refuse some lower ports, which belong to other protocols; the last one is 10080
+# Lowest port to choose. Browsers refuse some ports of other protocols, the highest is 10080.
 LOWEST = 10_081
 
 
 class PortClaims:
     """Ports claimed by this process until the `with` ends.
 
-    A claim is a name in Linux' abstract socket namespace, which has the scope of the ports and
-    vanishes with the process: two stacks that start at the same time cannot both pick a port in the
-    seconds before their servers listen.
+    A claim prevents two stacks that start at the same time from choosing the same port before their
+    servers listen. The claim is a name in Linux' abstract socket namespace: that has the same
+    scope as ports, and the kernel releases the name when the process ends.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class PortClaims:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             claim.bind(f"\0gateway-up/port/{port}")
-            # Redis, Triton and uvicorn set SO_REUSEADDR too: connections in TIME_WAIT do not
-            # matter.
+            # `create_server` sets SO_REUSEADDR, as Redis, Triton and uvicorn do: connections in
+            # TIME_WAIT do not make a port unusable.
             with socket.create_server((LOCALHOST, port)):
                 pass
         except OSError as error:
@@ -43,10 +43,10 @@ class PortClaims:
         return port
 
     def take_free(self) -> int:
-        """Claim any free port.
+        """Claim a free port and return it. Raises StackError if none is found.
 
-        The port is below the kernel's ephemeral range if possible, so that no outgoing connection
-        can occupy it while a server restarts.
+        The port is below the kernel's ephemeral range if possible. Otherwise an outgoing connection
+        could occupy it while a server restarts.
         """
         ephemeral = int(EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
         highest = ephemeral if ephemeral > LOWEST + 1000 else 65_536

@@ -1,4 +1,4 @@
-"""A child process: started in its own group, watched, and ended with all its children."""
+"""A child process, started in its own process group and ended with all its children."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LAST_LINES = 25
 class Child:
     """A child process whose output goes to a log file.
 
-    It leads a session, so that a terminal's Ctrl-C reaches only this process and that its own
-    children (Triton's Python stubs) can be ended with it.
+    The child leads a new session. Therefore a terminal's Ctrl-C reaches only this process, and the
+    child's own children (Triton's Python stubs) can be ended with the child.
     """
 
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path
     ) -> None:
-        """Empty the log, without starting the process."""
+        """Create the object and an empty log, without starting the process."""
         self.name = name
         self.log = log
         log.write_bytes(b"")
@@ -41,13 +41,13 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id. Raises RuntimeError if it was not started."""
+        """The child's process id. Raises RuntimeError if the child was not started."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.pid
 
     def start(self) -> None:
-        """Start the process, or start it again after `reap`; the log is appended to."""
+        """Start the process, for the first time or after `reap`. Output is appended to the log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -59,9 +59,9 @@ class Child:
             )
 
     def exit_status(self) -> int | None:
-        """Return its exit code, or minus the signal that ended it; None while it runs.
+        """Return the child's exit code, or minus the signal that ended it; None while it runs.
 
-        An ended child is left unreaped, so that its group id is not reused.
+        An ended child is not reaped here, because its group id must not be reused yet.
         """
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -69,16 +69,16 @@ class Child:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def children(self, name: str) -> set[int]:
-        """Return the running processes of that name that it started directly."""
+        """Return the ids of running processes called `name` whose parent is this child."""
         found = set()
         every = {name for name in os.listdir("/proc") if name.isdigit()}
-        # A process' parent changes only when the parent ends, so foreign processes are read only
-        # once.
+        # Read processes with another parent only once: a process' parent changes only when the
+        # parent ends.
         self._of_others &= every
         for number in every - self._of_others:
-            with suppress(OSError):  # it has ended in the meantime
-                # The name is in parentheses and may contain others; it is cut to 15 bytes
-                # (proc(5)).
+            with suppress(OSError):  # the process has ended since
+                # The name is in parentheses, may itself contain parentheses, and is cut to 15
+                # bytes (proc(5)).
                 head, _, rest = (
                     Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")
                 )
@@ -91,26 +91,26 @@ class Child:
         return found
 
     def how_it_ended(self) -> str:
-        """Return the exit status in words, and the last lines of the log."""
+        """Return a text for the user: the exit status, and the last lines of the log."""
         status = self.exit_status() or 0
         how = f"exit code {status}" if status >= 0 else f"killed by signal {-status}"
         return f"{self.name} ended ({how}); the end of {self.log}:\n{self.last_lines()}"
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return the end of the log without tables: Triton prints long ones after an error."""
+        """Return the last `count` lines of the log, without the tables that Triton prints."""
         with self.log.open(encoding="utf-8", errors="replace") as log:
             lines = (line for line in log if line.strip() and line[0] not in "|+")
             return "".join(f"  | {line}" for line in deque(lines, maxlen=count)).rstrip()
 
     def terminate(self) -> None:
-        """Send SIGTERM; do nothing if it was not started."""
+        """Send SIGTERM to the child. Do nothing if the child was not started."""
         if self.is_started:
             os.kill(self.pid, signal.SIGTERM)
 
     def reap(self, grace: float) -> None:
-        """Wait up to `grace` seconds for its end, then kill the rest of its group.
+        """Wait up to `grace` seconds until the child ends, then kill the rest of its group.
 
-        Does nothing if it was not started.
+        Does nothing if the child was not started.
         """
         if self._process is None:
             return
@@ -124,7 +124,7 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Adopt grandchildren whose parent died, so that `reap` can wait for them."""
+    """Make this process the parent of grandchildren whose parent dies: `reap` waits for them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Restart delays of a server that died: immediate at first, then growing."""
+"""Delays before a dead server is restarted, which grow with each death."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 FIRST_DELAY = 0.2  # seconds
 LONGEST_DELAY = 10.0
-SETTLED_AFTER = 30.0  # seconds of running after which the next death counts as the first one
+SETTLED_AFTER = 30.0  # seconds of running after which the delay is `FIRST_DELAY` again
 
 
 class Backoff:
@@ -18,7 +18,10 @@ class Backoff:
         self._due: float | None = None
 
     def record_death(self) -> float | None:
-        """Record a death; return the delay in seconds, or None after the first call."""
+        """Record that the server is dead. Return the delay before its restart, in seconds.
+
+        Further calls for the same death return None.
+        """
         if self._due is not None:
             return None
         now = time.monotonic()

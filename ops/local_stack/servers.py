@@ -19,11 +19,11 @@ from ops.local_stack.repository import REPOSITORY
 from ops.local_stack.state import admin_key
 
 PROBE_TIMEOUT = 2.0  # seconds
-# Both fit into the 15 seconds in which the complete stack has to stop.
-GATEWAY_GRACE = 3  # seconds for running requests after SIGTERM
+# Seconds for running requests after SIGTERM. Short, because the stack has to stop within 15 s.
+GATEWAY_GRACE = 3
 TRITON_GRACE = 3
 MODEL_PROCESS = "triton_python_backend_stub"
-"""The process in which Triton runs an instance of a Python model."""
+"""Name of the process in which Triton runs an instance of a Python model."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ports:
 
 
 def redis_child(port: int, data: Path, log: Path) -> Child:
-    """Return redis-server; acknowledged writes survive a kill."""
+    """Return a redis-server that is not started yet. Acknowledged writes survive a kill."""
     data.mkdir(exist_ok=True)
     command = [
         *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
@@ -49,9 +49,14 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
 
 
 def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
-    """Return tritonserver on the rendered repository; its shared memory is named `shm_prefix`*.
+    """Return a tritonserver for the rendered repository, not started yet.
 
-    `options` are further options of tritonserver.
+    Args:
+        ports: ports of the stack.
+        state_dir: the stack's state folder.
+        shm_prefix: start of the names of the server's shared memory files.
+        log: the log file.
+        options: further options of tritonserver.
     """
     server = find_triton_server(state_dir / "backends")
     command = [
@@ -60,7 +65,7 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--model-repository={(state_dir / REPOSITORY).absolute()}",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        # On a busy machine a model's process needs longer than the default of 30 s.
+        # Allow 120 s: on a busy machine a model's process starts more slowly than the default 30 s.
         "--backend-config=python,stub-timeout-seconds=120",
         f"--exit-timeout-secs={TRITON_GRACE}",
         *(f"--{kind}-address={LOCALHOST}" for kind in ("http", "grpc", "metrics")),
@@ -69,24 +74,30 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
         f"--metrics-port={ports.triton_metrics}",
         *options,
     ]
-    # The CPU executor's matrices are small: on a 2-core machine 32 requests make 2,250 tokens/s
-    # with a second BLAS thread and 2,500 with one, which leaves the other core to the gateway.
+    # Use one BLAS thread, because the CPU executor's matrices are small. On a 2-core machine 32
+    # requests get 2,500 tokens/s with one thread, and 2,250 with two, which also slow the gateway.
     env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
     return Child("triton", command, env, log)
 
 
 def loading(models: Sequence[str]) -> list[str]:
-    """Return tritonserver's options to load only `models`, or everything if empty."""
+    """Return tritonserver's options to load only `models`; [] if `models` is empty."""
     only = [f"--load-model={name}" for name in models]
     return ["--model-control-mode=explicit", *only] if only else []
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Models of the gateway: the base model's name and tokenizer folder, and adapters by name.
+    """The model and the adapters that the gateway serves.
 
-    `max_seq_len` and `in_flight` are for a model that reports neither and reads adapters from the
-    disk. `triton_model` is the model's name in Triton, if known.
+    Attributes:
+        model_name: the base model's name for clients.
+        tokenizer: folder of the base model's tokenizer.
+        adapters: PEFT folders by adapter name.
+        max_seq_len: tokens of prompt plus output; only for the llmapi repository's model, which
+            does not report the limit. None for other models.
+        in_flight: requests to send to Triton at once; only used if `max_seq_len` is set.
+        triton_model: the core model's name in Triton; None leaves the name to the settings.
     """
 
     model_name: str
@@ -98,10 +109,14 @@ class ServedModel:
 
 
 def gateway_child(ports: Ports, served: ServedModel, state_dir: Path, log: Path) -> Child:
-    """Return `gateway serve` on the two others; other GATEWAY_ variables are passed through."""
+    """Return a gateway that uses the stack's Redis and Triton, not started yet.
+
+    GATEWAY_ variables of this process' environment are passed to the gateway.
+    """
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {
-        # A container publishes a port on all its addresses; loopback must be among them.
+        # Allow another address than loopback: a container's published port needs one. The probes
+        # use loopback, so the address must include it.
         "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
         "GATEWAY_PORT": str(ports.gateway),
         "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",
@@ -140,7 +155,7 @@ def answers_ok(url: str) -> bool:
 
 
 def answers_ping(port: int) -> bool:
-    """Return True if the Redis on `port` answers PING; it refuses while it loads its data."""
+    """Return True if the Redis on `port` answers PING. Redis refuses PING while it loads data."""
     try:
         with socket.create_connection((LOCALHOST, port), timeout=PROBE_TIMEOUT) as connection:
             connection.sendall(b"PING\r\n")

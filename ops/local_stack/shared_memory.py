@@ -9,10 +9,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def region_prefix(state_dir: Path) -> str:
-    """Return the prefix of this stack's regions.
+    """Return the prefix of the names of this stack's shared memory files.
 
-    It is derived from the state folder, which only one stack at a time can use, so the next stack
-    finds what a killed one left.
+    The prefix depends only on the state folder: after a kill, the next stack in that folder finds
+    and removes the remaining files.
     """
     folder = state_dir.stat()
     digest = hashlib.sha256(f"{folder.st_dev}:{folder.st_ino}:{state_dir.absolute()}".encode())
@@ -20,6 +20,6 @@ def region_prefix(state_dir: Path) -> str:
 
 
 def remove_regions(prefix: str) -> None:
-    """Remove remaining regions; Triton does so itself unless it is killed."""
+    """Remove shared memory files that a killed Triton has left."""
     for region in SHARED_MEMORY.glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The three servers as one unit: started in order, watched, and ended together."""
+"""The local stack: starts Redis, Triton and the gateway, watches them and ends them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ops.local_stack.shared_memory import region_prefix, remove_regions
 from ops.local_stack.state import ADMIN_KEY_FILE, FILE_NAME, StackState
 
 START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to load
-STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the servers' own limits
+STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL; one more than the servers' own grace periods
 POLL_PERIOD = 0.05
 PROGRESS_PERIOD = 5.0
 MODELS_PERIOD = 1.0
@@ -34,15 +34,15 @@ class StackOptions:
     """Options of a stack.
 
     Attributes:
-        model: see `ops.local_stack.repository.prepare`.
+        model: a Hugging Face or engine folder, as for `ops.local_stack.repository.prepare`.
         state_dir: an existing folder for everything that the stack writes.
         model_name: the model's name for the gateway's clients.
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
         llmapi: True for the llmapi repository, False for inflight_batcher_llm.
         repository: an already rendered repository; `model` is then used for the tokenizer only.
-        triton_model: the core model's name in it; None leaves the name to the settings.
-        load_models: the models that Triton loads; empty for all of the repository.
+        triton_model: the core model's name in Triton; None leaves the name to the settings.
+        load_models: the models that Triton loads; empty for all models of the repository.
         restart: True to restart Redis and Triton when they die.
     """
 
@@ -59,15 +59,19 @@ class StackOptions:
 
 
 class Stack:
-    """The running stack. Use as a context manager: no process, state file or shared memory is left.
+    """The running stack. A context manager, whose end leaves no process, state or shared memory.
 
-    Belongs to the main thread of a process without other threads and other children.
+    Use this class in the main thread of a process that has no other threads or children.
     """
 
     def __init__(
         self, options: StackOptions, ports: servers.Ports, stop_requested: Callable[[], bool]
     ) -> None:
-        """Prepare the stack; `start` and `watch` raise StopRequested if `stop_requested()`."""
+        """Prepare the servers without starting them.
+
+        `start` and `watch` call `stop_requested` repeatedly, and raise StopRequested once it
+        returns True.
+        """
         self._options = options
         self._ports = ports
         self._stop_requested = stop_requested
@@ -93,7 +97,7 @@ class Stack:
             logs / "gateway.log",
         )
         self._children = (self._redis, self._triton, self._gateway)
-        # Ids of the processes of Triton's models, and the time of the last poll.
+        # Process ids of Triton's models, and the time at which they were last polled.
         self._models: set[int] = set()
         self._models_polled_at = 0.0
         self._model_lost = False
@@ -106,7 +110,7 @@ class Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The gateway ends first, so that it can tell Triton to stop its clients' requests.
+        # End the gateway first: it needs Triton to stop its clients' requests.
         self._gateway.terminate()
         self._end(self._gateway, STOP_GRACE)
         for child in (self._triton, self._redis):
@@ -118,7 +122,7 @@ class Stack:
 
     @property
     def state(self) -> StackState:
-        """State of the running stack. Raises RuntimeError before all children were started."""
+        """Addresses and process ids of the servers. Raises RuntimeError before all are started."""
         triton = f"http://{LOCALHOST}"
         return StackState(
             gateway=f"http://{LOCALHOST}:{self._ports.gateway}",
@@ -130,9 +134,9 @@ class Stack:
         )
 
     def start(self) -> StackState:
-        """Start the servers, wait for the gateway, and return the state written to the folder.
+        """Start the servers, wait until the gateway is ready, and write and return the state.
 
-        Raises StackError, with the end of the log, when a server ends or is not ready in time.
+        Raises StackError, with the end of the log, if a server ends or is not ready in time.
         """
         ports = self._ports
         options = self._options
@@ -154,9 +158,10 @@ class Stack:
         return self.state
 
     def watch(self) -> NoReturn:
-        """Wait for StopRequested or for the death of a server, which raises StackError.
+        """Watch the servers until a stop is requested, which raises StopRequested.
 
-        With `restart`, Redis and Triton are restarted instead, on the same ports.
+        Raises StackError if a server dies. With the option `restart`, Redis and Triton are started
+        again on the same ports instead.
         """
         backoffs = {child.name: Backoff() for child in (self._redis, self._triton)}
         while True:
@@ -176,15 +181,15 @@ class Stack:
             self._pause()
 
     def _model_died(self) -> bool:
-        """Return True if a model's process is missing, which Triton's readiness does not show.
+        """Return True if the process of a model has died. Triton's readiness does not show this.
 
-        Processes that a model starts are not Triton's children and are ignored. A child of Triton
-        may also not be a model's process yet.
+        Only children of Triton with the name `MODEL_PROCESS` count, not processes that a model
+        starts. A child that Triton has just forked does not have that name yet.
         """
         starts = not self._triton_is_ready
         if starts:
             self._ask_triton()
-        # Polled at every start too, so that a process that dies within one period is noticed.
+        # While Triton starts, poll in every call, to notice a process that dies within one period.
         if starts or time.monotonic() - self._models_polled_at > MODELS_PERIOD:
             self._poll_models()
         if starts and self._triton_is_ready:
@@ -246,7 +251,7 @@ class Stack:
                     f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}"
                 )
                 said = now
-        # Another server on the port may have answered in place of one that just failed.
+        # Check again: the child may have failed, and another server on the port answered.
         self._check_all()
         print_status(f"{child.name}: ready")
 
@@ -262,15 +267,15 @@ class Stack:
 
 
 def pages(gateway: str, state_dir: Path) -> list[str]:
-    """Return a line for each page that a running gateway serves to browsers."""
+    """Return a line with the URL of each page that the running gateway serves to browsers."""
     port = os.environ.get("GATEWAY_ADMIN_PORT")
     operators = f"http://{LOCALHOST}:{port}/" if port else f"{gateway}/operators"
     key = state_dir / ADMIN_KEY_FILE
     found = {f"{gateway}/": "playground: {}", operators: f"operators' page: {{}}, key in {key}"}
-    # GATEWAY_CONSOLE=false turns both off.
+    # Request the pages, because GATEWAY_CONSOLE=false turns both off.
     return [text.format(url) for url, text in found.items() if servers.answers_ok(url)]
 
 
 def print_status(line: str) -> None:
-    """Print progress to stderr; stdout has only the ready line."""
+    """Print a status line to stderr. Stdout is only for the line `ready: URL`."""
     print(line, file=sys.stderr, flush=True)

@@ -20,13 +20,15 @@ PRIVATE_FOLDERS = ("redis", "adapters", "logs")
 
 @dataclass(frozen=True)
 class StackState:
-    """`state.json` of a running stack.
+    """Addresses and process ids of a running stack: the contents of `state.json`.
 
     Attributes:
-        gateway, triton_http, redis: URLs.
-        triton_metrics: the complete URL of Triton's metrics page.
-        triton_grpc: host:port.
-        pids: process id by name: redis, triton, gateway.
+        gateway: the gateway's URL.
+        triton_http: URL of Triton's HTTP endpoint.
+        triton_metrics: URL of Triton's metrics page.
+        triton_grpc: address of Triton's gRPC endpoint, HOST:PORT.
+        redis: the URL of Redis.
+        pids: process ids by the names redis, triton and gateway.
     """
 
     gateway: str
@@ -42,23 +44,23 @@ class StackState:
         return cls(**json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8")))
 
     def write(self, state_dir: Path) -> None:
-        """Replace the file atomically."""
+        """Write `state.json`, replacing an earlier file atomically."""
         draft = state_dir / f"{FILE_NAME}.new"
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         os.replace(draft, state_dir / FILE_NAME)
 
 
 def admin_key(state_dir: Path) -> str:
-    """Return the key for the gateway's adapter endpoints: GATEWAY_ADMIN_KEY, else the folder's.
+    """Return the gateway's admin key: GATEWAY_ADMIN_KEY if set, else the key in the state folder.
 
-    It is generated at the first start; only the owner can read the file `admin_key`.
+    A missing key is generated. The file `admin_key` is readable by its owner only.
     """
     path = state_dir / ADMIN_KEY_FILE
     key = os.environ.get("GATEWAY_ADMIN_KEY")
     if key is None and path.exists():
         return path.read_text(encoding="utf-8").strip()
     key = key or secrets.token_urlsafe(32)
-    # Atomic: a key truncated by a full disk would be accepted at the next start.
+    # Replace the file atomically: a key truncated by a full disk would be used at the next start.
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -75,7 +77,7 @@ class StateLock:
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             for name in PRIVATE_FOLDERS:
-                # An earlier release created it with the user's umask.
+                # Restrict the permissions: an earlier release created it with the user's umask.
                 with suppress(FileNotFoundError):
                     (state_dir / name).chmod(0o700)
             self._file = (state_dir / "lock").open("a")

@@ -19,7 +19,7 @@ OWNER_ONLY_UMASK = 0o077
 
 @dataclass(frozen=True)
 class RequestedPorts:
-    """Ports from the command line; 0 selects a free one."""
+    """Ports as given on the command line; 0 selects a free port."""
 
     gateway: int
     redis: int = 0
@@ -28,7 +28,7 @@ class RequestedPorts:
     triton_metrics: int = 0
 
     def claim(self, claims: PortClaims) -> Ports:
-        """Claim the ports. Raises StackError, which names a port that is in use."""
+        """Claim the ports and return them. Raises StackError if a port is in use."""
 
         def one(wanted: int) -> int:
             return claims.take(wanted) if wanted else claims.take_free()
@@ -43,7 +43,10 @@ class RequestedPorts:
 
 
 class _StopFlag:
-    """Set by SIGINT, SIGTERM and SIGHUP. A plain value, which is safe in a signal handler."""
+    """Flag that SIGINT, SIGTERM and SIGHUP set.
+
+    The state is a plain bool, because setting one is safe in a signal handler.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
@@ -60,9 +63,9 @@ class _StopFlag:
 def up(options: StackOptions, wanted: RequestedPorts) -> int:
     """Run the stack and return the exit code: 0 after a signal, 1 if it cannot start or continue.
 
-    In either case no process remains. Only the ready line is written to stdout.
+    No process remains. Only the line `ready: URL` is written to stdout.
     """
-    # The servers inherit the umask. Redis' data contains prompts, and Triton's logs may.
+    # Let only the owner read the servers' files: Redis' data and Triton's logs may contain prompts.
     os.umask(OWNER_ONLY_UMASK)
     stop_requested = _StopFlag()
     try:

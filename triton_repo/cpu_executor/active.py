@@ -29,10 +29,10 @@ from triton_repo.cpu_executor.words import StopWords
 
 
 class ActiveRequest:
-    """A request between fetch and its final response.
+    """A request from its fetch to its final response.
 
-    ``max_tokens`` may be smaller than the request's, because it is limited by the engine's
-    ``max_seq_len``.
+    ``max_tokens`` may be below the requested number, because the engine's ``max_seq_len`` limits
+    prompt plus output.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ActiveRequest:
         self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
         self.streaming = request.streaming
-        # Beams may be reordered in every step, so a delta would be meaningless.
+        # Return all tokens of beams: steps may reorder beams, which makes deltas meaningless.
         self.all_tokens = request.return_all_generated_tokens or self.beam_width > 1
         count = self.beam_width if self.beam_width > 1 else entry.sequences
         self.sequences = [Sequence(i) for i in range(count)]
@@ -77,7 +77,8 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
-        # Besides the ids, a prompt's keys and values depend on these.
+        # Key of reusable KV cache blocks: a prompt's keys and values depend on the adapter and the
+        # extra ids, too.
         tuning = request.prompt_tuning_config
         extra_ids = None if tuning is None else tuning.input_token_extra_ids
         self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
@@ -85,12 +86,12 @@ class ActiveRequest:
 
     @property
     def is_done(self) -> bool:
-        """True if every sequence has ended and its last response was built."""
+        """True if all sequences have ended and their last responses were built."""
         return self._unreported == 0
 
     @property
     def is_ready(self) -> bool:
-        """True if the LoRA adapter and the guide, if any, can be used."""
+        """True if the preparation of the LoRA adapter and of the guide, if any, has ended."""
         return (self.adapter is None or self.adapter.is_ready) and (
             self.guide is None or self.guide.done()
         )
@@ -102,11 +103,14 @@ class ActiveRequest:
 
     @property
     def slots(self) -> int:
-        """The request's share of the batch size: its running samples, or one for a beam search."""
+        """Number of the batch's slots that the request occupies.
+
+        This is the number of samples that have not ended, or 1 for a beam search.
+        """
         return len(self.list_unfinished()) if self.beam_width == 1 else 1
 
     def schedule(self) -> None:
-        """Record the first start."""
+        """Record the time at which the request was first scheduled."""
         self.first_scheduled = time.monotonic()
         if self.metrics is not None:
             timing = self.metrics.timing_metrics
@@ -123,12 +127,12 @@ class ActiveRequest:
         return (self.prompt + sequence.tokens)[start:end]
 
     def pause(self) -> None:
-        """Release the KV caches; the generated ids become part of the prompt later."""
+        """Release the KV caches. After a restart, the generated ids run as part of the prompt."""
         for sequence in self.sequences:
             sequence.cache = None
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Response]:
-        """End all running sequences and drop their generated tokens."""
+        """End all running sequences, drop their tokens, and return the last responses."""
         for sequence in self.sequences:
             if not sequence.reported_end:
                 sequence.finish = reason
@@ -143,7 +147,7 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Return responses for new output, or the error that ends the request."""
+        """Return responses with new output, or one with the error that ends the request."""
         if self.failure is not None:
             return [] if self.is_done else [self.fail(self.failure)]
         if self.beam_width > 1:
@@ -179,16 +183,16 @@ class ActiveRequest:
         return [Response(self.id, result, self.client_id)]
 
     def _is_verifying(self, sequence: Sequence) -> bool:
-        """Return True while the generated tokens equal the draft tokens.
+        """Return True while all generated tokens equal the draft tokens.
 
-        Verification ends with the first different token. A step here makes one token, so output is
-        held back until it is what TensorRT-LLM would accept in one step.
+        The output is held back until then: TensorRT-LLM accepts all matching draft tokens and the
+        first different token in one step, while a step here generates one token.
         """
         count = len(sequence.tokens)
         return count <= len(self.draft) and sequence.tokens == self.draft[:count]
 
     def _count_accepted(self, sequence: Sequence) -> int:
-        """Return the number of draft tokens that the sequence starts with."""
+        """Return how many draft tokens equal the sequence's first generated tokens."""
         pairs = enumerate(zip(self.draft, sequence.tokens, strict=False))
         shared = min(len(self.draft), len(sequence.tokens))
         return next((i for i, (drafted, chosen) in pairs if drafted != chosen), shared)
@@ -229,7 +233,7 @@ class ActiveRequest:
 
     def _generation_logits(self, sequences: list[Sequence]) -> NDArray[np.float32] | None:
         if self.streaming:
-            # Disabled for several beams, as in upstream.
+            # Return no logits for several beams, as upstream does.
             if self.beam_width > 1 or not sequences[0].logits:
                 return None
             new, sequences[0].logits = sequences[0].logits, []
@@ -237,7 +241,7 @@ class ActiveRequest:
         if not any(s.logits for s in sequences):
             return None
         vocab = next(len(s.logits[0]) for s in sequences if s.logits)
-        # Upstream returns the complete buffer even when generation stopped early.
+        # Return all `max_tokens` rows even if generation stopped early, as upstream does.
         buffer = np.zeros((len(sequences), self.max_tokens, vocab), np.float32)
         for row, sequence in zip(buffer, sequences, strict=True):
             if sequence.logits:
@@ -245,7 +249,7 @@ class ActiveRequest:
         return buffer
 
     def stats(self) -> RequestStats:
-        """Return the state of the request after the last iteration."""
+        """Return the request's statistics after the last iteration."""
         longest = max(self.sequences, key=lambda s: len(s.tokens))
         count, cache = len(longest.tokens), longest.cache
         ended = not self.list_unfinished()
@@ -262,7 +266,7 @@ class ActiveRequest:
             context_prefill_position=0 if stage is RequestStage.QUEUED else done,
             num_generated_tokens=count,
             avg_num_decoded_tokens_per_iter=count / max(1, count - self._count_accepted(longest)),
-            # An ended sequence has released its cache.
+            # Count ended requests as scheduled, although their caches are released.
             scheduled=self.is_started or ended,
             paused=count > 0 and not self.is_started and not ended,
             alloc_total_blocks_per_request=self.blocks.num_total_allocated_blocks,
@@ -273,7 +277,7 @@ class ActiveRequest:
         )
 
     def note_token(self, iteration: int) -> None:
-        """Record the time of a step that made a token."""
+        """Record time and number of an iteration that generated a token, in the metrics."""
         if self.metrics is None:
             return
         now = timedelta(seconds=time.monotonic())

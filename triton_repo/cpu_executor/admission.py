@@ -1,4 +1,4 @@
-"""Checks on a request when the loop fetches it, and its effective output length."""
+"""Checks on a request when the loop fetches it, and the limit of its output length."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.request import Request
 
 FETCH_ERROR = "Encountered an error when fetching new request: "
-# TensorRT-LLM detects these errors during a step, which ends all requests; here only one ends.
+# Prefix of errors that TensorRT-LLM only detects in a step, which ends all active requests. Here
+# only the wrong request ends.
 STEP_ERROR = "Encountered an error in forwardAsync function: "
 
-# Fields for other model kinds or decoding modes only.
+# Fields for models or decoding modes that the CPU executor does not have.
 _UNSUPPORTED = (
     "position_ids",
     "mrope_config",
@@ -36,12 +37,12 @@ _UNSUPPORTED = (
 
 
 class RefusedError(Exception):
-    """A fetched request cannot run; the text is that of the error response."""
+    """A fetched request cannot run. The message is the error text of the response."""
 
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """The engine's limits after the executor's settings were applied; lengths in tokens."""
+    """Limits that follow from the engine and the executor's settings. Lengths are in tokens."""
 
     max_input_len: int
     max_seq_len: int
@@ -50,7 +51,8 @@ class AdmissionLimits:
     max_blocks: int
     tokens_per_block: int
     block_reuse: bool = False
-    # MAX_UTILIZATION without context chunking: a paused streaming request might never resume.
+    # True for MAX_UTILIZATION without context chunking. A paused streaming request might then be
+    # unable to resume.
     unchunked_max_utilization: bool = False
 
 
@@ -59,13 +61,16 @@ def refuse(what: str) -> RefusedError:
 
 
 def admit(entry: Queued, config: CpuEngineConfig, limits: AdmissionLimits) -> ActiveRequest:
-    """Return the active request of a queued one, or raise ``RefusedError`` with upstream's text."""
+    """Return the active request for a queued one.
+
+    Raises ``RefusedError``, with upstream's message, if the request cannot run.
+    """
     request = entry.request
     _check_supported(request)
     _check_ranges(request, config, limits)
     draft = _draft_tokens(request, config, limits)
     prompt_table = _prompt_table(request, config, limits)
-    # Space for a step's draft tokens is reserved even for requests without any.
+    # Reserve a step's draft tokens, even for requests without any.
     room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
     active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_capacity(active, limits)
@@ -114,13 +119,14 @@ def _check_ranges(request: Request, config: CpuEngineConfig, limits: AdmissionLi
             "not as expected. Expected last dimension to be same as vocab size: "
             f"{config.vocab_size}."
         )
-    # Upstream's constructor accepts these two, and its second check refuses them.
+    # Check these values here: upstream's constructor accepts them, and its later check refuses
+    # them.
     if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
         raise refuse("Incorrect sampling config")
 
 
 def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLimits) -> list[int]:
-    """Return the draft tokens to verify, limited to what the engine takes after this prompt."""
+    """Return the draft tokens to verify, cut so that prompt and draft fit ``max_input_len``."""
     given = request.external_draft_tokens_config
     if given is None:
         return []
@@ -140,7 +146,10 @@ def _draft_tokens(request: Request, config: CpuEngineConfig, limits: AdmissionLi
 def _prompt_table(
     request: Request, config: CpuEngineConfig, limits: AdmissionLimits
 ) -> NDArray[np.float32] | None:
-    """Return the embeddings of the prompt's ids above the vocabulary; None without a table."""
+    """Return the request's prompt table as float32 ``[rows, hidden]``; None without a table.
+
+    The table has the embeddings of prompt ids from the vocabulary's size on.
+    """
     given = request.prompt_tuning_config
     if given is None:
         return None

@@ -1,7 +1,7 @@
-"""Grouped-query attention over block caches, for one packed batch of one iteration.
+"""Grouped-query attention over block caches, for the packed batch of one iteration.
 
-Every product is per sequence and per block of keys, and sums over blocks run in block order, so a
-sequence's result is independent of the other sequences in its batch.
+A sequence's result does not depend on the other sequences in the batch: every product covers one
+sequence and one block of keys, and sums over blocks run in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 Array = NDArray[np.float32]
 
-# A prompt's queries run in tiles of this size, aligned to its multiples from the prompt's start, so
-# that the products' shapes do not depend on how the prompt was cut into chunks.
+# Number of queries of a prompt in one product. Tiles start at multiples of this size in the prompt:
+# the shapes of the products do not depend on the chunks in which the prompt runs.
 QUERY_TILE = 64
 
 
 @dataclass(kw_only=True)
 class _Span:
-    """Data of one decode row for every layer, looked up once per iteration."""
+    """Array views for one decode row, covering every layer, made once per iteration."""
 
     key_column: Array  # [layers, kv_heads, head_size]
     value_row: Array  # [layers, kv_heads, head_size]
@@ -35,7 +35,7 @@ class _Span:
 
 
 class DecodeAttention:
-    """Attention of one new token in each of several sequences."""
+    """Attention of a decode step: one new token in each of several sequences."""
 
     def __init__(self, caches: Sequence[SequenceCache], heads: int) -> None:
         cache = caches[0]
@@ -89,7 +89,7 @@ class DecodeAttention:
 
 @dataclass
 class _Tile:
-    """A tile of a chunk's queries, and the keys that they may attend to."""
+    """Consecutive queries of a prompt chunk, with the mask of the keys they may attend to."""
 
     rows: slice
     blocks: int
@@ -98,7 +98,7 @@ class _Tile:
 
 
 class PrefillAttention:
-    """Attention of a run of prompt tokens of one sequence, causal over the tokens before."""
+    """Causal attention of consecutive prompt tokens of one sequence, over all earlier tokens."""
 
     def __init__(self, cache: SequenceCache, count: int, heads: int) -> None:
         _, _, kv_heads, head_size, block = cache.keys.shape
@@ -106,7 +106,7 @@ class PrefillAttention:
         self.rows = count
         self._cache = cache
         self._shape = (kv_heads, heads // kv_heads, head_size)
-        # Destination of each run of rows: (block, slots of the block, rows).
+        # For each block that the rows are written to: (block, slots in the block, rows).
         self._writes: list[tuple[int, slice, slice]] = []
         for index in range(start // block, -(-end // block)):
             low, high = max(start, index * block), min(end, (index + 1) * block)
@@ -134,7 +134,7 @@ class PrefillAttention:
     def _attend(self, tile: _Tile, layer: int, query: Array) -> Array:
         kv_heads, group, head_size = self._shape
         count = len(query)
-        # Queries of one key/value head are stacked: [kv_heads, group * rows, head_size].
+        # Stack the queries that share a key/value head: [kv_heads, group * rows, head_size].
         stacked = query.reshape(count, kv_heads, group, head_size).transpose(1, 2, 0, 3)
         stacked = stacked.reshape(1, kv_heads, group * count, head_size)
         scores = np.matmul(stacked, self._cache.keys[: tile.blocks, layer])
@@ -151,7 +151,8 @@ class PrefillAttention:
 
 
 def _tile(rows: slice, start: int, end: int, block: int) -> _Tile:
-    # Only blocks from the first query's on contain keys that some query must not attend to.
+    # Mask only the blocks from the first query's block on: all earlier keys are visible to all
+    # queries.
     first, blocks = start // block, -(-end // block)
     slots = np.arange(first * block, blocks * block).reshape(-1, 1, 1, 1, block)
     positions = np.arange(start, end).reshape(1, 1, 1, -1, 1)

@@ -1,10 +1,15 @@
 """Beam search of one request.
 
-Follows TensorRT-LLM's beam search layer: each beam's log probabilities are added to its score, the
-best ``2 * beam_width`` continuations are examined, ended ones are added to the finished beams, and
-the best of the others stay live. The score of a finished beam is ``cum_log_prob /
-length^length_penalty``. ``early_stopping`` 1 ends when ``beam_width`` beams are finished, 0 when no
-live beam is now better than the worst finished one, any other value when none can become better.
+A step follows TensorRT-LLM's beam search layer:
+
+1. Add the log probabilities of the next tokens to the score of each live beam.
+2. Take the best ``2 * beam_width`` continuations.
+3. Move ended continuations among the best ``beam_width`` to the finished beams.
+4. Continue with the best ``beam_width`` continuations that have not ended.
+
+The score of a finished beam is ``cum_log_prob / length^length_penalty``. Once ``beam_width`` beams
+are finished, ``early_stopping`` decides when the search ends. 1: immediately. 0: when no live beam
+is better than the worst finished one. Other values: when no live beam can become better.
 """
 
 from __future__ import annotations
@@ -46,9 +51,10 @@ class BeamSearch:
         self._finished: list[_Beam] = []
 
     def step(self, live: Seq[Sequence], logits: Array) -> None:
-        """Continue the live beams by one token; ``logits`` is ``[live, vocab]`` and is modified.
+        """Continue the live beams by one token.
 
-        The first step has only one live beam, and derives the others from it.
+        The first step has a single live beam, from which all others are derived. ``logits`` is
+        ``[live, vocab]`` and is modified.
         """
         request = self._request
         keep_logits = request.output.return_generation_logits and not request.streaming
@@ -77,7 +83,10 @@ class BeamSearch:
             self._move(live, going)
 
     def _candidates(self, live: Seq[Sequence], logits: Array) -> list[tuple[int, int, float]]:
-        """Return the best ``2 * width`` (beam, token, log probability), best first."""
+        """Return the ``2 * width`` best continuations as (beam, token, log probability).
+
+        The best comes first.
+        """
         log_probs = log_softmax(logits)
         count = min(2 * self._width, logits.shape[1])
         best = np.argsort(-log_probs, axis=1, kind="stable")[:, :count]
@@ -91,7 +100,7 @@ class BeamSearch:
         request = self._request
         beam = _Beam(parent.tokens, parent.log_probs, parent.cum_log_prob, parent.logits, index)
         if token == request.end_id:
-            # The end id counts for the score, but neither it nor its log probability is returned.
+            # Count the end id for the score, but return neither the id nor its log probability.
             beam.reason = FinishReason.END_ID
             beam.end_log_prob = log_prob
             return beam
@@ -125,18 +134,22 @@ class BeamSearch:
 
     def _finish(self) -> None:
         ended = self._finished
-        # Stop words can end all candidates before ``width`` beams have finished.
+        # Repeat the worst beam if there are fewer than ``width``: stop words can end all candidates
+        # before ``width`` beams have finished.
         ended += ended[-1:] * (self._width - len(ended))
         longest = max(len(beam.tokens) for beam in ended)
         for sequence, beam in zip(self._request.sequences, ended, strict=True):
             self._write(sequence, beam)
-            # model.py makes one rectangular array of all beams' log probabilities.
+            # Pad to equal lengths: model.py makes one array of all beams' log probabilities.
             sequence.log_probs = beam.log_probs + [-1.0] * (longest - len(beam.log_probs))
             sequence.finish = beam.reason
             sequence.cache = None
 
     def _move(self, live: Seq[Sequence], going: Seq[_Beam]) -> None:
-        """Assign each beam its parent's KV cache and counts; the first child needs no copy."""
+        """Give each continuing beam its parent's KV cache and sampling state.
+
+        The cache is copied for all children of a parent except the first.
+        """
         parents = [(sequence.cache, sequence.sampling) for sequence in live]
         taken: set[int] = set()
         for sequence, beam in zip(self._request.sequences, going, strict=True):

@@ -1,7 +1,7 @@
-"""Shared code of the decoder-only transformers: one packed batch in, logits out; float32.
+"""Shared code of the decoder-only transformers, which turn a packed batch into float32 logits.
 
-``llama`` and ``gpt`` define their layers. The packing of the batch, the attention over the caches
-and the choice of rows that become logits are here.
+``llama`` and ``gpt`` define their layers. This module packs the batch, runs attention over the
+caches and selects the rows whose logits are needed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Chunk:
-    """Tokens to run for one sequence; one token is a decode step, more are part of a prompt."""
+    """Tokens to run for one sequence: one in a decode step, more for a part of a prompt."""
 
     cache: SequenceCache
     tokens: Sequence[int]
     logits: int = 1
-    """Number of last tokens that need logits."""
+    """Number of tokens at the end of the chunk whose logits are needed."""
     adapter: PreparedAdapter | None = None
     prompt_table: Array | None = None
-    """Embeddings ``[n, hidden]`` of the ids from the vocabulary's size on."""
+    """Embeddings ``[n, hidden]`` of token ids from ``vocab_size`` on (p-tuning)."""
 
 
 class PackedBatch:
-    """The tokens of all chunks of one iteration, a row each; ``positions`` is int64 ``[rows]``."""
+    """The tokens of all chunks of one iteration, one row per token.
+
+    ``positions``, int64 ``[rows]``, has each token's position in its sequence.
+    """
 
     def __init__(self, config: CpuEngineConfig, chunks: Sequence[Chunk]) -> None:
-        """Pack the chunks; those of one token must come first."""
+        """Pack the chunks. Chunks of one token must come first."""
         heads = config.num_attention_heads
         decoding = [c.cache for c in chunks if len(c.tokens) == 1]
         self._attentions: list[DecodeAttention | PrefillAttention] = []
@@ -63,7 +66,7 @@ class PackedBatch:
 
     def embed(self, table: Array) -> Array:
         """Return the tokens' embeddings ``[rows, hidden]``, from ``table`` or a prompt's table."""
-        # Upstream does not check the range of ids either; a wrong id must not end the loop.
+        # Clip ids: a wrong id must not end the loop, and upstream does not refuse it either.
         x = table[np.clip(self._tokens, 0, len(table) - 1)]
         start = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
@@ -76,10 +79,10 @@ class PackedBatch:
         return x
 
     def attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:
-        """Append keys and values to the caches and mix: ``[rows, heads * head_size]``.
+        """Append keys and values to the caches, and return attention ``[rows, heads * head_size]``.
 
-        query is ``[rows, heads * head_size]``, already scaled; key and value are ``[rows, kv_heads,
-        head_size]``. The next layer overwrites the returned array.
+        ``query`` is ``[rows, heads * head_size]``, already scaled. ``key`` and ``value`` are
+        ``[rows, kv_heads, head_size]``. The next layer's call overwrites the returned array.
         """
         start = 0
         for attend in self._attentions:
@@ -90,7 +93,7 @@ class PackedBatch:
         return self._mixed
 
     def finish(self) -> None:
-        """Count the tokens, whose keys and values all layers have appended."""
+        """Add the batch's tokens to the caches' lengths. Call this after the last layer."""
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             chunk.cache.length += count
 
@@ -106,14 +109,14 @@ class PackedBatch:
 
 
 class CausalLM(ABC):
-    """A loaded checkpoint. ``forward`` is not thread-safe for one cache."""
+    """A loaded checkpoint. Two threads must not call ``forward`` with the same cache."""
 
     _head: Linear
 
     def __init__(self, config: CpuEngineConfig, folder: Path) -> None:
         self.config = config
         self.parameter_bytes = sum(path.stat().st_size for path in files(folder))
-        # Folded into the query projection when loading.
+        # Scale of attention scores; the subclass multiplies the query projection by it on loading.
         self._query_scale = np.float32(1 / math.sqrt(config.head_size))
 
     def forward(self, chunks: Sequence[Chunk]) -> Array:
@@ -128,7 +131,10 @@ class CausalLM(ABC):
         return self._head(self._final_norm(batch.select_logit_rows(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Transform [q, k, v] matrices or biases into the model's layout (None stays None)."""
+        """Return [q, k, v] matrices or biases in the layout that the model computes with.
+
+        None stays None.
+        """
         query, key, value = parts
         return [None if query is None else query * self._query_scale, key, value]
 
@@ -141,7 +147,7 @@ class CausalLM(ABC):
 
 
 def take(tensors: dict[str, Array], name: str) -> Array:
-    """Remove a tensor from a checkpoint's and return it. Raises ValueError if it is missing."""
+    """Remove a tensor from ``tensors`` and return it. Raises ValueError if it is missing."""
     if name not in tensors:
         raise ValueError(f"model.safetensors: tensor {name} is missing")
     return tensors.pop(name)

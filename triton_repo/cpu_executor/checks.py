@@ -1,9 +1,9 @@
-"""Argument conversion and checks in the manner of TensorRT-LLM's Python bindings.
+"""Argument conversion and checks like those of TensorRT-LLM's Python bindings.
 
-The real classes are C++ behind pybind11: integers accept anything with ``__index__`` and an array
-of one, floats accept integers, booleans accept any truth value including ``None``, and durations
-are ``datetime.timedelta`` or float seconds. A failed check is a ``RuntimeError`` whose text begins
-with ``[TensorRT-LLM][ERROR] Assertion failed:``; a wrong type is a ``TypeError``.
+The real classes are C++ behind pybind11. An int argument accepts any object with ``__index__`` and
+an array with one element; a float accepts ints; a bool accepts any object, including ``None``; a
+duration is a ``datetime.timedelta`` or float seconds. A failed check is a ``RuntimeError`` whose
+text begins with ``[TensorRT-LLM][ERROR] Assertion failed:``. A wrong type is a ``TypeError``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def check(condition: bool, text: str) -> None:
 
 
 def as_int(value: Any) -> int:
-    """Convert anything with ``__index__``, or an array of one such, to int. Floats are refused."""
+    """Convert an object with ``__index__``, or an array with one, to int. Floats are refused."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     return operator.index(value)
 
 
 def as_float(value: Any) -> float:
-    """Convert to a float rounded to float32, as the C++ side stores it."""
+    """Convert to a float, rounded to float32 because the C++ classes store float32."""
     if isinstance(value, str | bytes):
         raise TypeError(f"incompatible argument: expected a float, found {value!r}")
     return float(np.float32(value))
 
 
 def as_bool(value: Any) -> bool:
-    """Convert any truth value; ``None`` is False."""
+    """Convert any object to its truth value; ``None`` becomes False."""
     return bool(value)
 
 
@@ -66,7 +66,7 @@ def as_words(value: Iterable[Iterable[Any]]) -> list[list[int]]:
 
 
 def as_duration(value: Any) -> timedelta:
-    """Convert a ``timedelta`` or float seconds (an int is refused, as in pybind11)."""
+    """Convert a ``timedelta`` or float seconds to a ``timedelta``. Refuse int, as pybind11 does."""
     if isinstance(value, timedelta):
         return value
     if isinstance(value, float):
@@ -75,7 +75,7 @@ def as_duration(value: Any) -> timedelta:
 
 
 def as_tensor(value: Any) -> NDArray[Any]:
-    """Convert anything that ``numpy.asarray`` takes, CPU torch tensors included."""
+    """Convert anything that ``numpy.asarray`` accepts, including CPU torch tensors, to an array."""
     array: NDArray[Any] = np.asarray(value)
     if array.dtype == object:
         raise TypeError(f"incompatible argument: expected a tensor, found {type(value).__name__}")
@@ -94,7 +94,8 @@ def optional(convert: Callable[[Any], T]) -> Callable[[Any], T | None]:
 class Field(Generic[T]):
     """A read-write property that converts and checks assigned values.
 
-    ``test`` returns the text of the violated condition, or ``None`` for a valid value.
+    ``convert`` converts an assigned value. ``test`` returns None for a valid converted value, else
+    the violated condition as text.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Selection of accepted tokens from one iteration's logits."""
+"""Choice of the next tokens from one iteration's logits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Array = NDArray[np.float32]
 
 
 class SequenceDecoder:
-    """Chooser of tokens for sequences whose logits are ready; it also ends sequences."""
+    """Chooser of the next token of each sequence, which also ends sequences."""
 
     def __init__(self, vocab_size: int, normalize_log_probs: bool) -> None:
         self._vocab_size = vocab_size
         self._normalize = normalize_log_probs
 
     def prepare(self, request: ActiveRequest) -> None:
-        """Create the state that a request's sequences need; called once, before its first step.
+        """Create the decoding state of a request's sequences. Call this before its first step.
 
-        Raises ``GuideError`` for a guide that could not be compiled. As in upstream, which compiles
-        here, this ends the step and all requests in it.
+        Raises ``GuideError`` for a guide that could not be compiled. As in upstream, the error ends
+        the step and all requests in it.
         """
         request.stop_words = StopWords(request.request.stop_words or ())
         for sequence in request.sequences:
@@ -41,7 +41,7 @@ class SequenceDecoder:
             request.beams = BeamSearch(request)
 
     def decode(self, ready: Seq[tuple[ActiveRequest, Sequence]], logits: Array) -> None:
-        """Choose and accept one token for each ready sequence; logits ``[ready, vocab]``."""
+        """Choose and append one token for each ready sequence. Logits are ``[ready, vocab]``."""
         samples = [i for i, (request, _) in enumerate(ready) if request.beams is None]
         if samples:
             own = logits if len(samples) == len(ready) else logits[samples]
@@ -80,8 +80,8 @@ class SequenceDecoder:
 def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
     """Mask the ids that the guide does not allow.
 
-    The guide is applied after bans and minimum length and overrides them: if it allows only ids
-    that they exclude, one of those is chosen.
+    The guide overrides banned ids and minimum length, because it is applied after them. If the
+    guide allows only excluded ids, one of these is chosen.
     """
     assert sequence.guide is not None
     assert sequence.sampling is not None
@@ -103,9 +103,9 @@ def _follow(request: ActiveRequest, sequence: Sequence, token: int) -> None:
 
 
 def accept(request: ActiveRequest, sequence: Sequence, token: int, log_prob: float) -> bool:
-    """Append a chosen token and end the sequence if it must.
+    """Append a chosen token, and end the sequence at a stop word or the length limit.
 
-    Returns False for an id that ends the sequence: such an id is never appended.
+    Return False for an end id, which ends the sequence and is not appended.
     """
     if token in request.end_ids:
         sequence.finish = FinishReason.END_ID

@@ -10,7 +10,7 @@ from triton_repo.cpu_executor.request_config import EagleConfig, LookaheadDecodi
 
 
 class DecodingMode:
-    """A decoding mode, created by one of the static factories."""
+    """A decoding mode. The static methods, such as ``DecodingMode.TopK()``, create one."""
 
     def __init__(self, name: str) -> None:
         self._name = name

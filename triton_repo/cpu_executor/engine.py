@@ -1,7 +1,8 @@
-"""Engine folders: ``config.json`` in the format of a TensorRT-LLM engine plus the weights.
+"""Engine folders of the CPU executor: a TensorRT-LLM engine's ``config.json``, and the weights.
 
-``build`` creates one from a Hugging Face folder of a Llama or a GPT-2; ``load_config`` reads one. A
-Hugging Face folder itself is accepted as an engine with default limits.
+``build`` creates an engine folder from a Hugging Face folder of a Llama or GPT-2. ``load_config``
+reads the configuration of an engine folder. A Hugging Face folder also counts as an engine, with
+default limits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LORA_MODULES: dict[str, tuple[str, ...]] = {LLAMA: LLAMA_LORA_MODULES, GPT: ()}
 
 @dataclass(frozen=True)
 class CpuEngineConfig:
-    """Model facts and limits of an engine folder (TensorRT-LLM's names)."""
+    """Model sizes and limits of an engine, under TensorRT-LLM's names."""
 
     architecture: str
     dtype: str
@@ -83,13 +84,20 @@ def build(
     max_draft_len: int = 0,
     max_prompt_embedding_table_size: int = 0,
 ) -> Path:
-    """Build an engine folder from a Hugging Face folder (the CPU counterpart of ``trtllm-build``).
+    """Build an engine folder from a Hugging Face folder, as ``trtllm-build`` does. Return its path.
 
-    ``dtype`` is the dtype that LoRA tensors must have; the computation is always float32. Lengths
-    are in tokens; ``max_seq_len`` (prompt and output) defaults to the model's context and
-    ``max_input_len`` to ``max_seq_len``. An empty ``lora_target_modules`` builds without LoRA.
-    ``max_prompt_embedding_table_size`` counts the rows of the prompt tables of a full batch. Raises
-    ``ValueError``, which names what the CPU executor cannot run.
+    Lengths are in tokens.
+
+    Args:
+        hf_dir: the Hugging Face folder of a Llama or GPT-2.
+        engine_dir: the folder to write.
+        dtype: data type that LoRA tensors must have; the computation is always float32.
+        max_input_len: limit of a prompt; None for ``max_seq_len``.
+        max_seq_len: limit of prompt plus output; None for the model's context length.
+        lora_target_modules: modules that adapters may change; empty for an engine without LoRA.
+        max_prompt_embedding_table_size: rows of the prompt tables of a full batch.
+
+    Raises ``ValueError`` for a model or an option that the CPU executor cannot run.
     """
     source, target = Path(hf_dir), Path(engine_dir)
     pretrained = pretrained_config(read_config(source).values, dtype)
@@ -138,13 +146,19 @@ def build(
 
 
 def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
-    """Return the modules that adapters may change in an engine of this folder; none for a GPT-2."""
+    """Return the modules that adapters may change in an engine built from a Hugging Face folder.
+
+    There are none for a GPT-2.
+    """
     hf = read_config(Path(hf_dir)).values
     return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]
 
 
 def load_config(engine_dir: str | Path) -> CpuEngineConfig:
-    """Read an engine folder's (or a Hugging Face folder's) ``config.json``."""
+    """Read the ``config.json`` of an engine folder or a Hugging Face folder.
+
+    Raises ``ValueError`` for a model that the CPU executor cannot run.
+    """
     folder = Path(engine_dir)
     raw: Mapping[str, Any] = read_config(folder).values
     if "pretrained_config" not in raw:

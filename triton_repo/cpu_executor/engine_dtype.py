@@ -1,4 +1,4 @@
-"""Request tensors that must have the engine's dtype: LoRA weights and prompt tables."""
+"""Check and conversion of request tensors in the engine's dtype: LoRA weights, prompt tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton_repo.cpu_executor.engine import CpuEngineConfig
 _ALLOWED = {
     "float16": ("float16",),
     "float32": ("float32",),
-    # numpy has no bfloat16; its bits come as uint16 or as two raw bytes.
+    # numpy has no bfloat16: accept the bits as uint16 or as two raw bytes.
     "bfloat16": ("uint16", "|V2"),
 }
 

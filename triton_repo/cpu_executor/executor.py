@@ -28,14 +28,14 @@ from triton_repo.cpu_executor.synthetic import SyntheticLoop
 
 
 class Executor:
-    """Executor of one engine folder's requests in a background thread, with in-flight batching.
+    """Executor of requests for one engine, in a background thread, with in-flight batching.
 
     All methods may be called from any thread. The constructor blocks until the model is loaded.
     Durations are ``datetime.timedelta`` or float seconds.
 
-    In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and take no
-    requests; as in upstream, their ``shutdown`` serves the leader. Here they are not notified when
-    the leader ends, so ``shutdown`` blocks until the process is killed.
+    In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and accept no
+    requests. As in upstream, they call ``shutdown`` to wait for the leader. Here ``shutdown`` in
+    these ranks blocks until the process is killed, because they do not notice the leader's end.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Executor:
         return self._mailbox.enqueue([request])[0]
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue requests, all or nothing; return their ids in order."""
+        """Queue all requests, or none if one cannot be queued. Return their ids in order."""
         return self._mailbox.enqueue(requests)
 
     @overload
@@ -88,9 +88,14 @@ class Executor:
     def await_responses(
         self, id: Any = None, timeout: timedelta | float | None = None
     ) -> list[Response] | list[list[Response]]:
-        """Wait for responses: of all requests, of one id, or of several ids in order.
+        """Wait for responses, and return them.
 
-        Returns ``[]`` on timeout or shutdown. A first positional duration is a timeout.
+        Args:
+            id: None waits for responses of any request. An id waits for those of one request.
+                Several ids return a list of responses for each. A duration is used as `timeout`.
+            timeout: the longest wait; None waits without limit.
+
+        Return ``[]`` on timeout or shutdown.
         """
         if isinstance(id, timedelta | float):
             id, timeout = None, id
@@ -105,22 +110,25 @@ class Executor:
         return self._mailbox.ready_count(id)
 
     def cancel_request(self, id: int) -> None:
-        """End a request at the end of the current step. Idempotent."""
+        """End a request after the current step. Ignored for a request that has ended."""
         self._mailbox.cancel(as_int(id))
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
-        """Return all statistics since the last call."""
+        """Return the statistics of the iterations since the last call."""
         return self._mailbox.drain_stats()
 
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        """Return new statistics, at most ``request_stats_max_iterations`` (default: 0)."""
+        """Return the requests' statistics of the iterations since the last call.
+
+        Only the last ``request_stats_max_iterations`` iterations (default: 0) are stored.
+        """
         return self._mailbox.drain_request_stats()
 
     def can_enqueue_requests(self) -> bool:
         return self._mailbox.is_open
 
     def shutdown(self) -> None:
-        """Stop taking requests and block until the accepted ones are done."""
+        """Refuse new requests, and block until the accepted requests have ended."""
         self._mailbox.close()
         self._thread.join()
 
@@ -137,7 +145,7 @@ class Executor:
 
 
 def _refuse_unsupported(settings: ExecutorConfig, config: CpuEngineConfig) -> None:
-    """Refuse, by name, settings that the CPU executor does not implement."""
+    """Raise ``RuntimeError`` for a setting that the CPU executor does not implement."""
     decoding = settings.decoding_config
     mode = None if decoding is None else decoding.decoding_mode
     parallel = settings.parallel_config

@@ -1,6 +1,6 @@
 """``ExecutorConfig`` and its parts (``tensorrt_llm.bindings.executor``, TensorRT-LLM v0.17).
 
-GPU-only fields are stored and can be read back, as in the real classes.
+Fields that only matter on a GPU are stored and can be read back, without any effect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DynamicBatchConfig:
 
 
 class SchedulerConfig:
-    """Policy for starting requests: see ``CapacitySchedulerPolicy``."""
+    """Policies for starting requests and for splitting their prompts into chunks."""
 
     capacity_scheduler_policy = ReadOnly(CapacitySchedulerPolicy)
     context_chunking_policy = ReadOnly(optional(ContextChunkingPolicy))
@@ -76,7 +76,7 @@ class SchedulerConfig:
 
 
 class KvCacheConfig:
-    """KV cache limits. ``max_tokens`` is the token budget of the complete cache."""
+    """Limits of the KV cache. ``max_tokens`` is the capacity of the complete cache in tokens."""
 
     enable_block_reuse = Field(as_bool)
     max_tokens = Field(optional(as_int), _positive)
@@ -115,7 +115,7 @@ class KvCacheConfig:
 
 
 class PeftCacheConfig:
-    """LoRA cache limits. ``host_cache_size`` is in bytes (1 GiB when None)."""
+    """Limits of the LoRA caches. ``host_cache_size`` is in bytes; None is 1 GiB."""
 
     num_host_module_layer = ReadOnly(as_int)
     num_device_module_layer = ReadOnly(as_int)
@@ -201,7 +201,10 @@ class ParallelConfig:
 
 
 class ExtendedRuntimePerfKnobConfig:
-    """The constructor takes only two fields; the CUDA graph ones are set as attributes."""
+    """Performance options of the GPU runtime.
+
+    The constructor takes only two of the fields. The CUDA graph fields are set as attributes.
+    """
 
     multi_block_mode = Field(as_bool)
     enable_context_fmha_fp32_acc = Field(as_bool)
@@ -228,8 +231,8 @@ class GuidedDecodingConfig:
     """Settings of guided decoding for the model's tokenizer.
 
     ``tokenizer_str`` is the text of ``tokenizer.json``. ``stop_token_ids`` end the output of a
-    guided request, in addition to its ``end_id``; default: the tokenizer's EOS ids.
-    ``encoded_vocab`` (the tokens in order of id) is stored and can be read back.
+    guided request, in addition to the request's ``end_id``; None selects the tokenizer's EOS ids.
+    ``encoded_vocab``, the tokens in the order of their ids, is stored without effect.
     """
 
     GuidedDecodingBackend = GuidedBackend
@@ -255,8 +258,8 @@ class GuidedDecodingConfig:
 class ExecutorConfig:
     """The settings of an ``Executor``.
 
-    The getters of ``scheduler_config`` and ``kv_cache_config`` return live references, the other
-    object getters copies. Further attributes may be set on an instance.
+    ``scheduler_config`` and ``kv_cache_config`` return the stored objects; the other properties
+    that are objects return copies. Further attributes may be set on an instance.
     """
 
     max_beam_width = Field(as_int, _positive)

@@ -1,8 +1,8 @@
-"""The GPT-2 layers over one packed batch: LayerNorm with bias, learned positions, GELU; float32.
+"""The GPT-2 model: LayerNorm with bias, learned positions and GELU, in float32.
 
-Formulas as in transformers' ``GPT2LMHeadModel``, whose linear layers (``Conv1D``) store their
-weights as ``[in, out]``. The attention scale ``1/sqrt(head_size)`` is folded into the query
-projection when loading.
+The formulas are those of transformers' ``GPT2LMHeadModel``, whose linear layers (``Conv1D``) store
+their weights as ``[in, out]``. On loading, the query projection is multiplied by the attention
+scale ``1/sqrt(head_size)``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from triton_repo.cpu_executor.weights import load_float32
 
 Array = NDArray[np.float32]
 
-# The decoder's name in GPT2LMHeadModel; checkpoints of GPT2Model, such as OpenAI's, lack it.
+# Prefix of tensor names in GPT2LMHeadModel. Checkpoints of GPT2Model, such as OpenAI's, lack it.
 _PREFIX = "transformer."
 
 
 @dataclass
 class LayerNorm:
-    """``(x - mean) / sqrt(variance + epsilon) * weight + bias`` per row."""
+    """Layer ``(x - mean) / sqrt(variance + epsilon) * weight + bias``, per row."""
 
     weight: Array
     bias: Array
@@ -68,7 +68,7 @@ class Gpt(CausalLM):
         self._embedding = take(tensors, "wte.weight")
         self._positions = take(tensors, "wpe.weight")
         self._norm = self._layer_norm(tensors, "ln_f")
-        # Tied checkpoints have no separate lm_head.
+        # Use the embedding as lm_head if the checkpoint ties them and has no lm_head.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [
             GptLayer(

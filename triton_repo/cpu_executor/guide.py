@@ -1,4 +1,4 @@
-"""Position of one sequence in the grammar that its output must follow."""
+"""Guided decoding of one sequence: its position in the grammar that the output must follow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class GuideError(Exception):
-    """The guide is no valid grammar, or the output cannot be continued in it."""
+    """The guide is not a valid grammar, or no continuation of the output follows the grammar."""
 
 
 class GuideState:
-    """Position in a grammar that masks logits so that the sequence follows it."""
+    """A sequence's position in a grammar. Masks logits to make the output follow the grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
@@ -29,10 +29,10 @@ class GuideState:
         return GuideState(self._matcher.deep_copy())
 
     def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
-        """Set to -inf the ids that must not come next, in place on one row ``[vocab]``.
+        """Set the logits of ids that must not come next to -inf, in place, in one row ``[vocab]``.
 
-        ``end_ids`` end the sequence: they are allowed exactly when the grammar is complete. Raises
-        ``GuideError`` if no id is allowed, or if a limit on the work for one step is exceeded.
+        ``end_ids``, which end the sequence, are allowed exactly if the output so far is complete.
+        Raises ``GuideError`` if no id is allowed or a step takes more work than llguidance allows.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -44,7 +44,7 @@ class GuideState:
         logits[~allowed] = -np.inf
 
     def accept(self, token: int) -> None:
-        """Advance by a chosen id that does not end the sequence."""
+        """Advance the position by a chosen id, which must not be an end id."""
         self._matcher.consume_token(token)
         self._check()
 

@@ -1,7 +1,8 @@
-"""Guided decoding: from the guide of a request to a grammar over the model's vocabulary.
+"""Guided decoding: compilation of a request's guide to a grammar over the model's vocabulary.
 
-The grammars are llguidance's, whichever backend the configuration names; `guides.grammar` defines
-the differences between backends. This module is imported only if guided decoding is configured.
+The grammars are llguidance's for every backend that the configuration names. `guides.grammar`
+reproduces the differences between backends. This module is imported only if guided decoding is
+configured.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KINDS: dict[GuideKind, Kind] = {
 
 
 class GuideCompiler:
-    """Compiler of guides, one at a time in its own thread: a slow guide must not delay a step."""
+    """Compiler of guides. Compiles in a single separate thread: a slow guide delays no step."""
 
     def __init__(self, config: GuidedDecodingConfig, vocab_size: int) -> None:
         tokenizer, stop_ids = config.tokenizer_str, config.stop_token_ids
@@ -45,12 +46,12 @@ class GuideCompiler:
         self._backend: Backend = (
             "llguidance" if config.backend == GuidedBackend.LLGUIDANCE else "xgrammar"
         )
-        # An error message with the parser's state would be long and useless to a client.
+        # Leave the parser's state out of error messages: clients cannot use it.
         self._limits = LLParserLimits(verbose_errors=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
 
     def compile(self, params: GuidedDecodingParams) -> Future[GuideState]:
-        """Return a future of the guide; it raises ``GuideError`` for an invalid guide."""
+        """Start compiling a guide. The returned future raises ``GuideError`` if it is invalid."""
         return self._thread.submit(self._compile, params)
 
     def close(self) -> None:
@@ -64,7 +65,7 @@ class GuideCompiler:
             guide = GuideState(matcher)
             if matcher.is_error():
                 raise GuideError(reason(matcher.get_error()))
-            # Detects a grammar that matches nothing before the prompt is run.
+            # Try the first step, to find a grammar that matches nothing before the prompt runs.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
             raise GuideError(f"Invalid guide of type {kind}: {error}") from error

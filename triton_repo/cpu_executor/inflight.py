@@ -1,4 +1,4 @@
-"""The loop of in-flight batching: an iteration is one forward pass over all scheduled tokens."""
+"""Loop with in-flight batching: an iteration is one forward pass over all requests' tokens."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from triton_repo.cpu_executor.scheduler import Scheduler, Work
 from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 
-# Polling interval while every active request waits for its LoRA weights to be prepared.
+# Polling interval while all active requests wait for their LoRA weights or guides.
 PREPARATION_POLL_SECONDS = 0.002
 
 
 class InflightLoop(RequestLoop):
-    """Loop that runs a model for the requests of a mailbox."""
+    """Loop that runs a model on the requests of a mailbox."""
 
     def __init__(
         self, model: CausalLM, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox
@@ -42,7 +42,7 @@ class InflightLoop(RequestLoop):
         max_tokens = kv_cache.max_tokens or default_max_tokens(
             config, kv_cache.free_gpu_memory_fraction
         )
-        # Upstream's block reuse also needs the paged context attention kernels.
+        # Reuse blocks only with paged context FMHA, whose kernels upstream's block reuse needs.
         reuse = kv_cache.enable_block_reuse and config.use_paged_context_fmha
         self._pool = BlockPool(max(1, max_tokens // size), size, reuse)
         policy = settings.scheduler_config.capacity_scheduler_policy
@@ -68,7 +68,7 @@ class InflightLoop(RequestLoop):
             lora = LoraCache(config, model, settings.peft_cache_config)
         guides = None
         if settings.guided_decoding_config is not None:
-            # Imported here, because only this needs llguidance.
+            # Import late: only guided decoding needs llguidance.
             from triton_repo.cpu_executor.guide_compiler import GuideCompiler  # noqa: PLC0415
 
             guides = GuideCompiler(settings.guided_decoding_config, config.vocab_size)
@@ -113,7 +113,7 @@ class InflightLoop(RequestLoop):
         return self._model.parameter_bytes + blocks * block_bytes(self._config)
 
     def _start(self, request: ActiveRequest) -> None:
-        """Assign a KV cache to the first sequence, or after a pause to every unfinished one."""
+        """Give the first sequence a KV cache or, after a pause, all unfinished sequences."""
         if request.first_scheduled is None:
             request.schedule()
             self._decoder.prepare(request)
@@ -122,7 +122,7 @@ class InflightLoop(RequestLoop):
             context = request.prompt + sequence.tokens
             sequence.cache = SequenceCache(self._config, len(context) + 1)
             reused = 0
-            # The logits of reused tokens would be missing.
+            # Do not reuse blocks if context logits are requested: reused tokens have no logits.
             if not request.output.return_context_logits:
                 reused = self._pool.load(sequence.cache, context, request.reuse_key)
             self._pool.count(len(context), reused, request.blocks)
@@ -142,7 +142,8 @@ class InflightLoop(RequestLoop):
                 ready += choosing
                 rows += [end - 1] * len(choosing)
         if ready:
-            # A copy: the rows are modified in place, and n samples share one row.
+            # Index with a list, which copies: the rows are modified in place, and the samples of a
+            # request share one row.
             self._decoder.decode(ready, logits[rows])
         for request, sequence in ready:
             request.note_token(self._iteration)
@@ -175,7 +176,11 @@ class InflightLoop(RequestLoop):
             self._store(request, work.sequence)
 
     def _split(self, work: Work) -> list[tuple[ActiveRequest, Sequence]]:
-        """Return the sequences that choose a token now; n samples share one run of the prompt."""
+        """Return the sequences that choose a token now.
+
+        After a prompt, the other samples of the request get copies of its KV cache, so that the
+        prompt runs only once.
+        """
         request, first = work.request, work.sequence
         if not work.in_prompt or request.beams is not None:
             return [(request, first)]

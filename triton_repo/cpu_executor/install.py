@@ -33,7 +33,7 @@ _MODULE = "triton_repo.cpu_executor.install"
 
 
 def fill_tensorrt_llm(package: ModuleType) -> None:
-    """Turn an empty package into `tensorrt_llm`, with the modules that upstream imports."""
+    """Fill an empty package with the names and modules of `tensorrt_llm` that upstream imports."""
     from triton_repo.cpu_executor import bindings  # noqa: PLC0415
     from triton_repo.cpu_executor.llmapi import (  # noqa: PLC0415
         llm,
@@ -80,7 +80,7 @@ def fill_tensorrt_llm(package: ModuleType) -> None:
 
 
 def fill_torch(package: ModuleType) -> None:
-    """Turn an empty package into `torch`, with what upstream's ``model.py`` uses."""
+    """Fill an empty package with the names of `torch` that upstream's ``model.py`` uses."""
     from triton_repo.cpu_executor import torch_tensors  # noqa: PLC0415
 
     moved = {"from_dlpack": torch_tensors.from_dlpack, "to_dlpack": torch_tensors.to_dlpack}
@@ -96,9 +96,9 @@ _FILLERS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install(folder: Path) -> list[Path]:
-    """Write the packages into `folder`, which is created; return the written paths.
+    """Write the packages into `folder`, which is created if needed. Return the packages' paths.
 
-    Raises FileExistsError if this Python already has a TensorRT-LLM.
+    Raises FileExistsError if TensorRT-LLM is installed for this Python.
     """
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]
     found = PathFinder.find_spec(TENSORRT_LLM, elsewhere)
@@ -117,7 +117,7 @@ def install(folder: Path) -> list[Path]:
 
 def _module(name: str, **attributes: Any) -> ModuleType:
     module = ModuleType(name)
-    # Marks it as a package, so that "import a.b.c" accepts it as a parent.
+    # Mark the module as a package: "import a.b.c" then accepts it as a parent.
     module.__path__ = []
     vars(module).update(attributes)
     sys.modules[name] = module
@@ -125,7 +125,7 @@ def _module(name: str, **attributes: Any) -> ModuleType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if nothing was written."""
+    """Run the command line and return the exit code: 1 if nothing was written, else 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

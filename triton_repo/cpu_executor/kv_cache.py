@@ -1,4 +1,4 @@
-"""The KV cache: blocks per sequence, the pool's budget, and reuse of prompt blocks."""
+"""The KV cache: the blocks of each sequence, the limit of all blocks, and reuse between prompts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ DEFAULT_PRIORITY = 35
 
 
 def block_bytes(config: CpuEngineConfig) -> int:
-    """Return the bytes of one block: float32 keys and values of all layers."""
+    """Return the size of one block in bytes: float32 keys and values of all layers."""
     per_token = config.num_hidden_layers * config.num_key_value_heads * config.head_size
     return 2 * 4 * config.tokens_per_block * per_token
 
 
 def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -> int:
-    """Return the default token budget: a full batch, limited by the memory.
+    """Return the default capacity of the cache in tokens: a full batch, limited by the memory.
 
-    ``memory_fraction`` is the part of the machine's memory that the cache may fill (0.9).
+    ``memory_fraction`` is the part of the machine's memory that the cache may fill; None is 0.9.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fraction = 0.9 if memory_fraction is None else memory_fraction
@@ -43,13 +43,15 @@ def default_max_tokens(config: CpuEngineConfig, memory_fraction: float | None) -
 class SequenceCache:
     """Keys and values of one sequence for all layers, float32.
 
-    keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]`` (transposed, as attention
-    reads them), values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``. ``length`` is
-    the number of stored tokens. Unused slots are zero.
+    Attributes:
+        keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]``; transposed, because
+            attention multiplies queries by them.
+        values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``.
+        length: number of stored tokens; the slots of later tokens are zero.
     """
 
     def __init__(self, config: CpuEngineConfig, tokens: int) -> None:
-        """Allocate space for ``tokens`` tokens; ``reserve`` adds more."""
+        """Allocate space for ``tokens`` tokens. ``reserve`` can extend the space."""
         size = config.tokens_per_block
         shape = (-(-tokens // size), config.num_hidden_layers, config.num_key_value_heads)
         self.tokens_per_block = size
@@ -58,7 +60,7 @@ class SequenceCache:
         self.values: Array = np.zeros((*shape, size, config.head_size), np.float32)
 
     def reserve(self, tokens: int) -> None:
-        """Allocate space for ``tokens`` tokens in total."""
+        """Extend the space to at least ``tokens`` tokens, including the stored ones."""
         blocks = len(self.keys)
         if tokens > blocks * self.tokens_per_block:
             more = max(-(-tokens // self.tokens_per_block), 2 * blocks)
@@ -84,19 +86,20 @@ def _grown(blocks: Array, count: int) -> Array:
 @dataclass(slots=True)
 class _Stored:
     slot: int
-    """Index in the pool's arrays."""
+    """Index of the block in the pool's arrays."""
     priority: int
     expires: float | None
 
 
 class BlockPool:
-    """The budget of blocks, and the stored blocks that later prompts may reuse.
+    """The limit of KV cache blocks, and the stored blocks that later prompts may reuse.
 
-    Stored blocks use the part of the budget that running requests do not use, and are evicted by
-    priority, then least recently used. A block's name is the digest of all tokens up to its end and
-    of the request's key, because keys and values depend on all of them.
+    Blocks may be stored as long as running requests do not need the capacity. Blocks of the lowest
+    priority are evicted first, and among these the least recently used. A block's name is a digest
+    of the request's key and of all tokens up to the block's end, because the block's keys and
+    values depend on all of them.
 
-    They are stored in two arrays of the size of the budget, which are never freed, as on a device.
+    Stored blocks are in two arrays, which have the size of the limit and are never freed.
     Allocating blocks one by one would fragment the process' memory.
     """
 
@@ -107,10 +110,11 @@ class BlockPool:
         self.used = 0
         self._totals = KvCacheMetrics()
         self._stored: dict[bytes, _Stored] = {}
-        # ``[max_blocks, ...]``, allocated with the first block; unused blocks occupy no memory yet.
+        # Arrays ``[max_blocks, ...]``, allocated when the first block is stored. The kernel assigns
+        # memory only to blocks that were written.
         self._keys: Array | None = None
         self._values: Array | None = None
-        # Slots that were used before are reused first.
+        # Free slots, taken from the end: slots that were used before are taken first.
         self._free = list(range(max_blocks - 1, -1, -1))
         self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
         self._expiries: list[tuple[float, bytes]] = []
@@ -123,14 +127,15 @@ class BlockPool:
         return len(self._stored)
 
     def use(self, blocks: int) -> None:
-        """Set the number of blocks in use by running requests, and evict what no longer fits."""
+        """Set the number of blocks that running requests use, and evict stored blocks to fit."""
         self.used = blocks
         self._evict_to(max(0, self.max_blocks - blocks))
 
     def load(self, cache: SequenceCache, tokens: Sequence[int], key: object) -> int:
-        """Fill an empty cache with stored blocks of a prompt; return how many were reused.
+        """Copy stored blocks of a prompt into an empty cache. Return the number of copied blocks.
 
-        The last prompt token is never reused, because its logits are needed.
+        The block with the last prompt token is never copied, because that token's logits are
+        needed.
         """
         reused = 0
         if self._keys is not None and self._values is not None:
@@ -147,7 +152,7 @@ class BlockPool:
         return reused
 
     def count(self, prompt_tokens: int, reused: int, metrics: KvCacheMetrics) -> None:
-        """Add one prompt's allocation to the totals and to the request's metrics."""
+        """Add a prompt's new and reused blocks to the pool's totals and the request's metrics."""
         total = self.blocks(prompt_tokens)
         for target in (self._totals, metrics):
             target.num_total_allocated_blocks += total
@@ -165,12 +170,12 @@ class BlockPool:
         prompt_tokens: int,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
-        """Store a sequence's full blocks for reuse, limited by the free budget."""
+        """Store a sequence's full blocks for reuse, as many as running requests leave free."""
         if not self.reuse:
             return
         full = min(len(tokens), cache.length) // self.tokens_per_block
         names = self.names(tokens[: full * self.tokens_per_block], key)
-        # The start of a chain is touched last, so that its end is evicted first.
+        # Touch the first block last: the sequence's last blocks are then evicted first.
         for name in reversed(names):
             if name in self._stored:
                 self._touch(name)
@@ -193,7 +198,7 @@ class BlockPool:
             self._touch(names[i])
 
     def names(self, tokens: Sequence[int], key: object) -> list[bytes]:
-        """Return the name of every full block of ``tokens``; see ``ActiveRequest.reuse_key``."""
+        """Return the name of each block of ``tokens``; ``key`` is ``ActiveRequest.reuse_key``."""
         digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
         names = []
         for start in range(0, len(tokens), self.tokens_per_block):
@@ -232,7 +237,7 @@ class BlockPool:
 
     def _expire(self, when: float, name: bytes) -> None:
         block = self._stored.get(name)
-        # The block may have been evicted and stored again.
+        # Ignore an expiry of an earlier copy: the block may have been evicted and stored again.
         if block is not None and block.expires == when:
             del self._by_priority[block.priority][name]
             block.priority = DEFAULT_PRIORITY
@@ -243,7 +248,7 @@ class BlockPool:
 def _retention(
     config: KvCacheRetentionConfig | None, first_token: int, generated: bool
 ) -> tuple[int, float | None]:
-    """Return a block's priority and its duration (seconds, None for unlimited)."""
+    """Return a block's priority, and how long the priority lasts in seconds (None: unlimited)."""
     if config is None:
         return DEFAULT_PRIORITY, None
     if generated:

@@ -1,10 +1,10 @@
-"""A matrix product whose rows do not depend on the other rows of the batch.
+"""A linear layer whose result for a row does not depend on the other rows of the batch.
 
-A plain ``x @ w`` may round a row differently for other row counts, because BLAS picks other kernels
-and other tail code. A request's greedy output could then change with the rest of its batch. Here
-each row is a separate product, matrix by vector. For one row, the usual step of the tests and the
-demo, that takes an eighth of the time of a product of few rows. For hundreds of rows it takes as
-long as one large product: the cost is reading the weight, which the processor's caches hold.
+A plain ``x @ w`` may round a row differently if the number of rows changes, because BLAS then uses
+other kernels. A request's greedy output could change with the rest of its batch. Here each row is a
+separate matrix-vector product. A single row, the usual step of tests and demo, takes an eighth of
+the time of a product of few rows. Hundreds of rows take as long as one large product: reading the
+weights dominates, and they stay in the processor's caches.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 
 class Linear:
-    """``y = x @ weight.T + bias`` for float32; weight ``[out, in]`` as in a checkpoint."""
+    """Layer ``y = x @ weight.T + bias`` in float32; ``weight`` is ``[out, in]``."""
 
     def __init__(
         self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> None:
         self.out_size, self.in_size = weight.shape
-        # In this order a row of each of the demo's weights takes 0.6 of the time (AMD EPYC).
+        # Store [in, out]: a product with the demo's weights then takes 0.6 of the time (AMD EPYC).
         self._weight = np.ascontiguousarray(weight.T)
         self._bias = bias
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return ``[rows, out]``; ``x`` is ``[rows, in]`` and contiguous."""
+        """Return the layer's output ``[rows, out]``; ``x`` is ``[rows, in]`` and contiguous."""
         out: NDArray[np.float32] = np.matmul(x[:, None], self._weight)
         out = out.reshape(len(x), self.out_size)
         if self._bias is not None:

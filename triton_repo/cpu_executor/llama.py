@@ -1,8 +1,9 @@
-"""The Llama layers over one packed batch: RMSNorm, RoPE, GQA attention, SwiGLU; float32.
+"""The Llama model: RMSNorm, RoPE, GQA attention and SwiGLU, in float32.
 
-Formulas as in transformers' ``LlamaForCausalLM``. Two things are folded into the weights when
-loading: the attention scale ``1/sqrt(head_size)`` into the query projection, and a permutation
-that puts the two halves of a rotary pair side by side, so that RoPE is one complex product.
+The formulas are those of transformers' ``LlamaForCausalLM``. Two changes are made to the weights on
+loading. The query projection is multiplied by the attention scale ``1/sqrt(head_size)``. The rows
+of query and key are permuted to make the two elements of a rotary pair adjacent: RoPE is then one
+complex product.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Llama(CausalLM):
         self._rotary_order = rotary_order(config)
         self._embedding = take(tensors, "model.embed_tokens.weight")
         self._norm = take(tensors, "model.norm.weight")
-        # Tied checkpoints have no separate lm_head.
+        # Use the embedding as lm_head if the checkpoint ties them and has no lm_head.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
         self._rotations = rotations(config)
@@ -72,7 +73,7 @@ class Llama(CausalLM):
         )
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Scale the query, and permute the output rows of query and key."""
+        """Return [q, k, v] with a scaled query, and query and key rows in `rotary_order`."""
         query, key, value = super().fold_qkv(parts)
         size = self.config.head_size
 
@@ -86,7 +87,8 @@ class Llama(CausalLM):
             value,
         ]
 
-    # In swiglu, exp overflows to inf for very negative gates, and x / inf is the right 0.
+    # Ignore overflow in swiglu: for very negative gates exp is inf, and x / inf is 0, as it should
+    # be.
     @np.errstate(over="ignore")
     def _layers_of(self, batch: PackedBatch) -> Array:
         config = self.config
@@ -146,16 +148,17 @@ def swiglu(gate_up: Array) -> Array:
 
 
 def rotary_order(config: CpuEngineConfig) -> NDArray[np.int64]:
-    """Return the row order within a head that puts element i next to element i + head_size / 2."""
+    """Return the order of a head's rows that makes rows i and i + head_size / 2 adjacent."""
     half = config.head_size // 2
     return np.arange(config.head_size).reshape(2, half).T.reshape(-1)
 
 
 def rotations(config: CpuEngineConfig) -> NDArray[np.complex64]:
-    """Return RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
+    """Return the rotations of RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
 
-    Frequencies as in transformers: plain, ``linear`` (divided by ``factor``), or ``llama3`` (Llama
-    3.1: long wavelengths are divided by ``factor``, middle ones blended).
+    Frequencies are those of transformers, with the scaling ``default`` (none), ``linear`` (all are
+    divided by ``factor``) or ``llama3`` (frequencies of long wavelengths are divided by ``factor``,
+    those of medium wavelengths partly).
     """
     size = config.head_size
     frequency = config.rotary_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)

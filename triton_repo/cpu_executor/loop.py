@@ -1,8 +1,8 @@
-"""The life of requests in the loop thread, for any engine behind it.
+"""The loop thread, which runs requests from their fetch to their end, for any engine.
 
-Each iteration: end cancelled requests, fetch new ones, let the engine advance all active ones by
-one step, publish responses and statistics. So requests join between iterations and finished ones
-leave immediately.
+Each iteration ends cancelled requests, fetches new ones, advances all active ones by one step, and
+publishes responses and statistics. New requests can therefore start in every iteration, and
+finished ones free their slots at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IterationProgress:
-    """Requests and tokens that one iteration ran."""
+    """Numbers of requests and tokens that one iteration ran."""
 
     scheduled: int = 0
     context_requests: int = 0
@@ -55,7 +55,7 @@ class IterationProgress:
 
 
 class RequestLoop(ABC):
-    """Fetches, advances and releases requests until the mailbox is closed and all are done."""
+    """Base class of the loops, which run until the mailbox is closed and all requests ended."""
 
     def __init__(
         self,
@@ -79,26 +79,26 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def _advance(self) -> IterationProgress | None:
-        """Run one iteration for the active requests; return None if there was nothing to run."""
+        """Run one step of the active requests. Return None if no request could run."""
 
     @abstractmethod
     def _pause(self) -> None:
-        """Wait for a short time, because no active request could advance."""
+        """Wait for a short time. Called when no active request could run."""
 
     @abstractmethod
     def _kv_cache_stats(self) -> KvCacheStats: ...
 
     @abstractmethod
     def _memory(self) -> int:
-        """Return the bytes of weights and caches."""
+        """Return the size of weights and caches in bytes."""
 
     def run(self) -> None:
-        """Run the loop: the main function of its thread."""
+        """Run the loop. This is the main function of the loop thread."""
         try:
             while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
                 self._run_iteration()
         finally:
-            # Callers must not wait forever, however the loop ended.
+            # Wake all callers, even after an error: they must not wait forever.
             self._mailbox.finish()
             if self._lora is not None:
                 self._lora.close()
@@ -116,7 +116,7 @@ class RequestLoop(ABC):
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
-            # As in upstream, an error in a step fails all active requests.
+            # Fail all active requests, as upstream does after an error in a step.
             log.exception("error in a step with %d active requests", len(self._active))
             text = f"Encountered an error in forwardAsync function: {error}"
             responses += [r.fail(text) for r in self._active if not r.is_done]
@@ -136,7 +136,7 @@ class RequestLoop(ABC):
         else:
             self._mailbox.publish(responses)
         if not self._active:
-            # One more record with zeroed batch numbers, so that gauges fall back to 0.
+            # Publish one more record with zeroed batch numbers, to reset the gauges to 0.
             self._mailbox.publish([], self._complete_stats(IterationStats(), IterationProgress()))
         elif progress is None:
             self._pause()
@@ -160,8 +160,8 @@ class RequestLoop(ABC):
             nonlocal free, beam_width
             width = entry.request.sampling_config.beam_width
             if entry.sequences > self._limits.max_batch_size:
-                return True  # it would never fit, and is refused below
-            # Requests of another beam width wait until the running batch is empty.
+                return True  # fetch a request that can never fit; `admit` refuses it
+            # Let requests of another beam width wait until the running batch is empty.
             if entry.sequences > free or beam_width not in (None, width):
                 return False
             free -= entry.sequences
@@ -179,7 +179,7 @@ class RequestLoop(ABC):
             except RefusedError as error:
                 refused.append(Response(entry.id, str(error), entry.request.client_id))
             except Exception as error:
-                # An error in one request must not end the loop for the others.
+                # Refuse only this request: its error must not end the loop for the others.
                 log.exception("error when fetching request %d", entry.id)
                 text = f"{FETCH_ERROR}{error}"
                 refused.append(Response(entry.id, text, entry.request.client_id))
@@ -188,7 +188,7 @@ class RequestLoop(ABC):
     def _activate(self, entry: Queued) -> ActiveRequest:
         request = admit(entry, self._config, self._limits)
         if self._static and request.streaming:
-            # Upstream's static batching answers once, without the prompt.
+            # Send one complete answer, without the prompt, as upstream's static batching does.
             request.streaming = False
             request.output.exclude_input_from_output = True
         guide = entry.request.guided_decoding_params
@@ -212,7 +212,7 @@ class RequestLoop(ABC):
         return request
 
     def _refuse_unprepared(self) -> list[Response]:
-        """End the requests whose LoRA adapter turned out to be unusable."""
+        """End the requests whose LoRA adapter could not be prepared. Return error responses."""
         refused = []
         for request in self._active:
             if request.is_done or request.is_started or not request.is_ready:

@@ -1,4 +1,4 @@
-"""LoRA adapters: TensorRT-LLM's tensor form, the host cache, and mixed batches."""
+"""LoRA adapters: checks of TensorRT-LLM's tensors, the host cache, and batches of adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triton_repo.cpu_executor.request_config import LoraConfig
 Array = NDArray[np.float32]
 GIB = 1 << 30
 
-# TensorRT-LLM's module ids that a Llama engine can have.
+# Names by TensorRT-LLM's id of the modules that adapters may change in a Llama engine.
 MODULE_NAMES = {
     1: "attn_q",
     2: "attn_k",
@@ -31,8 +31,8 @@ MODULE_NAMES = {
     6: "mlp_4h_to_h",
     7: "mlp_gate",
 }
-# The model's fused projections, and the modules of their parts in order. In TensorRT-LLM's Llama
-# the checkpoint's gate_proj is mlp_h_to_4h and its up_proj is mlp_gate.
+# By fused projection of the model: the ids of the modules that it joins, in order. For a Llama,
+# TensorRT-LLM calls the checkpoint's gate_proj mlp_h_to_4h and its up_proj mlp_gate.
 PROJECTIONS = {
     "qkv": (1, 2, 3),
     "output": (4,),
@@ -42,7 +42,10 @@ PROJECTIONS = {
 
 
 class LoraError(Exception):
-    """The adapter of a request cannot be used; ``bare`` texts are reported without a prefix."""
+    """The adapter of a request cannot be used.
+
+    If ``bare`` is True, the message is reported to the client without `FETCH_ERROR` in front.
+    """
 
     def __init__(self, text: str, *, bare: bool = False) -> None:
         super().__init__(text)
@@ -50,20 +53,23 @@ class LoraError(Exception):
 
 
 class Foldable(Protocol):
-    """The model whose projections the adapters add to."""
+    """A model whose projections adapters can be added to."""
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
 class PreparedAdapter:
-    """A usable adapter: for each (layer, projection) the two factors of its update."""
+    """An adapter in the model's layout.
+
+    ``factors`` has, by (layer, projection), the two low-rank matrices (A, B).
+    """
 
     factors: dict[tuple[int, str], tuple[Linear, Linear]]
 
 
 def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
-    """Return (in, out) of a module of one layer."""
+    """Return the input and output size of a module, by TensorRT-LLM's module id."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_size
     key = config.num_key_value_heads * config.head_size
@@ -79,12 +85,15 @@ def module_sizes(config: CpuEngineConfig, module: int) -> tuple[int, int]:
 
 
 def element_count(config: CpuEngineConfig, module: int, rank: int) -> int:
-    """Return how many values of a row of ``weights`` are used."""
+    """Return the number of values of an adapter's module in one layer; padding may follow them."""
     return rank * sum(module_sizes(config, module))
 
 
 def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any]) -> None:
-    """Raise ``LoraError`` with TensorRT-LLM's text unless the tensors fit the engine."""
+    """Raise ``LoraError``, with TensorRT-LLM's message, if the tensors do not fit the engine.
+
+    ``weights`` and ``rows`` are the tensors of ``LoraConfig``.
+    """
 
     def expect(condition: bool, text: str) -> None:
         if not condition:
@@ -120,7 +129,7 @@ def validate(config: CpuEngineConfig, weights: NDArray[Any], rows: NDArray[Any])
 def prepare(
     config: CpuEngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
 ) -> PreparedAdapter:
-    """Transform validated tensors for the model's fused projections."""
+    """Return the adapter of validated tensors, in the layout of the model's fused projections."""
     if model is None:
         return PreparedAdapter({})
     parts: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -149,7 +158,10 @@ def _fuse(
     modules: Sequence[int],
     parts: Sequence[tuple[Array, Array] | None],
 ) -> tuple[Linear, Linear]:
-    """Stack the A matrices and put the B matrices on a block diagonal."""
+    """Return A and B of a fused projection: the A matrices stacked, the B matrices block diagonal.
+
+    A part is None if the adapter does not change that module.
+    """
     ranks = [0 if part is None else len(part[0]) for part in parts]
     ups = [
         np.zeros((module_sizes(config, module)[1], sum(ranks)), np.float32) for module in modules
@@ -166,7 +178,10 @@ def _fuse(
 
 
 class CachedAdapter:
-    """An adapter in the cache. ``in_flight`` counts its requests; above 0 it cannot be evicted."""
+    """An adapter in the cache. ``size`` is in bytes.
+
+    ``in_flight`` is the number of active requests with the adapter; above 0 it is not evicted.
+    """
 
     def __init__(self, task_id: int, size: int, adapter: Future[PreparedAdapter]) -> None:
         self.task_id = task_id
@@ -180,21 +195,21 @@ class CachedAdapter:
 
     @property
     def error(self) -> BaseException | None:
-        """The exception of its preparation, once ready; None if it succeeded."""
+        """The exception that the preparation raised, or None. Blocks until the adapter is ready."""
         return self._adapter.exception()
 
     @property
     def adapter(self) -> PreparedAdapter:
-        """The adapter, once ready. Raises the exception of its preparation."""
+        """The prepared adapter. Blocks until it is ready; raises the preparation's exception."""
         return self._adapter.result()
 
 
 class LoraCache:
-    """The host cache of adapters by task id, with a limit in bytes.
+    """The host cache of adapters by task id, with a limit in bytes. Not thread-safe.
 
-    The size of an adapter is that of the used values of its rows in the engine's dtype. Weights
-    sent with a cached id are ignored, as in upstream. Not thread-safe. Weights are prepared in the
-    cache's own thread, so that a large adapter does not delay other requests.
+    The size of an adapter is the size of its values in the engine's dtype, without padding. Weights
+    that are sent with a cached id are ignored, as in upstream. Weights are prepared in a separate
+    thread: a large adapter does not delay other requests.
     """
 
     def __init__(
@@ -202,7 +217,8 @@ class LoraCache:
     ) -> None:
         """Create the cache.
 
-        Without a model (the synthetic engine) adapters are stored without effect.
+        The model is None for the synthetic engine, which stores adapters without effect. Raises
+        ``RuntimeError`` if the limit is too small for one adapter of the largest size.
         """
         self._config = config
         self._model = model
@@ -228,11 +244,14 @@ class LoraCache:
 
     @property
     def task_ids(self) -> list[int]:
-        """Cached ids, least recently used first."""
+        """Task ids of the cached adapters, least recently used first."""
         return list(self._cached)
 
     def acquire(self, lora: LoraConfig) -> CachedAdapter:
-        """Return the adapter of a request, adding it if needed; ``release`` it afterwards."""
+        """Return the adapter of a request, after adding it to the cache if needed.
+
+        The caller must call ``release`` when the request has ended. Raises ``LoraError``.
+        """
         entry = self._cached.get(lora.task_id)
         if entry is None:
             entry = self._insert(lora)
@@ -244,7 +263,7 @@ class LoraCache:
         entry.in_flight -= 1
 
     def forget(self, entry: CachedAdapter) -> None:
-        """Remove an adapter that is evicted or whose preparation failed."""
+        """Remove an adapter from the cache."""
         if self._cached.get(entry.task_id) is entry:
             del self._cached[entry.task_id]
             self._bytes -= entry.size
@@ -285,13 +304,16 @@ class LoraCache:
 
 
 class LoraBatch:
-    """The adapters of one packed batch, with their rows."""
+    """The adapters of one packed batch, each with the batch's rows that use it."""
 
     def __init__(self, rows: Sequence[tuple[PreparedAdapter, NDArray[np.int64]]]) -> None:
         self._groups = rows
 
     def add(self, layer: int, projection: str, x: Array, y: Array) -> None:
-        """Compute ``y[rows] += x[rows] @ A.T @ B.T`` for every adapter that has the projection."""
+        """Add the adapters' updates: ``y[rows] += x[rows] @ A.T @ B.T``.
+
+        Adapters that do not change this projection are skipped.
+        """
         for adapter, rows in self._groups:
             factors = adapter.factors.get((layer, projection))
             if factors is None:

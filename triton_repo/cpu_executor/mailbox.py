@@ -1,7 +1,7 @@
-"""The thread-safe boundary between callers of an ``Executor`` and its loop thread.
+"""Queues between the callers of an ``Executor`` and its loop thread. Thread-safe.
 
-Callers enqueue, cancel and wait here; the loop takes requests and publishes responses and
-statistics. The lock guards only short list operations and is never held during a step.
+Callers enqueue and cancel requests, and wait for responses. The loop fetches requests and publishes
+responses and statistics. The lock is only held for short list operations, never during a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton_repo.cpu_executor.stats import IterationStats, RequestStatsPerIterat
 
 
 class Queued:
-    """A request with an id, waiting to be fetched by the loop."""
+    """A queued request with its id, which the loop has not fetched yet."""
 
     __slots__ = ("arrival", "id", "request", "sequences")
 
@@ -32,13 +32,13 @@ class Queued:
 
 
 def sequence_count(request: Request) -> int:
-    """Return the sequences of a request: its independent samples, or one for a beam search."""
+    """Return the number of a request's independent samples; 1 for a beam search."""
     config = request.sampling_config
     return 1 if config.beam_width > 1 else config.num_return_sequences or 1
 
 
 class Mailbox:
-    """Queue in, responses and statistics out."""
+    """The queue of requests, and the responses and statistics that callers have not taken yet."""
 
     def __init__(
         self, max_queue_size: int | None, max_iterations: int, max_request_iterations: int = 0
@@ -51,7 +51,8 @@ class Mailbox:
         self._queued_sequences = 0
         self._order = itertools.count()
         self._next_id = 1
-        # Ids without a published final response, and ids without a taken final response.
+        # `_running`: ids of requests whose final response is not published yet. `_live`: ids of
+        # requests whose final response is not taken yet.
         self._running: set[int] = set()
         self._live: set[int] = set()
         self._cancelled: set[int] = set()
@@ -65,9 +66,9 @@ class Mailbox:
     # Called by users of the executor.
 
     def enqueue(self, requests: Sequence[Request]) -> list[int]:
-        """Assign ids and queue the requests; all or nothing.
+        """Queue the requests and return their ids. Queue none of them if they do not all fit.
 
-        Raises when the queue is full or closed.
+        Raises ``RuntimeError`` if the queue is full or closed.
         """
         counts = [sequence_count(r) for r in requests]
         with self._work:
@@ -91,14 +92,17 @@ class Mailbox:
         return ids
 
     def cancel(self, request_id: int) -> None:
-        """Ask the loop to end a request. Ids of finished or unknown requests are ignored."""
+        """Ask the loop to end a request. Ignored for a finished or unknown request."""
         with self._work:
             self._check_open()
             if request_id in self._running:
                 self._cancelled.add(request_id)
 
     def take_all(self, timeout: float | None) -> list[Response]:
-        """Return all ready responses of all requests; ``[]`` on timeout (seconds) or shutdown."""
+        """Wait for responses and return all that are ready; ``[]`` on timeout or shutdown.
+
+        ``timeout`` is in seconds; None waits without limit.
+        """
         with self._news:
             self._check_open()
             if not self._ready and not self._closed:
@@ -113,7 +117,7 @@ class Mailbox:
         return [response for responses in ready.values() for response in responses]
 
     def take(self, request_id: int, timeout: float | None) -> list[Response]:
-        """Return the ready responses of one request; wait as ``take_all`` does."""
+        """Wait for responses of one request and return them; ``[]`` on timeout or shutdown."""
         with self._news:
             self._check_open()
             if request_id not in self._live and request_id < self._next_id:
@@ -126,7 +130,7 @@ class Mailbox:
             return responses
 
     def take_each(self, ids: Iterable[int], timeout: float | None) -> list[list[Response]]:
-        """Call ``take`` for several ids one after the other, with one shared time budget."""
+        """Return the result of ``take`` for each id. ``timeout`` limits the total wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         taken = []
         for request_id in ids:
@@ -160,7 +164,7 @@ class Mailbox:
         return not self._closing
 
     def close(self) -> None:
-        """Refuse new requests; the loop ends when all accepted ones are done."""
+        """Refuse new requests. The loop ends once all accepted requests have ended."""
         with self._work:
             self._closing = True
             self._work.notify()
@@ -172,9 +176,9 @@ class Mailbox:
     # Called by the loop thread.
 
     def wait_for_work(self, timeout: float | None = None) -> bool:
-        """Wait until something is queued, or ``timeout`` seconds have passed.
+        """Wait until a request is queued or ``timeout`` seconds have passed (None: no limit).
 
-        Returns False when the mailbox is closing and nothing is queued.
+        Return False if the mailbox is closing and no request is queued.
         """
         with self._work:
             if not self._queue and not self._closing and timeout != 0:
@@ -182,7 +186,7 @@ class Mailbox:
             return bool(self._queue) or not self._closing
 
     def fetch(self, admits: Callable[[Queued], bool]) -> list[Queued]:
-        """Take queued requests in order of priority, up to the first that is not admitted."""
+        """Remove and return queued requests by priority, up to the first that is not admitted."""
         taken = []
         with self._work:
             while self._queue and admits(self._queue[0][2]):
@@ -197,7 +201,7 @@ class Mailbox:
 
     @property
     def pending_cancels(self) -> set[int]:
-        """Ids with a pending cancel; for the loop only, which must not store the set."""
+        """Ids of requests to cancel. Only for the loop, which must not store the set."""
         return self._cancelled
 
     def publish(
@@ -206,7 +210,7 @@ class Mailbox:
         stats: IterationStats | None = None,
         requests: RequestStatsPerIteration | None = None,
     ) -> None:
-        """Make responses (and the step's statistics) visible to the callers, in order."""
+        """Make responses, in order, and the step's statistics available to the callers."""
         with self._news:
             for response in responses:
                 self._ready.setdefault(response.request_id, []).append(response)
@@ -221,7 +225,7 @@ class Mailbox:
                 self._news.notify_all()
 
     def finish(self) -> None:
-        """Wake every waiter after the loop has ended."""
+        """Close the mailbox and wake all waiting callers, after the loop has ended."""
         with self._news:
             self._closing = self._closed = True
             self._news.notify_all()

@@ -1,6 +1,6 @@
-"""TensorRT-LLM's ``pretrained_config`` of a Hugging Face ``config.json``.
+"""Translation of a Hugging Face ``config.json`` to TensorRT-LLM's ``pretrained_config``.
 
-Settings that the CPU executor cannot compute are refused by name.
+Settings that the CPU executor does not implement raise an error with their name.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# TensorRT-LLM's names.
+# TensorRT-LLM's names of the architectures.
 LLAMA = "LlamaForCausalLM"
 GPT = "GPTForCausalLM"
 
@@ -16,10 +16,15 @@ GPT = "GPTForCausalLM"
 def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Return the part of an engine's ``config.json`` that describes the model.
 
-    ``dtype`` is that of the engine. ``least_iteration_ms`` is specific to this executor: the
-    minimum duration of an iteration in milliseconds, as on a GPU, which leaves the CPU to others.
-    Statistics report the working time. Raises ``ValueError`` for an architecture, or a setting of
-    it, that the CPU executor cannot run.
+    ``least_iteration_ms`` in ``hf`` is specific to this executor: the minimum duration of an
+    iteration in milliseconds. Faster iterations sleep for the rest, which leaves the CPU to other
+    processes, as a GPU does. Statistics report the working time.
+
+    Args:
+        hf: contents of the Hugging Face ``config.json``.
+        dtype: data type of the engine.
+
+    Raises ``ValueError`` for an architecture or a setting that the CPU executor does not implement.
     """
     found = hf.get("architectures")
     readers = {"LlamaForCausalLM": _llama, "GPT2LMHeadModel": _gpt2}
@@ -38,7 +43,7 @@ def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def _llama(hf: Mapping[str, Any]) -> dict[str, Any]:
     _require(hf, hidden_act="silu")
-    # transformers 5 stores both rotary settings in rope_parameters.
+    # Read both formats: transformers 5 stores all rotary settings in rope_parameters.
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
@@ -92,7 +97,7 @@ def _gpt2(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(hf: Mapping[str, Any], **only: Any) -> None:
-    """Raise ValueError for a setting that is present with another value."""
+    """Raise ValueError if ``hf`` has one of the settings with another value."""
     for name, allowed in only.items():
         if hf.get(name, allowed) != allowed:
             raise ValueError(f"{name}: found {hf[name]}, allowed {allowed}")

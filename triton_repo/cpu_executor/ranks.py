@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Open MPI, then any launcher that speaks PMIx (`srun --mpi=pmix`), then plain Slurm.
+# Variables with the rank, by precedence: of Open MPI, of launchers that speak PMIx (`srun
+# --mpi=pmix`), and of plain Slurm.
 VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """Return the rank; 0 for the leader, and for a process without a launcher."""
+    """Return the rank of this process; 0 for the leader and for a process without a launcher."""
     for name in VARIABLES:
         if name in environ:
             return int(environ[name])

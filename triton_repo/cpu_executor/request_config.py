@@ -1,4 +1,4 @@
-"""The small configuration objects in a ``Request`` (TensorRT-LLM v0.17)."""
+"""The configuration objects that are fields of a ``Request`` (TensorRT-LLM v0.17)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from triton_repo.cpu_executor.checks import (
 
 
 class LoraConfig:
-    """A LoRA adapter by ``task_id``, with its tensors on first use.
+    """A LoRA adapter by ``task_id``. The tensors are required at the first use of a ``task_id``.
 
-    weights: ``[rows, width]`` in the engine's dtype; row = ``A.flatten()`` (``[rank, in]``), then
-    ``B.flatten()`` (``[out, rank]``), zero padded. config: int32 ``[rows, 3 or 4]`` with
-    ``[module_id, layer, rank]``.
+    Attributes:
+        weights: ``[rows, width]`` in the engine's dtype. A row has the values of A ``[rank, in]``,
+            then those of B ``[out, rank]``, then zeros.
+        config: int32 ``[rows, 3 or 4]``, each row ``[module_id, layer, rank]``, optionally
+            followed by a DoRA flag.
     """
 
     task_id = ReadOnly(as_int)
@@ -54,7 +56,10 @@ class LoraConfig:
 
 
 class PromptTuningConfig:
-    """A p-tuning table ``[virtual tokens, hidden]`` and optional extra ids per input token."""
+    """A p-tuning table ``[virtual tokens, hidden]``, and an optional extra id per input token.
+
+    Extra ids distinguish prompts with equal ids but different tables when KV blocks are reused.
+    """
 
     embedding_table = ReadOnly(as_tensor)
     input_token_extra_ids = ReadOnly[list[int] | None](optional(list))
@@ -68,7 +73,10 @@ class PromptTuningConfig:
 
 
 class ExternalDraftTokensConfig:
-    """Draft tokens of an external draft model; logits ``[n, vocab]``; threshold in (0, 1]."""
+    """Draft tokens of an external draft model.
+
+    ``logits`` are ``[tokens, vocab]``. ``acceptance_threshold`` is above 0 and at most 1.
+    """
 
     tokens = ReadOnly(as_ints)
     logits = ReadOnly(optional(as_tensor))
@@ -95,7 +103,10 @@ class ExternalDraftTokensConfig:
 
 
 class TokenRange:
-    """Retention priority (0-100) of the blocks of tokens ``[token_start, token_end)``."""
+    """Retention priority (0 to 100) of the KV cache blocks of tokens ``[token_start, token_end)``.
+
+    ``token_end`` None means all later tokens, ``duration_ms`` None means without limit.
+    """
 
     token_start = Field(as_int)
     token_end = Field(optional(as_int))
@@ -159,10 +170,10 @@ class GuideKind(IntEnum):
 
 
 class GuidedDecodingParams:
-    """Constraint on the output: any JSON object or array, a JSON schema, a regular expression, or a
-    grammar with the start rule ``root``.
+    """Constraint that the output must follow.
 
-    All types except JSON need the text of the ``guide``.
+    Types: any JSON object or array, a JSON schema, a regular expression, or a grammar with the
+    start rule ``root``. ``guide`` is the text of the constraint, required by all types except JSON.
     """
 
     GuideType = GuideKind
@@ -180,7 +191,7 @@ class GuidedDecodingParams:
 
 
 class LookaheadDecodingConfig:
-    """Sizes of lookahead decoding. The CPU executor refuses it when the request is fetched."""
+    """Sizes of lookahead decoding. The CPU executor refuses requests with this object."""
 
     max_window_size = ReadOnly(as_int)
     max_ngram_size = ReadOnly(as_int)
@@ -195,7 +206,7 @@ class LookaheadDecodingConfig:
 
 
 class MropeConfig:
-    """Multimodal rotary positions. The CPU executor refuses it when the request is fetched."""
+    """Multimodal rotary positions. The CPU executor refuses requests with this object."""
 
     mrope_rotary_cos_sin = ReadOnly(as_tensor)
     mrope_position_deltas = ReadOnly(as_int)
@@ -206,7 +217,7 @@ class MropeConfig:
 
 
 class EagleConfig:
-    """Eagle speculative decoding. The CPU executor refuses it."""
+    """Options of Eagle speculative decoding, which the CPU executor does not support."""
 
     eagle_choices = ReadOnly[Any](optional(list))
     greedy_sampling = ReadOnly(as_bool)

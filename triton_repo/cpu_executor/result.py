@@ -12,7 +12,7 @@ from triton_repo.cpu_executor.enums import FinishReason
 
 @dataclass
 class KvCacheMetrics:
-    """Blocks of one request's prompt, counted at allocation."""
+    """Numbers of KV cache blocks that were allocated or reused for a request's prompt."""
 
     num_total_allocated_blocks: int = 0
     num_new_allocated_blocks: int = 0
@@ -23,7 +23,7 @@ class KvCacheMetrics:
 
 @dataclass
 class TimingMetrics:
-    """Times on a monotonic clock."""
+    """Times of a request's events, on a monotonic clock; 0 for an event that did not happen."""
 
     arrival_time: timedelta = timedelta()
     first_scheduled_time: timedelta = timedelta()
@@ -35,7 +35,7 @@ class TimingMetrics:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Accepted draft tokens of a request; zero if it had none."""
+    """Numbers of draft tokens of a request; all 0 for a request without draft tokens."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0
@@ -56,12 +56,15 @@ class RequestPerfMetrics:
 
 @dataclass
 class Result:
-    """A piece of output of one sequence.
+    """The output of one sequence, or of all beams, in one response.
 
-    output_token_ids: beams x tokens. log_probs: beams x all generated tokens so far. Logits are
-    torch tensors as in ``torch_tensors``: context_logits float32 ``[prompt, vocab]``,
-    generation_logits float32 ``[beams, max_tokens, vocab]``, or ``[new tokens, 1, vocab]`` when
-    streaming.
+    Logits are float32 tensors of torch, or of `torch_tensors` without torch.
+
+    Attributes:
+        output_token_ids: a list of token ids per beam.
+        log_probs: per beam, the log probabilities of all tokens generated so far.
+        context_logits: ``[prompt, vocab]``.
+        generation_logits: ``[beams, max_tokens, vocab]``; streaming: ``[new tokens, 1, vocab]``.
     """
 
     is_final: bool = False
@@ -81,7 +84,7 @@ class Result:
 
 
 class Response:
-    """A ``Result`` or an error text for one request id."""
+    """A response to a request: either a ``Result`` or an error text."""
 
     def __init__(
         self,

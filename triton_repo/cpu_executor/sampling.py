@@ -1,9 +1,9 @@
-"""Selection of the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
+"""Choice of the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
 
-Order of the steps as in TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
-presence and frequency penalty, minimum length, banned ids, choice. Temperature comes before the
-penalties, and the penalties count prompt tokens too. One deviation: temperature 0 is always greedy,
-while TensorRT-LLM samples at temperature 1 if only top_p is also given.
+The steps run in the order of TensorRT-LLM's decoding layers: embedding bias, temperature,
+repetition, presence and frequency penalty, minimum length, banned ids, choice. The penalties count
+prompt tokens too. One difference: temperature 0 is always greedy here, while TensorRT-LLM samples
+at temperature 1 if top_p is the only other parameter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from triton_repo.cpu_executor.words import BadWords, list_repeating
 
 Array = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
-# TensorRT-LLM's upper limit of top_k.
+# The largest top_k that TensorRT-LLM uses.
 MAX_TOP_K = 1024
 GROUP = 64
 
 
 class TokenCounts:
-    """Number of occurrences of each id in one sequence, prompt included."""
+    """Number of occurrences of each token id in one sequence, including its prompt."""
 
     def __init__(self, vocab_size: int, ids: Sequence[int]) -> None:
         self._counts = np.zeros(vocab_size, np.int32)
@@ -46,7 +46,7 @@ class TokenCounts:
         return twin
 
     def penalise(self, logits: Array, repetition: float, presence: float, frequency: float) -> None:
-        """Apply the three penalties to one row ``[vocab]`` in place."""
+        """Apply the three penalties to one row of logits ``[vocab]``, in place."""
         seen = np.array(self._seen, np.int64)
         values = logits[seen]
         if repetition != 1:
@@ -58,9 +58,9 @@ class TokenCounts:
 
 
 class SamplingState:
-    """State of one sequence for choosing its next token.
+    """Sampling parameters of one sequence, and the state that changes with each token.
 
-    ``index`` is the sequence's number among the request's samples; it offsets the seed.
+    ``index`` is the sequence's number among the request's samples. It is added to the seed.
     """
 
     def __init__(self, request: Request, index: int, vocab_size: int) -> None:
@@ -98,18 +98,18 @@ class SamplingState:
         self._random = None if self.greedy else np.random.default_rng((config.seed or 0) + index)
 
     def draw(self) -> float:
-        """Draw a uniform number from this sequence's own generator."""
+        """Return the next random number, uniform in [0, 1), of this sequence's own generator."""
         assert self._random is not None
         return self._random.random()
 
     def fork(self) -> SamplingState:
-        """Return the state of a beam that continues this one's ids."""
+        """Return a copy for a beam that continues this sequence."""
         twin = copy.copy(self)
         twin.counts = None if self.counts is None else self.counts.copy()
         return twin
 
     def accept(self, token: int) -> None:
-        """Take the chosen token into account for the next steps."""
+        """Update token counts and top_p after a token was chosen."""
         if self.counts is not None:
             self.counts.add(token)
         if self._top_p_decay != 1:
@@ -121,7 +121,7 @@ class SamplingState:
 
 @dataclass
 class SamplingRow:
-    """A row of logits to choose from, with the prompt and generated ids so far."""
+    """State, prompt ids and generated ids of the sequence that a row of logits belongs to."""
 
     state: SamplingState
     prompt: Sequence[int]
@@ -129,7 +129,10 @@ class SamplingRow:
 
 
 def process(logits: Array, rows: Sequence[SamplingRow]) -> None:
-    """Apply bias, temperature, penalties, minimum length and bans in place (``[rows, vocab]``)."""
+    """Apply all steps before the choice to logits ``[rows, vocab]``, in place.
+
+    These are bias, temperature, penalties, minimum length and banned ids.
+    """
     for line, row in zip(logits, rows, strict=True):
         state = row.state
         if state.plain:
@@ -159,11 +162,11 @@ def _ban(line: Array, row: SamplingRow) -> None:
 def choose(
     logits: Array, states: Sequence[SamplingState], normalize_log_probs: bool
 ) -> tuple[list[int], list[float]]:
-    """Return tokens and their log probabilities, from processed logits ``[rows, vocab]``.
+    """Choose a token per row of processed logits ``[rows, vocab]``.
 
-    A log probability is 0.0 for rows that did not request it. In the top-k path it is renormalised
-    among the top-k candidates when ``normalize_log_probs`` is set, so it is 0.0 for greedy. In the
-    pure top-p path it is always that of the complete vocabulary.
+    Return the tokens and their log probabilities. The log probability is 0.0 for rows that did not
+    request it. With ``normalize_log_probs``, rows with top_k use the distribution over the top_k
+    ids, which makes it 0.0 for greedy rows. Other rows use the distribution over the vocabulary.
     """
     tokens = np.argmax(logits, axis=1)
     drawn = [i for i, state in enumerate(states) if not state.greedy]
@@ -191,16 +194,16 @@ def choose(
 
 
 def _weights(logits: Array) -> Array:
-    """Return softmax numerators: ``exp(logit - max)`` per row."""
+    """Return unnormalized probabilities: ``exp(logit - max)`` per row."""
     weights: Array = logits - logits.max(axis=1, keepdims=True)
     return np.exp(weights, out=weights)
 
 
 def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> None:
-    """Zero all but each row's candidates, in place on ``[rows, vocab]``.
+    """Set the weights of ids excluded by top_k and top_p to 0, in place on ``[rows, vocab]``.
 
-    The candidates are the ``top_k`` heaviest ids (all if 0), and of these the smallest leading set
-    that holds ``top_p`` of their weight. Equal weights count in order of id.
+    First the ``top_k`` ids of the largest weights remain (0: all). Of these the fewest that
+    together have ``top_p`` of their weight remain. Of equal weights the lower id comes first.
     """
     vocab = weights.shape[1]
     limit = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
@@ -220,10 +223,10 @@ def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64
 
 
 def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Draw one id per row, with probability proportional to its weight (inverse of the CDF).
+    """Draw one id per row with probability proportional to the id's weight, by inverting the CDF.
 
-    ``uniform`` is one number in [0, 1) per row. The distribution function is walked in two levels,
-    groups and then the ids of one group, which is several times cheaper.
+    ``uniform`` has a number in [0, 1) per row. The search first finds a group of ids, then the id
+    in the group, which is several times cheaper than one search over all ids.
     """
     rows, vocab = weights.shape
     padded = weights
@@ -233,21 +236,22 @@ def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     groups = padded.reshape(rows, -1, GROUP)
     ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
     target = uniform * ends[:, -1]
-    # A target that rounds up to the total would exceed the last group.
+    # Limit the target: one that is rounded up to the total would exceed the last group.
     target = np.minimum(target, np.nextafter(ends[:, -1], 0))
     group = np.count_nonzero(ends <= target[:, None], axis=1)
     line = np.arange(rows)
     inside = groups[line, group]
     before = np.where(group > 0, ends[line, group - 1], 0)
     reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
-    # Group sums and id sums round differently, so the target may be just above the group.
+    # Fall back to the group's last possible id: sums over groups and over ids round differently, so
+    # the target may be just above the group.
     last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
     return np.asarray(group * GROUP + offset, np.int64)
 
 
 def _log_prob(line: Array, token: int, top_k: int) -> float:
-    """Return one id's log softmax, over the ``top_k`` best ids or all (0)."""
+    """Return the log probability of an id among the ``top_k`` best ids; 0 is all ids."""
     if top_k == 1:
         return 0.0
     values = np.sort(line)[-top_k:] if top_k else line

@@ -7,7 +7,7 @@ from typing import Any
 
 from triton_repo.cpu_executor.checks import Field, as_bool, as_float, as_int, check, optional
 
-# kMaxBeamWidth of TensorRT-LLM.
+# The constant kMaxBeamWidth of TensorRT-LLM.
 MAX_BEAM_WIDTH = 1024
 
 
@@ -16,10 +16,10 @@ def _require(test: Callable[[Any], bool], text: str) -> Callable[[Any], str | No
 
 
 class SamplingConfig:
-    """Sampling settings for the next token; ``None`` means unset, see the executor's defaults.
+    """Sampling parameters of a request. ``None`` selects the default in ``sampling``.
 
-    ``seed``/``random_seed`` and ``min_tokens``/``min_length`` are two spellings of one field (newer
-    and v0.17); the new name takes precedence if both are given.
+    ``random_seed`` and ``min_length`` are v0.17's names of ``seed`` and ``min_tokens``. If both
+    names are given, the new one takes precedence.
     """
 
     beam_width = Field(
@@ -91,7 +91,7 @@ class SamplingConfig:
         self.repetition_penalty = repetition_penalty
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty
-        # The real constructor checks these two and their setters do not.
+        # Check these two here and not in their setters, as the real class does.
         check(length_penalty is None or length_penalty >= 0, "lengthPenalty >= 0.f")
         check(early_stopping is None or early_stopping >= 0, "earlyStopping >= 0")
         self.length_penalty = length_penalty

@@ -1,4 +1,4 @@
-"""Choice of the requests that run, and of their tokens in one iteration."""
+"""Scheduler: chooses the requests that run, and the tokens of each iteration."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from triton_repo.cpu_executor.enums import CapacitySchedulerPolicy
 from triton_repo.cpu_executor.kv_cache import BlockPool
 from triton_repo.cpu_executor.sequence import Sequence
 
-# Prompts run in pieces of this many tokens per iteration, shared by all prompts, so that a long
-# prompt does not delay the sequences that are generating. Pieces are cut at multiples of
-# attention's QUERY_TILE.
+# Limit of prompt tokens in an iteration, shared by all prompts: a long prompt runs in several
+# chunks and delays generating sequences only briefly. Chunks end at multiples of QUERY_TILE.
 PREFILL_TOKENS = 128
 
 
 @dataclass(slots=True)
 class Work:
-    """Tokens to run for one sequence.
+    """Tokens to run for one sequence in an iteration.
 
-    ``last``: the next token can be chosen afterwards. ``in_prompt``: nothing is generated yet.
+    ``last`` is True if the next token can be chosen afterwards. ``in_prompt`` is True if the
+    sequence has no generated tokens yet.
     """
 
     request: ActiveRequest
@@ -32,7 +32,7 @@ class Work:
 
 
 class Scheduler:
-    """Starts, pauses and plans the active requests; owns no request itself."""
+    """Scheduler of the active requests, which it starts, pauses and plans but does not store."""
 
     def __init__(
         self, policy: CapacitySchedulerPolicy, pool: BlockPool, max_num_tokens: int
@@ -42,10 +42,10 @@ class Scheduler:
         self._max_num_tokens = max_num_tokens
 
     def schedule(self, active: Seq[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-        """Decide which requests run; return those to start now and how many were paused.
+        """Return the requests to start now, and the number of requests that were paused.
 
-        ``active`` is in the order of fetching. Paused requests have released their caches and will
-        be restarted, with their generated tokens as part of the prompt.
+        ``active`` is in the order of fetching. Paused requests release their caches. They start
+        again later, with their generated tokens as part of the prompt.
         """
         started = [r for r in active if r.is_started]
         paused = 0
@@ -70,11 +70,12 @@ class Scheduler:
         claimed = sum(map(blocks, started))
         starting = []
         for request in waiting:
-            # Its LoRA weights are still being prepared.
+            # Skip a request whose LoRA weights or guide are still being prepared.
             if not request.is_ready:
                 continue
             claimed += blocks(request)
-            # In order: a large request must not wait forever behind small ones.
+            # Stop at the first request that does not fit: a large one must not wait forever while
+            # small ones start.
             if claimed > self._pool.max_blocks:
                 break
             starting.append(request)
@@ -84,17 +85,17 @@ class Scheduler:
         return sum(map(self._next_step_blocks, requests))
 
     def _next_step_blocks(self, request: ActiveRequest) -> int:
-        """Return the blocks that a request needs for its next step."""
+        """Return the number of blocks that a request needs for its next step."""
         length = len(request.prompt)
         return sum(self._pool.blocks(length + len(s.tokens)) for s in request.list_unfinished())
 
     def _max_blocks(self, request: ActiveRequest) -> int:
-        """Return the most blocks that a request may ever need."""
+        """Return the largest number of blocks that a request may ever need."""
         tokens = len(request.prompt) + request.max_tokens
         return len(request.list_unfinished()) * self._pool.blocks(tokens)
 
     def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
-        """Plan one iteration's work; pieces of a single token come first, as the model requires."""
+        """Return the work of one iteration. Single tokens come first, as the model requires."""
         steps: list[Work] = []
         pieces: list[Work] = []
         prompts: list[tuple[ActiveRequest, Sequence]] = []
@@ -108,15 +109,15 @@ class Scheduler:
                     stepping.append(Work(request, sequence, sequence.tokens[-1:], True, False))
                 else:
                     prompts.append((request, sequence))
-            # Beams advance together, also after a pause.
+            # Run the beams of a request only together, also after a pause.
             if request.beam_width == 1 or len(stepping) == request.beam_width:
                 steps += stepping
-        # At least one aligned piece must fit, or a prompt would never end.
+        # Allow at least one aligned chunk: otherwise a prompt might never end.
         budget = max(QUERY_TILE, min(PREFILL_TOKENS, self._max_num_tokens - len(steps)))
         for request, sequence in prompts:
             assert sequence.cache is not None
             done = sequence.cache.length
-            # After a pause the last generated id is left for an ordinary step.
+            # After a pause, leave the last generated token to an ordinary decode step.
             context = len(request.prompt) + max(0, len(sequence.tokens) - 1)
             count = min(context - done, budget)
             if done + count < context:

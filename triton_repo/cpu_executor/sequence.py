@@ -19,7 +19,7 @@ NOT_FINISHED = FinishReason.NOT_FINISHED
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The generated tokens of one sequence (one sample, or one beam) of a request."""
+    """A sequence of a request: the generated tokens of one sample or one beam, and its state."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Sequence:
 
 
 class Beams(Protocol):
-    """The beam search of one request."""
+    """Interface of the beam search of one request."""
 
     def step(self, live: Seq[Sequence], logits: NDArray[np.float32]) -> None:
-        """Continue the live beams by one token; ``logits`` is ``[live, vocab]`` and is modified."""
+        """Continue the live beams by one token. ``logits`` is ``[live, vocab]`` and is modified."""

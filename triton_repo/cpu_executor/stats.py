@@ -1,7 +1,7 @@
 """Iteration statistics of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17).
 
-``model.py`` first checks the outer object for a key with ``hasattr``, so a class here must not have
-an attribute that its upstream counterpart lacks.
+A class here must not have an attribute that upstream's class lacks: ``model.py`` searches several
+objects for a field with ``hasattr`` and takes the first that has it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class InflightBatchingStats:
 
 @dataclass
 class IterationStats:
-    """An iteration of the loop. Memory in bytes, times in milliseconds."""
+    """Statistics of one iteration of the loop. Memory is in bytes, times are in milliseconds."""
 
     timestamp: str = ""
     iter: int = 0
@@ -73,9 +73,10 @@ class IterationStats:
 
 @dataclass
 class RequestStats:
-    """An active request after one iteration; its samples and beams are counted as one.
+    """Statistics of an active request after one iteration.
 
-    Tokens are those of its longest sequence, blocks those of its prompt.
+    Numbers of tokens are those of the request's longest sequence. Numbers of blocks cover its
+    prompt.
     """
 
     id: int

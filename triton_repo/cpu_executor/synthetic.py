@@ -1,9 +1,9 @@
-"""The synthetic engine: scripted tokens at a set pace per request, for load tests.
+"""The synthetic engine, which returns scripted tokens at a given rate, for load tests.
 
-An engine folder whose ``pretrained_config.architecture`` is ``SyntheticForCausalLM`` runs here. Its
-settings are in ``config.json`` under ``synthetic``. It has neither model nor weights, so thousands
-of requests cost little. Everything else (queue, limits, streaming, stop words, cancellation, LoRA
-cache, statistics) is the real executor.
+The executor uses this engine for folders whose ``pretrained_config.architecture`` is
+``SyntheticForCausalLM``. The settings are in ``config.json`` under ``synthetic``. Thousands of
+requests cost little, because there are no model and no weights. Queue, limits, streaming, stop
+words, cancellation, LoRA cache and statistics are the same as with a model.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 from triton_repo.cpu_executor.words import StopWords
 
-# Interval at which requests are polled; all tokens due by then come in one response.
+# Shortest time between two steps. All tokens that are due in a step come in one response.
 TICK_SECONDS = 0.005
 
 
 @dataclass(frozen=True)
 class SyntheticPace:
-    """The script of every request.
+    """The tokens of every request and their times.
 
-    ``tokens`` is repeated endlessly; an ``end_id`` in it ends the sequence. Without it the ids
-    count up from the last prompt id, omitting ``end_id``.
+    Each sequence repeats ``tokens`` until the length limit, or until a request's ``end_id`` among
+    them. If ``tokens`` is empty, ids count up from the last prompt id and skip ``end_id``.
     """
 
     tokens_per_second: float = 50.0
@@ -51,17 +51,17 @@ class SyntheticPace:
             raise ValueError(f"first_token_ms: found {self.first_token_ms}, allowed >= 0")
 
     def due(self, seconds: float) -> int:
-        """Return how many tokens a sequence has ``seconds`` after its start."""
+        """Return the number of tokens that a sequence has ``seconds`` after its start."""
         late = seconds - self.first_token_ms / 1000
         return 0 if late < 0 else 1 + int(late * self.tokens_per_second)
 
     def time_of(self, count: int) -> float:
-        """Return the seconds from the start to the token number ``count`` (from 0)."""
+        """Return the seconds from a sequence's start to token number ``count``, counted from 0."""
         return self.first_token_ms / 1000 + count / self.tokens_per_second
 
 
 def pace_from(settings: dict[str, Any]) -> SyntheticPace:
-    """Parse the ``synthetic`` part of an engine's ``config.json``."""
+    """Return the settings under ``synthetic`` in ``config.json``. Raises ValueError if wrong."""
     unknown = sorted(set(settings) - set(SyntheticPace.__dataclass_fields__))
     if unknown:
         raise ValueError(
@@ -80,7 +80,7 @@ def build(
     max_batch_size: int = 4096,
     max_seq_len: int = 8192,
 ) -> Path:
-    """Write an engine folder for the synthetic engine."""
+    """Write an engine folder for the synthetic engine, and return its path."""
     target = Path(engine_dir)
     target.mkdir(parents=True, exist_ok=True)
     config = {
@@ -105,7 +105,7 @@ def build(
 
 
 class SyntheticLoop(RequestLoop):
-    """Loop that emits each request's script by the clock."""
+    """Loop that appends each request's scripted tokens when they are due."""
 
     def __init__(self, config: CpuEngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
         self._pace = pace_from(config.synthetic)
@@ -176,7 +176,7 @@ class SyntheticLoop(RequestLoop):
         vocab = self._config.vocab_size
         if not 0 <= request.end_id < vocab:
             return (request.prompt[-1] + 1 + position) % vocab
-        # Count in the cycle that begins after end_id and ends before it.
+        # Skip end_id: count in the cycle of ids that starts after end_id and ends before it.
         first = request.end_id + 1
         step = ((request.prompt[-1] - first) % vocab + 1 + position) % (vocab - 1)
         return (first + step) % vocab

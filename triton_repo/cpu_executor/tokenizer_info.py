@@ -1,4 +1,4 @@
-"""Facts about a tokenizer for ``GuidedDecodingConfig``."""
+"""The tokenizer data that ``GuidedDecodingConfig`` needs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 
 from adapters import tokenizer_config
 
-# Files that may name the EOS; the first that does takes precedence.
+# Files that may name the EOS token, by precedence.
 _FILES = (tokenizer_config.FILE, "special_tokens_map.json")
 
 
 class FastTokenizer:
-    """The part of transformers' fast tokenizer that `xgrammar_tokenizer_info` uses.
+    """A replacement for transformers' fast tokenizer, with what `xgrammar_tokenizer_info` uses.
 
-    Avoids transformers, whose import is most of a second of each start. Raises ``ValueError`` for a
+    Importing transformers would take most of a second at each start. Raises ``ValueError`` for a
     folder without ``tokenizer.json``.
     """
 
@@ -44,11 +44,13 @@ def _end(folder: Path) -> str | None:
 
 
 def xgrammar_tokenizer_info(tokenizer: Any) -> dict[str, Any]:
-    """Return the result of TensorRT-LLM v0.19's ``_xgrammar_tokenizer_info``.
+    """Return the same mapping as TensorRT-LLM v0.19's ``_xgrammar_tokenizer_info``.
 
-    Takes a fast tokenizer of transformers. Returns ``encoded_vocab`` (the tokens in order of id),
-    ``tokenizer_str`` (its ``tokenizer.json``) and ``stop_token_ids`` (its EOS). Raises
-    ``ValueError`` for any other tokenizer and for one without EOS.
+    Keys: ``encoded_vocab`` (the tokens in order of their ids), ``tokenizer_str`` (the text of
+    ``tokenizer.json``) and ``stop_token_ids`` (the EOS id).
+
+    ``tokenizer`` is a `FastTokenizer` or a fast tokenizer of transformers. Raises ``ValueError``
+    for any other tokenizer, and for a tokenizer without EOS.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -1,9 +1,9 @@
-"""Logits in TensorRT-LLM's form: torch tensors, or a stand-in if torch is not loaded.
+"""Conversion of logits to torch tensors, and a minimal replacement for torch where it is missing.
 
-The stand-in has exactly what the `model.py` of tensorrtllm_backend v0.12 to v0.19 uses. Of a
-tensor: `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and `numpy.array(tensor, dtype)`. Of
-torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze`, and `from_dlpack` and `to_dlpack` of
-`utils.dlpack`.
+The replacement has exactly the names that the `model.py` of tensorrtllm_backend v0.12 to v0.19
+uses. Tensors have `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and conversion by
+`numpy.array(tensor, dtype)`. The module has torch's dtypes, `Tensor`, `from_numpy`, `unsqueeze`,
+and `from_dlpack` and `to_dlpack` in `utils.dlpack`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from numpy.typing import NDArray
 
 
 class Tensor(np.ndarray[Any, Any]):
-    """A numpy array that also acts as a CPU tensor of torch.
+    """A numpy array that can be used as a CPU tensor of torch.
 
-    Its dtypes are numpy's, of which one object each exists: `tensor.dtype is torch.float32` is True
-    with the `torch` made of `TORCH`.
+    Dtypes are numpy's, which exist only once each: `tensor.dtype is torch.float32` works if `torch`
+    is the module that is built from `TORCH`.
     """
 
     def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]
-        """Remove dimension `dim` if it has one element; without `dim` all such dimensions."""
+        """Return a tensor without dimension `dim`, if that has one element.
+
+        With `dim` None, all dimensions of one element are removed.
+        """
         keeps = dim is not None and self.shape[dim] != 1
         return self if keeps else np.squeeze(self.view(np.ndarray), dim).view(Tensor)
 
 
 def as_torch(array: NDArray[np.float32]) -> Any:
-    """Return the array as a torch tensor, or as its stand-in without torch; memory is shared."""
+    """Return the array as a torch tensor, or as a `Tensor` if torch is not loaded.
+
+    The result shares the array's memory.
+    """
     torch = sys.modules.get("torch")
     return from_numpy(array) if torch is None else torch.from_numpy(array)
 
@@ -44,21 +50,20 @@ def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
 
 
 def from_dlpack(capsule: Any) -> Tensor:
-    """Return a tensor in host memory from the capsule of Triton's `to_dlpack`."""
+    """Return the tensor of a capsule from Triton's `to_dlpack`. Its memory must be on the host."""
     return np.from_dlpack(_Capsule(capsule)).view(Tensor)
 
 
 def to_dlpack(tensor: NDArray[Any]) -> Any:
-    """Return a capsule for `from_dlpack` of Triton's tensors, which shares the memory.
+    """Return a capsule for Triton's `Tensor.from_dlpack`, which shares the tensor's memory.
 
-    The capsule must be consumed: the memory is retained until then. numpy makes no capsule of
-    read-only memory, such as a request's, so that is copied.
+    The capsule must be consumed, because only the consumer frees the memory. Read-only memory, such
+    as a request's, is copied: numpy makes no capsules of it.
     """
     array = np.asarray(tensor)
     capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
-    # Triton (2.51) renames a capsule that it takes to a name that numpy's destructor does not know,
-    # which would end the process. The consumer frees the memory, so the capsule needs no
-    # destructor.
+    # Remove the destructor. Triton (2.51) renames a consumed capsule, and numpy's destructor ends
+    # the process if it does not know the name. The consumer frees the memory.
     _set_destructor(capsule, None)
     return capsule
 
@@ -84,7 +89,7 @@ _COMMON = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-# numpy has neither of the last two: these dtypes never occur in an array here.
+# numpy has no bfloat16 and complex32: these placeholders never occur as an array's dtype.
 TORCH: dict[str, Any] = {
     **{name: np.dtype(name) for name in _COMMON},
     "bfloat16": np.dtype([("bfloat16", np.uint16)]),

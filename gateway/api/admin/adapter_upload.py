@@ -1,4 +1,4 @@
-"""Multipart upload of an adapter's files to /v1/adapters."""
+"""Reading of an adapter's files from a multipart upload to /v1/adapters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UPLOAD: Schema = {
 
 
 async def read_upload(request: Request, max_bytes: int) -> FormData:
-    """Read the form and write its files to temporary files as they arrive.
+    """Return the multipart form of a request. Its files are written to temporary files on arrival.
 
     Raises:
         ContentTooLarge: The files exceed `max_bytes`.
@@ -79,15 +79,19 @@ def get_text_field(form: FormData, name: str) -> str:
 
 
 def make_folder() -> Path:
-    """Create a temporary folder for `save_files`; blocks. Raise StoreError if it fails."""
+    """Create a temporary folder for `save_files` and return its path.
+
+    Blocks, so call this function in a thread. Raise StoreError if the folder cannot be created.
+    """
     with store_errors(_TEMPORARY):
         return Path(tempfile.mkdtemp(prefix="adapter-"))
 
 
 def save_files(form: FormData, folder: Path) -> None:
-    """Copy the form's files into `folder`. It blocks, so call it in a thread.
+    """Copy the form's files into `folder`. Blocks, so call this function in a thread.
 
-    Raise InvalidRequest for a file that an adapter does not have, and StoreError if writing fails.
+    Raise InvalidRequest for a file whose name is none of an adapter's file names, and StoreError if
+    writing fails.
     """
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}

@@ -1,4 +1,4 @@
-"""Management of adapters by operators: /v1/adapters.
+"""Endpoints below /v1/adapters, by which operators manage adapters.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -82,7 +82,7 @@ class Adapter(AnswerModel):
 class DeclaredAdapter(AnswerModel):
     """An adapter of the configuration file. `state` is waiting, loaded or failed.
 
-    `error` is the reason of a failure. Failed adapters are retried.
+    `error` is the reason if loading failed. Loading a failed adapter is retried.
     """
 
     name: str
@@ -124,7 +124,8 @@ class AdapterDeleted(AnswerModel):
 class AdapterOfSource(Strict):
     """An adapter to fetch from `source`.
 
-    `source` is an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows.
+    `source` is the absolute path of a folder, or a URL with https://, s3:// or hf://. The setting
+    GATEWAY_ADAPTER_SOURCES must allow the source.
     """
 
     name: str
@@ -166,7 +167,7 @@ async def _add_from_source(request: Request, service: Service, audit: Audit) -> 
         source = parse(wanted.source)
         service.adapter_admin.check(wanted.name, wanted.base)
         async with AsyncExitStack() as stack:
-            # Only fetching is cancelled if the client leaves; adding then runs to its end.
+            # If the client leaves, cancel only the fetching. Adding, once started, runs to its end.
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapter_admin.sources.fetch(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
@@ -221,7 +222,11 @@ async def list_all(service: Admin) -> Adapters:
 
 
 class Rollback(Strict):
-    """The version to serve: 12 to 64 hex digits of its digest; by default the previous one."""
+    """The version to serve.
+
+    `version` is the first 12 to 64 hex digits of the version's digest. Without `version`, the
+    previous version is served.
+    """
 
     version: str | None = None
 
@@ -256,7 +261,8 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     return AdapterVerified(**dict(_build_adapter(service, record)))
 
 
-# A name may have slashes, so these routes come after those with a suffix such as /rollback.
+# An adapter's name may contain slashes, so this route also matches paths with a suffix such as
+# /rollback. Keep it after the routes of such paths: the first matching route is used.
 @router.get(
     "/v1/adapters/{name:path}",
     summary="Get an adapter with its versions.",
@@ -283,9 +289,9 @@ async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
 def audit_change(
     audit: Audit, service: Service, action: str, name: str
 ) -> AbstractContextManager[Action]:
-    """Return the audit log entry of an action on the adapter `name`, as a context manager.
+    """Return a context manager that logs an action on the adapter `name` in the audit log.
 
-    A string that is not a valid name is not logged: it may be a secret pasted by mistake.
+    An invalid name is not logged, as it may be a secret that was pasted by mistake.
     """
     try:
         target = check_name(name)
@@ -296,7 +302,7 @@ def audit_change(
 
 
 def to_audit_state(record: Record) -> State:
-    """Return the state of an adapter for the audit log."""
+    """Return the state of an adapter for an entry of the audit log."""
     return {
         "served": record.version.short_digest,
         "revision": record.revision,

@@ -1,4 +1,6 @@
-"""Management of tenants' keys by operators: /v1/keys, in addition to the configuration file.
+"""Endpoints below /v1/keys, by which operators manage tenants' keys.
+
+These keys exist in addition to the keys of the configuration file.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -63,7 +65,7 @@ class KeyDeleted(AnswerModel):
 
 
 class NewKey(Strict):
-    """A key to create. `expires_in` is in seconds; without it the key never expires."""
+    """A key to create. `expires_in` is in seconds; by default the key never expires."""
 
     tenant: str
     note: Annotated[str, Field(max_length=MAX_NOTE_CHARS, pattern=NOTE_PATTERN)] = ""
@@ -128,12 +130,12 @@ async def list_all(keys: Issued) -> Keys:
     openapi_extra=needs("admin_key"),
 )
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
-    # A string that is not an id is not logged: it may be the key itself.
+    # Do not log a string that is not a key's id: it may be the key itself.
     target = key_id if is_key_id(key_id) else "(not an id)"
     with audit.action("keys.delete", target, _to_audit_state(keys, key_id)) as action:
         try:
             await keys.revoke(key_id)
-        finally:  # after an error, the key may be revoked on this gateway only
+        finally:  # log also after an error: the key may then be revoked on this gateway only
             action.after = _to_audit_state(keys, key_id)
     return KeyDeleted(id=key_id)
 

@@ -1,4 +1,4 @@
-"""vLLM's calls for adapters: /v1/load_lora_adapter and /v1/unload_lora_adapter.
+"""vLLM's endpoints for adapters: /v1/load_lora_adapter and /v1/unload_lora_adapter.
 
 Every call needs ``Authorization: Bearer <admin key>``.
 """
@@ -55,7 +55,10 @@ async def load(
     root: Annotated[Path, Depends(_adapter_root)],
     wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, MAX_JSON_BYTES)],
 ) -> str:
-    """Add an adapter from a folder of this host below GATEWAY_ADAPTER_ROOT, in vLLM's form."""
+    """Add an adapter from a folder of this host.
+
+    The folder must be below GATEWAY_ADAPTER_ROOT. Request and answer are the same as vLLM's.
+    """
     name = wanted.lora_name
     with audit_change(audit, service, "adapters.load", name) as action:
         action.after = to_audit_state(await _load_adapter(service, root, wanted, audit.admin))
@@ -73,7 +76,8 @@ async def _load_adapter(
             param="lora_name",
         )
     folder = root / wanted.lora_path
-    # The same error for a missing folder and one elsewhere, so that no other paths are revealed.
+    # Raise the same error for a missing folder and for a folder outside the root. Different errors
+    # would reveal which paths exist outside.
     if not await run_in_threadpool(is_folder_below, root, folder):
         raise InvalidRequest(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: another writing of the requests and answers of a chat."""
+"""Anthropic's Messages API: another syntax for chat requests and answers."""

@@ -1,4 +1,5 @@
-"""Models of the Messages API's answers, for the OpenAPI document; `answers` writes them."""
+"""Models of the answers of the Messages API, for the OpenAPI document only. `answers` writes the
+real answers."""
 
 from __future__ import annotations
 

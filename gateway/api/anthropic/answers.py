@@ -25,7 +25,8 @@ from gateway.parsers.tools.events import (
     Reasoning,
 )
 
-# Opaque to clients, which return it with the thinking; some drop thinking without a signature.
+# The signature of all thinking blocks. Clients do not interpret the signature, but return it with
+# the thinking. Some clients drop thinking without a signature.
 _SIGNATURE = "unsigned"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -50,8 +51,8 @@ class MessageAnswer:
     ) -> None:
         """Create the writer.
 
-        `max_tokens` is the client's; if the engine's context allowed fewer, reaching the limit is
-        reported as `model_context_window_exceeded`.
+        `max_tokens` is the client's limit. If the engine's context allows fewer tokens, an answer
+        that reaches that limit ends with `model_context_window_exceeded`.
         """
         self._prompt_tokens = batch.prompt_tokens
         # An isolated tenant must not learn which prompts of others are cached.
@@ -141,7 +142,7 @@ class MessageAnswer:
 
 
 class _EventSink:
-    """A `Sink` that writes events; `opening` is sent before the first."""
+    """A `Sink` that writes events. `opening` is written before the first event."""
 
     def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
         self._answer = answer
@@ -211,19 +212,19 @@ def begins_block(event: Event | Reasoning, open_type: str) -> bool:
 class _CallBuffer:
     """A buffer that delays each call until its arguments are complete.
 
-    Only then is it known whether the call is a valid `tool_use`, whose `input` is an object, or
-    plain text; a block that was sent cannot be taken back. Clients wait for the complete input
-    anyway.
+    A call whose arguments are an object becomes a `tool_use` block; any other call becomes plain
+    text. Only the complete arguments show which, and a block that was sent cannot be taken back.
+    Clients wait for the complete input anyway.
     """
 
     def __init__(self) -> None:
         self.called = False
-        """True if the last call is complete."""
+        """True if the last call is complete and valid."""
         self._text = False
         self._start: CallStart | None = None
 
     def take(self, delta: TextDelta) -> list[Event | Reasoning]:
-        """Return the events that are certain after this delta, without empty ones."""
+        """Return the events that are certain after this delta, without empty events."""
         found: list[Event | Reasoning] = []
         for event in (Content(delta.text),) if delta.events is None else delta.events:
             if isinstance(event, CallStart):
@@ -237,7 +238,7 @@ class _CallBuffer:
         return found
 
     def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
-        """Build the events of a call with its complete input, or of its text if it is invalid."""
+        """Build the events of a valid call with its complete input, or an invalid call's text."""
         after_text, self._text = self._text, end.value is None
         self.called = end.value is not None
         if end.value is not None:

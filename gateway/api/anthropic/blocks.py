@@ -44,7 +44,7 @@ class _ToolUse(Lenient):
 
 
 class Unserved(Lenient):
-    """A block that is not text. It is refused with its path, as ignoring it would lose content."""
+    """A block that is not text. Such a block is refused, as ignoring it would lose content."""
 
     type: Literal[
         "image",
@@ -99,7 +99,7 @@ _OWNERS: dict[type[Lenient], str] = {
     _ToolUse: "assistant",
     _ToolResult: "user",
 }
-"""The role that may send each kind of block; other kinds may be sent by any role."""
+"""The role that may send a type of block. Any role may send the other types."""
 
 
 class Message(Lenient):
@@ -110,8 +110,8 @@ class Message(Lenient):
 def join_system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
     """Return the text of a system prompt. Raise UnsupportedParameter for a block that is not text.
 
-    Claude Code begins with a block of facts about the client that differs in each request. It is
-    left out, as otherwise no two requests would share a prefix in the engine's cache.
+    Claude Code begins with a block of facts about the client, which differ in each request. That
+    block is left out: otherwise no two requests would share a prefix in the engine's cache.
     """
     if system is None or isinstance(system, str):
         return system or ""
@@ -142,8 +142,8 @@ def _describe_reference(
 ) -> str:
     if not isinstance(block, _ToolReference):
         return _get_text(block, where)
-    # A client whose MCP server is gone still sends references to its tools. Refusing them would end
-    # the conversation.
+    # Accept references to tools that the request does not have: a client whose MCP server is gone
+    # still sends such references. Refusing them would end the conversation.
     can = "can" if block.tool_name in tools else "cannot"
     return f"The tool {block.tool_name} {can} be called now."
 
@@ -161,9 +161,10 @@ def _get_text(block: _Text | Unserved, where: str) -> str:
 def to_chat_messages(
     system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Convert messages to OpenAI's form, with a message for each tool result and alternating turns.
+    """Convert messages to OpenAI's form. Each tool result becomes a message of its own.
 
-    Consecutive messages of one role are merged, as Anthropic does: many templates refuse them.
+    Consecutive messages of one role are merged, as Anthropic does: many templates refuse two such
+    messages.
 
     Args:
         system: the text of the system prompt.
@@ -172,7 +173,8 @@ def to_chat_messages(
 
     Raises:
         UnsupportedParameter: A block is not text.
-        InvalidRequest: A block belongs to the other role, or a tool result has no call before it.
+        InvalidRequest: A block may not be sent by the message's role, or a tool result has no call
+            before it.
     """
     turns: list[Turn] = []
     calls: set[str] = set()

@@ -1,7 +1,7 @@
 """The answer to `max_tokens: 0`, which fills the prompt cache and has no output.
 
-An engine fills its cache only if it generates, so it generates one token, which is left out. The
-usage log counts that token.
+An engine fills its cache only if it generates a token. So it generates one token, which the answer
+leaves out. The usage log counts that token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CacheFillAnswer(MessageAnswer):
 
 
 class _WithoutOutput:
-    """A `Sink` that passes on only the end of a message."""
+    """A `Sink` that passes only the end of a message to another sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -63,7 +63,7 @@ async def messages(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> PreparedRequest:
-    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    """Return a request that is ready to run. Its body, which may be megabytes, is freed."""
     read = partial(parse, MessagesRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, restore_client_name) as received:
         return await prepare_request(received, received.wanted, render_prompt, _make_answer)
@@ -96,7 +96,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}
-"""The endpoint whose POSTs are answered in front of FastAPI, by path."""
+"""The endpoint whose POST requests are served in front of FastAPI, by path."""
 
 
 def _make_answer(_: Service, wanted: MessagesChat, options: Options, batch: Batch) -> MessageAnswer:

@@ -17,9 +17,9 @@ _TYPES = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""The error type of each status; other statuses only say whose fault it is."""
+"""The error type of each status. For other statuses, the type names only the side at fault."""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
-# Agents recognize this text and shorten the conversation.
+# Agents recognize a message that begins with this text, and shorten the conversation.
 _TOO_LONG = "prompt is too long: "
 
 

@@ -16,7 +16,8 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 MAX_SHOWN_CHARS = 200
 Lifecycle = Literal["active", "deprecated", "retired"]
 
-# Without the header `anthropic-version` any value is accepted, so the document states no types.
+# The OpenAPI document states no types of these parameters: without the header `anthropic-version`,
+# any value is accepted.
 PAGE = [
     describe_parameter("limit", f"With `anthropic-version`: models a page, 1 to {MAX_LIMIT}."),
     describe_parameter("after_id", "With `anthropic-version`: the model in front of the page."),
@@ -26,7 +27,7 @@ PAGE = [
 
 
 class ModelInfo(AnswerModel):
-    """A model. Its prompt and its output share `max_input_tokens`; null if not known."""
+    """A model. Prompt and output together may have `max_input_tokens` tokens; null if unknown."""
 
     type: Literal["model"] = "model"
     id: str
@@ -42,7 +43,7 @@ class ModelInfo(AnswerModel):
 
 
 class ModelPage(AnswerModel):
-    """A page of models. The ids are those of its first and last model, null if it is empty."""
+    """A page of models. `first_id` and `last_id` are null for an empty page."""
 
     data: list[ModelInfo]
     has_more: bool
@@ -69,7 +70,7 @@ def describe(name: str, created: int, *, context: int | None, generates: bool) -
 
 
 def select_page(request: Request, models: Sequence[ModelInfo]) -> ModelPage:
-    """Return the page that the query asks for. Raises InvalidRequest."""
+    """Return the page that the query asks for. Raise InvalidRequest for a wrong parameter."""
     query = request.query_params
     limit = parse_int(request, "limit", minimum=1, maximum=MAX_LIMIT) or DEFAULT_LIMIT
     if not _includes_active([*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]):
@@ -103,7 +104,7 @@ def _find_position(models: Sequence[ModelInfo], param: str, name: str) -> int:
 
 
 def _includes_active(lifecycles: Sequence[str]) -> bool:
-    """Return True if a filter includes active models; all models here are active."""
+    """Return True if a filter by lifecycle includes active models. All models here are active."""
     for value in lifecycles:
         if value not in get_args(Lifecycle):
             raise InvalidRequest(

@@ -42,7 +42,7 @@ _CLIENT_NAMES: dict[str, str] = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
-"""The protocol's names of chat parameters, if they differ."""
+"""Chat parameters and their names in the Messages API, where the two differ."""
 _TAGGED = frozenset({"content", "system"})
 """Fields with lists of blocks, where pydantic adds the block's type to paths."""
 
@@ -81,10 +81,10 @@ class Prompt(Strict):
     output_format: OutputFormat | None = None
     """The name of `output_config.format` in Anthropic's beta."""
     cache_control: dict[str, Any] | None = None
-    # Accepted as hints, as they do not apply to this server.
+    # Accepted without effect and reported as hints, as they do not apply to this server.
     context_management: dict[str, Any] | None = None
     speed: Literal["standard", "fast"] | None = None
-    # Refused unless empty, as it would have an effect.
+    # Refused unless empty, as MCP servers would affect the answer.
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def to_chat(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class MessagesRequest(Prompt):
     fallback_credit_token: Any = None
     service_tier: str | None = None
     diagnostics: dict[str, Any] | None = None
-    # Refused, as they would have an effect.
+    # Refused unless null, as they would affect the answer.
     container: None = None
     inference_geo: None = None
 
@@ -190,14 +190,14 @@ class MessagesChat(ChatCompletionRequest):
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_positions: tuple[int, ...] = ()
-    """Indexes of `tools` in the request."""
+    """The indexes of `tools` in the request's list, which may also contain hosted tools."""
     format_path: str = ""
-    """Path of the format in the request."""
+    """Path of the output format in the request."""
     omit_thinking: bool = False
     without_output: bool = False
 
     def _check_tool_messages(self) -> None:
-        """Skip the check: `blocks` does it and names the block in its error."""
+        """Skip the check: `blocks` checks tool results, and its errors name the block."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format":
@@ -211,8 +211,8 @@ def parse(
 ) -> Parsed[MessagesChat]:
     """Validate a JSON body and convert it to a chat request.
 
-    `strict` refuses hints, and `refuse_unknown` refuses names that are in no table. Raise
-    InvalidRequest or UnsupportedParameter naming the parameter.
+    `strict` refuses parameters without effect, and `refuse_unknown` refuses parameters that no
+    table lists. Raise InvalidRequest or UnsupportedParameter, which name the parameter.
     """
     refuse_unknown = strict or refuse_unknown
     given = sort_fields(
@@ -241,5 +241,5 @@ def parse(
 
 
 def restore_client_name(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the protocol's name of a chat parameter."""
+    """Return the error with a chat's parameter renamed as in the Messages API."""
     return rename_parameters(error, _CLIENT_NAMES)

@@ -18,9 +18,9 @@ _CLIENT_TYPES = (None, "custom")
 
 
 class Tool(Lenient):
-    """A tool that the client runs, or that Anthropic runs or knows by its type.
+    """A tool that the client runs, or a hosted tool, which Anthropic runs or knows by its type.
 
-    Tools of the latter kind may have no name, such as `mcp_toolset`.
+    A hosted tool may have no name, such as `mcp_toolset`.
     """
 
     type: str | None = None
@@ -29,7 +29,7 @@ class Tool(Lenient):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     function: SkipJsonSchema[Any] = None
-    """The field of OpenAI's form of a tool, which is refused."""
+    """A field that only OpenAI's form of a tool has. A tool with this field is refused."""
 
     @property
     def takes_any_field(self) -> bool:
@@ -56,7 +56,7 @@ def select_own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
 
 
 def select_hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
-    """Return the tools that are left out of the prompt."""
+    """Return the hosted tools, which are left out of the prompt."""
     return [
         HostedTool(f"tools.{n}.type", tool.type)
         for n, tool in enumerate(tools)
@@ -96,7 +96,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
     Args:
         choice: the request's tool_choice.
         tools: all tools of the request.
-        own: the names of those that the client runs.
+        own: the names of the tools that the client runs.
     """
     if choice.type == "any" and not own:
         refuse_hosted(select_hosted_tools(tools))
@@ -110,7 +110,7 @@ def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]
 
 
 def to_function(tool: Tool, number: int) -> dict[str, Any]:
-    """Return a tool in the form of chats. Raise InvalidRequest for a missing field."""
+    """Return a tool in the syntax of chats. Raise InvalidRequest for a missing field."""
     for field in ("name", "input_schema"):
         if getattr(tool, field) is None:
             where = f"tools.{number}.{field}"

@@ -1,1 +1,1 @@
-"""Endpoints for consoles: the state of this gateway, its changes, and admins' actions."""
+"""Endpoints for the web consoles: the gateway's state, changes of this state, admins' actions."""

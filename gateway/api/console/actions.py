@@ -1,4 +1,4 @@
-"""Actions of admins at a console: cancel a request, set weights of replicas, drain them."""
+"""Endpoints for admins to cancel requests, and to set weights of replicas or drain replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_JSON_BYTES = 64 * 1024
 
 
 class ReplicaChange(Strict):
-    """A change of a replica. Missing fields stay unchanged."""
+    """A change of a replica's override. A field that is missing or null stays unchanged."""
 
     weight: Annotated[float | None, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)] = None
     drain: bool | None = None
@@ -55,7 +55,7 @@ class RequestCancelled(AnswerModel):
     openapi_extra=needs("admin_key"),
 )
 async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -> RequestCancelled:
-    """Cancel a running request; `request_id` is its key in `requests` of the state."""
+    """Cancel a running request. `request_id` is a key of `requests` in /v1/admin/state."""
     console: Console = request.app.state.console
     with audit.action("requests.cancel", request_id, None):
         if not (console.cancel(request_id) or await console.cancel_on_siblings(request_id)):
@@ -76,7 +76,10 @@ async def change(
     endpoint: Name,
     wanted: Annotated[ReplicaChange, json_body(ReplicaChange, _MAX_JSON_BYTES)],
 ) -> ReplicaChanged:
-    """Override a replica's weight or drain it until the override is deleted; restarts keep it."""
+    """Override the weight of a replica, or drain the replica.
+
+    The override applies until it is deleted, also after a restart of the gateway.
+    """
     _check_known(service, endpoint)
     before = service.overrides.current.get(endpoint, Override())
     override = Override(
@@ -119,7 +122,10 @@ def _check_known(service: Service, endpoint: str) -> None:
 
 
 def _build_replica(service: Service, endpoint: str) -> ReplicaChanged:
-    """Return a replica's current state; for a removed replica, only its override."""
+    """Return the current weight, drain and override of a replica.
+
+    For an endpoint without a replica, the weight is 0 and `drain` is false.
+    """
     override = service.overrides.current.get(endpoint)
     weight, drain = 0.0, False
     for replica in service.replicas:

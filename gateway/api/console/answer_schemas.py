@@ -1,6 +1,7 @@
-"""Models of a console's state, for the OpenAPI document; docs/console-api.md explains it.
+"""Models of the answer of /v1/admin/state, for the OpenAPI document only.
 
-The state is serialized directly, not through these models. Unknown members are left out.
+The state is serialized directly, not through these models. Members whose value is not known are
+left out. docs/console-api.md explains the members.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data for consoles: the part of this worker, and the merged state of all workers."""
+"""Data for the web consoles: this worker's part of the state, and the state of all workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SILENT = "Another worker of this gateway does not answer now; try again."
 
 
 class Console:
-    """The console's data, for one event loop. Nothing is computed without a reader."""
+    """Source of the data that consoles show. Belongs to one event loop.
+
+    The state is only computed while a console reads it.
+    """
 
     def __init__(self, service: Service, worker: Worker | None) -> None:
         self._service = service
@@ -38,19 +41,19 @@ class Console:
         parts = PartBuilder(service, 0 if worker is None else worker.index)
         self._make_full_part = partial(parts.make, complete=True)
         self.part = SharedResult[Part](partial(parts.make, complete=False))
-        """The part of this worker, for the other workers."""
+        """This worker's part of the state, which the other workers request and merge."""
         self.feed = Feed(self._build_state)
         self._readers = 0
-        # Looking up an unknown request asks all workers. So one lookup runs per tenant and a few in
-        # total, and the number of waiting lookups is limited.
+        # Limit concurrent lookups of requests to one per tenant and a few in total, and also limit
+        # the waiting lookups: a lookup sends a request to each of the other workers.
         self._lookup_slots = asyncio.Semaphore(_MAX_CONCURRENT_LOOKUPS)
         self._tenant_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = Counter[str]()
 
     def enter(self) -> None:
-        """Add a reader of events; the caller must call `leave` at the end.
+        """Count a reader of events. The caller must call `leave` when the reader leaves.
 
-        Raise Overloaded above the limit of readers.
+        Raise Overloaded if there are too many readers already.
         """
         if self._readers >= _MAX_READERS:
             raise Overloaded(f"{_MAX_READERS} consoles follow this gateway's events already.")
@@ -60,16 +63,16 @@ class Console:
         self._readers -= 1
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a request of this worker; return False if the id is unknown."""
+        """Cancel a request that this worker serves. Return False if no request has this id."""
         watched = self._service.monitor.requests.find(request_id)
         if watched is not None:
             watched.cancel()
         return watched is not None
 
     async def cancel_on_siblings(self, request_id: str) -> bool:
-        """Cancel a request of another worker, like `cancel`.
+        """Cancel a request that another worker serves. Return False if no request has this id.
 
-        Raise Overloaded if the request was not found and a worker did not answer.
+        Raise Overloaded if the request was not found, but a worker did not answer.
         """
         if not is_request_id(request_id):
             return False
@@ -77,14 +80,18 @@ class Console:
         return _pick_response(await self._ask_all(target, "POST")) is not None
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """Return the facts about a tenant's own request on this worker; None if unknown."""
+        """Return the state of a tenant's request on this worker, as members of the JSON answer.
+
+        Return None if the tenant has no request with this id here.
+        """
         found = self._service.monitor.requests.find_by_client_id(tenant, request_id)
         return None if found is None else _to_tenant_facts(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """Find a request on all workers, like `find`.
+        """Return the state of a tenant's request on any worker, like `find`.
 
-        Raise Overloaded if a worker does not answer or too many lookups wait.
+        Raise Overloaded if the request was not found but a worker did not answer, or if too many
+        lookups of the tenant wait.
         """
         if not is_request_id(request_id):
             return None
@@ -116,7 +123,8 @@ class Console:
 def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse | None:
     """Return the successful response of a worker; None if all workers answered 404.
 
-    Raise Overloaded if all others failed and one did not answer, as that one may have the request.
+    Raise Overloaded if there is no success and a worker did not answer or failed: that worker may
+    have the request.
     """
     for each in responses:
         if each is not None and each.status == 200:
@@ -127,7 +135,10 @@ def _pick_response(responses: Sequence[WorkerResponse | None]) -> WorkerResponse
 
 
 def _to_tenant_facts(found: WatchedRequest | RequestSummary) -> dict[str, Any]:
-    """Return the facts that a tenant may see, without operators' data such as the replica."""
+    """Return the facts about a request that its tenant may see, as members of the JSON answer.
+
+    Data for operators, such as the replica, is left out.
+    """
     if isinstance(found, WatchedRequest):
         facts = found.facts()
     else:

@@ -1,4 +1,4 @@
-"""GET /v1/admin/state and /v1/admin/events: a console's state and its changes."""
+"""GET /v1/admin/state and /v1/admin/events: the gateway's state and a stream of its changes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ async def events(request: Request, service: Admin, _: Auditor) -> Response:
 
 
 class _EventFeed(Response):
-    """A stream of state changes.
+    """A response with an endless stream of state changes.
 
-    It ends when the client leaves, its key is no longer an admin's, or the gateway shuts down.
+    The stream ends when the client leaves, when its key is no longer an admin's key, or when the
+    gateway shuts down.
     """
 
     def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:

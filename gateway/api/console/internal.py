@@ -1,4 +1,7 @@
-"""Internal endpoints between workers of one gateway, for consoles; other clients get 404."""
+"""Internal endpoints that the workers of one gateway call to collect data for consoles.
+
+Other clients get 404.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""GET / and /operators, the console's pages, and GET /web/{path}, their files.
+"""GET / and /operators, the pages of the web consoles, and GET /web/{path}, files of these pages.
 
-The files contain no data and need no key: the pages call this API with the user's key.
+Pages and files are served without a key, as they contain no data. The pages call the API with the
+user's key.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # The browser refuses to turn text into HTML, scripts or script URLs.
+        # Make the browser refuse to convert strings to HTML, scripts or script URLs (no XSS).
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     )
 )
 _HEADERS = {
-    # All modules of a page must be of one release, so browsers revalidate each (mostly 304).
+    # Make browsers revalidate each file, mostly with the answer 304: a page would fail with cached
+    # modules of an older release.
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -49,7 +51,7 @@ _GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[0
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """Return the playground; on a separate port for admins, the operators' page."""
+    """Return the playground, or on a separate port for admins, the operators' page."""
     port = request.app.state.admin_port
     alone = port is not None and is_for_admins(request)
     return _build_response(request, _OPERATORS if alone else _PLAYGROUND)
@@ -64,7 +66,7 @@ async def operators_page(request: Request) -> Response:
 
 @router.get("/web/{path:path}", include_in_schema=False)
 async def web_file(request: Request, path: str) -> Response:
-    if path.endswith(".html"):  # pages have their own paths
+    if path.endswith(".html"):  # pages are served at / and /operators only
         raise UnknownUrl(request.method, request.url.path)
     return _build_response(request, path)
 
@@ -84,6 +86,9 @@ def _build_response(request: Request, name: str) -> Response:
 
 
 def _is_cached(file: WebFile, tags: str) -> bool:
-    """Return True if the client has the file, by weak comparison (RFC 9110, 13.1.2)."""
+    """Return True if the client has the current version of the file.
+
+    `tags` is the header `if-none-match`. Entity tags are compared weakly (RFC 9110, 13.1.2).
+    """
     wanted = file.etag.removeprefix("W/")
     return any(tag.strip().removeprefix("W/") in (wanted, "*") for tag in tags.split(","))

@@ -1,6 +1,6 @@
-"""GET /v1/requests/{id}: the state of a request, for its own key.
+"""GET /v1/requests/{id}: the state of a request, for the tenant that sent the request.
 
-A client that aborted a request can see here when the engine has stopped working on it.
+A client that aborted a request can see here when the engine has stopped working on that request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ router = ApiRouter()
 
 
 class RequestSeen(Described):
-    """A running or ended request. Unknown members are left out."""
+    """A request that runs or has ended. Members whose value is not known are left out."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
     object: Literal["request"] = "request"

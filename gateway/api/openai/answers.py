@@ -1,6 +1,6 @@
-"""Conversion of text deltas to OpenAI's objects: SSE frames, or one JSON body.
+"""Conversion of text deltas to OpenAI's answers: SSE frames, or one JSON body.
 
-Only this step differs between streaming and non-streaming requests.
+All steps before this conversion are the same for streaming and non-streaming requests.
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reas
 def _select_likeliest(
     choices: list[list[TextDelta]], of: int, num_returned: int
 ) -> list[list[TextDelta]]:
-    """Return, of each group of `of` choices, those with the highest log probability per token."""
+    """Return the likeliest choices of each prompt, for `best_of`.
+
+    Args:
+        choices: the deltas of each choice, prompt by prompt.
+        of: the number of choices of a prompt.
+        num_returned: the number of choices to return for each prompt. These are the choices with
+            the highest mean log probability of a token.
+    """
 
     def mean(deltas: list[TextDelta]) -> float:
-        # Skip an echoed prompt, whose delta has 0 tokens: it is the same for all choices.
+        # Skip the delta of an echoed prompt, recognized by its 0 tokens: all choices have the same.
         own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
         values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
@@ -47,7 +54,7 @@ def _select_likeliest(
 
 
 def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
-    """Build a chat message from its events, without `tool_calls` if there are no calls."""
+    """Build the `message` of a chat choice from the choice's events."""
     content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
@@ -73,24 +80,31 @@ def _build_message(events: Sequence[ChatEvent]) -> dict[str, Any]:
 
 
 def build_continued(last: TextDelta) -> dict[str, bool]:
-    """Return the member that marks a choice sampled by two replicas; empty for other choices."""
+    """Return the member `continued` of a choice, or an empty dict.
+
+    The member marks a choice that one replica began and another continued with a different seed.
+    """
     return {"continued": True} if last.continued else {}
 
 
 class Body(Protocol):
-    """A writable response body."""
+    """A response body that can be written to."""
 
     def write(self, data: bytes) -> bool:
         """Write data; return False if `drain` should be awaited before the next write."""
 
     async def drain(self, by: float | None = None) -> None:
-        """Wait until more can be written. Raise TimeoutError like `Sink.drain`."""
+        """Wait until more can be written.
+
+        Raise TimeoutError if the wait lasts until `by`, a time of the event loop.
+        """
 
 
 class _FrameSink:
-    """A `Sink` that writes SSE frames.
+    """A `Sink` that writes deltas to a response body as SSE frames.
 
-    The frames of a choice are created at its first delta, when the answering model is known.
+    The frame encoder of a choice is created at the choice's first delta. Only then is it known
+    which model answers, and so which fingerprint to write.
     """
 
     def __init__(self, answer: OpenAIAnswer, body: Body, choices: int, usage: UsageFrames) -> None:
@@ -117,7 +131,7 @@ class _FrameSink:
 
 
 class DeltaCollector:
-    """A `Sink` that collects the deltas of each choice."""
+    """A `Sink` that collects the deltas of each choice in `received`, for a complete response."""
 
     def __init__(self, choices: int) -> None:
         self.received: list[list[TextDelta]] = [[] for _ in range(choices)]
@@ -131,10 +145,10 @@ class DeltaCollector:
 
 
 class OpenAIAnswer:
-    """Writer of the answer to a chat or completion request; `model` is the name in the request.
+    """Writer of the answer to a chat or completion request.
 
-    Choices are numbered in the order of `generations`, prompt by prompt. The tokens of a prompt
-    count once for all its choices.
+    Choices are numbered in the order of `batch.generations`: first all choices of the first prompt.
+    `usage` counts the tokens of a prompt once, not for each of its choices.
     """
 
     def __init__(
@@ -152,14 +166,15 @@ class OpenAIAnswer:
         """Create the writer.
 
         Args:
-            kind: chat or completion.
-            model: the model name in the request.
+            kind: the endpoint, chat or completion.
+            model: the model name in the request, which the answer repeats.
             batch: the generations of the request.
-            logprobs: formats log probabilities; None if they were not asked for.
-            prompt_logprobs: formats those of a prompt; None if they were not asked for.
+            logprobs: function that formats log probabilities; None to include none.
+            prompt_logprobs: function that formats the log probabilities of a prompt; None to
+                include none.
             token_ids: include the token ids of prompts and choices.
             echo: text at the beginning of a chat's message.
-            custom: names of custom tools.
+            custom: the names of the request's custom tools.
         """
         self._custom = custom
         self._kind = kind
@@ -178,7 +193,8 @@ class OpenAIAnswer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        # An isolated tenant must not learn which prompts of others are cached.
+        # Do not report cached tokens to an isolated tenant: the number would show whether another
+        # tenant sent the same prompt.
         self._reports_cached = not batch.caller.isolated_cache
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
@@ -186,12 +202,12 @@ class OpenAIAnswer:
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
-        """Return a sink that writes SSE frames of all choices, then usage if asked for."""
+        """Return a sink that writes SSE frames to `body`; `usage` says which frames carry usage."""
         self._counts = [0] * self._choices if usage == "each" else []
         return _FrameSink(self, body, self._choices, usage)
 
     def make_frames(self, index: int, usage: UsageFrames) -> Frames:
-        """Create the frame encoder of one choice."""
+        """Return a frame encoder for the choice `index`."""
         ids = self._prompt_ids
         kind: Callable[..., Frames] = Frames
         if usage == "each":
@@ -207,7 +223,7 @@ class OpenAIAnswer:
         )
 
     def build_usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
-        """Build the final usage frame; empty if the client did not ask for usage."""
+        """Return the frame with the usage of all choices; empty if `usage` is `none`."""
         if usage == "none":
             return b""
         total = orjson.dumps(self._build_usage(finished))
@@ -215,10 +231,14 @@ class OpenAIAnswer:
         return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
 
     def build_complete(self, received: list[list[TextDelta]], *, num_returned: int | None) -> bytes:
-        """Build the complete answer as JSON, with the likeliest `num_returned` choices per prompt.
+        """Return the complete answer as JSON.
 
-        `received` are the deltas of each choice. Usage counts all generated choices, also those
-        left out, as OpenAI does.
+        Usage counts all generated choices, as OpenAI does, even if not all of them are returned.
+
+        Args:
+            received: the deltas of each choice.
+            num_returned: return only this number of choices per prompt, the likeliest; None for
+                all.
         """
         usage = self._build_usage([own[-1] for own in received])
         if num_returned is not None:
@@ -266,9 +286,9 @@ class OpenAIAnswer:
         return choice | build_continued(deltas[-1])
 
     def _build_prompt_fields(self, prompt: int) -> dict[str, Any]:
-        """Build vLLM's members about a prompt: token ids and log probabilities.
+        """Return the members for the token ids and log probabilities of a prompt, as at vLLM.
 
-        They stand beside the choices of a chat, and within those of a completion.
+        A chat has these members beside `choices`, a completion has them within each choice.
         """
         fields: dict[str, Any] = {}
         if self._prompt_ids is not None:
@@ -278,9 +298,10 @@ class OpenAIAnswer:
         return fields
 
     def _build_head(self, object_name: str, choice: int = 0) -> bytes:
-        """Encode the first members of the object, without the closing brace.
+        """Return the first members of the answer or chunk as JSON, without the closing brace.
 
-        `choice` is the choice whose model gives the fingerprint.
+        `choice` is the index of a choice: the member `system_fingerprint` is the fingerprint of the
+        model that answers this choice.
         """
         head = {
             "id": self._id,

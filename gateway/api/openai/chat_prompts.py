@@ -1,4 +1,4 @@
-"""Prompts of chats and completions, and the form for parsing their answers."""
+"""Prompts of chat and completion requests, with the `MessageForm` for parsing the answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from gateway.pipeline.fit import Prompt
 from gateway.tokenization.chat_format import ChatFormat
 
 PromptsAndForm = tuple[Sequence[Prompt], MessageForm | None]
-"""The prompts of a request, and the form for parsing the answer; None for plain text."""
+"""The prompts of a request, and the form for parsing the answers; None for plain text answers."""
 
 
 def get_prompts(wanted: CompletionRequest, _: ChatFormat) -> PromptsAndForm:
-    """Return a completion's prompts, whose answers are plain text."""
+    """Return the prompts of a completion request, and None: the answers are plain text."""
     return wanted.prompts, None
 
 
 def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndForm:
-    """Render a chat by its template, with the form for parsing the answer.
+    """Return the prompt that the chat template renders, and the form for parsing the answer.
 
-    Raise InvalidRequest if the template refuses the messages, or tools cannot be parsed.
+    Raise InvalidRequest if the template refuses the messages, and UnsupportedParameter if calls of
+    the offered tools could not be parsed from the answer.
     """
     ids = TemplateIds(chat.tool_form)
     messages = [message.to_template(ids) for message in wanted.messages]
@@ -37,7 +38,8 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
     # A guide applies from the first token on, so the answer cannot begin with reasoning.
     guided = wanted.build_guide()[0] is not None
     tools = wanted.offered_tools
-    # Keep the tools with `tool_choice: none`: the prompt then shares the cached prefix of `auto`.
+    # With `tool_choice: none`, keep the tools in the prompt unless the settings exclude them. The
+    # prompt then has the same prefix as with `auto`, which may be in the engine's KV cache.
     if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
         tools = None
     prompt = chat.render(
@@ -54,7 +56,7 @@ def render_chat(wanted: ChatCompletionRequest, chat: ChatFormat) -> PromptsAndFo
 def _make_message_form(
     chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
-    """Return the form for parsing the answer; None for plain text."""
+    """Return the form for parsing the answer; None if the answer is plain text."""
     tools = None
     guided_calls = wanted.forced_call or wanted.either
     if wanted.allows_calls:
@@ -66,7 +68,7 @@ def _make_message_form(
                 param="tools",
             )
         if guided and guided_calls is None:
-            tools = None  # text in a required format is an answer, even if it resembles a call
+            tools = None  # parse no calls: all text is in the required format
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
@@ -74,8 +76,8 @@ def _make_message_form(
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
     # The form is held in memory during the generation, so store only the schemas that are needed.
-    # Tools that are not offered are not bounded by the prompt limit. Guided calls are JSON and need
-    # no schemas for the types of their arguments.
+    # Schemas of tools outside the prompt may be large: the prompt limit does not bound them. Guided
+    # calls need no schemas, as their arguments are JSON and so have types.
     typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,

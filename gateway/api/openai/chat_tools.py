@@ -1,4 +1,4 @@
-"""Tools and tool choices of chats as OpenAI defines them."""
+"""Models of the `tools` and `tool_choice` of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ChatGrammarFormat(Lenient):
 CustomFormat = Annotated[
     Annotated[TextFormat, Tag("[text]")] | Annotated[ChatGrammarFormat, Tag("[grammar]")], BY_FORMAT
 ]
-"""The format of a custom tool's input: any text, or one that a grammar describes."""
+"""The format of a custom tool's input: any text, or text that matches a grammar."""
 
 
 class CustomDefinition(Lenient):
@@ -54,7 +54,10 @@ class CustomDefinition(Lenient):
 
 
 class ChatCustomTool(Lenient):
-    """A tool whose argument is one text. Templates and guides know it as `function`."""
+    """A custom tool, whose only argument is a text.
+
+    Chat templates and guides use `function` instead, a function with one string parameter.
+    """
 
     type: Literal["custom"]
     custom: CustomDefinition

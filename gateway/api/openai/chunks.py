@@ -1,7 +1,7 @@
-"""Chunks of a streamed choice, encoded as SSE frames.
+"""Encoding of a streamed choice as SSE frames, each with one chunk object.
 
-A frame is prefix + JSON string + suffix. Prefix and suffix are prepared once per request, so a
-frame takes 0.1 us; building a model object would take 5 us.
+A frame is prefix + JSON string + suffix. The prefix and the suffix are prepared once per request,
+so encoding a frame takes 0.1 us. Serializing a pydantic model for each frame would take 5 us.
 
 See decision 053 in docs/decisions.
 """
@@ -22,11 +22,11 @@ from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
 UsageFrames = Literal["none", "last", "each"]
-"""Frames of a stream that carry usage. With `last`, all other frames have `"usage": null`."""
+"""The frames that carry usage. With `last`, all frames before the last have `"usage": null`."""
 Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
-"""Formats log probabilities as the endpoint defines."""
+"""Function that returns the `logprobs` member for these tokens, in the endpoint's form."""
 PromptLogprobs = Callable[[list[TokenLogprob]], list[dict[str, Any] | None]]
-"""Formats the log probabilities of a prompt."""
+"""Function that returns the `prompt_logprobs` member for the tokens of a prompt."""
 
 _NO_LOGPROBS = b',"logprobs":null'
 _NULL_USAGE = b',"usage":null'
@@ -35,7 +35,16 @@ _END = b"}\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The bytes that differ between chat and completion objects; `%s` stands for a JSON string."""
+    """The parts of answers and chunks that differ between chats and completions.
+
+    Attributes:
+        id_prefix: the beginning of an answer's `id`.
+        object: the member `object` of a complete answer.
+        chunk_object: the member `object` of a chunk.
+        opening: the choice's member in the first chunk; None for no such chunk.
+        text: the choice's member in a chunk with text; `%s` stands for the text as JSON string.
+        closing: the choice's member in the chunk with the finish reason.
+    """
 
     id_prefix: str
     object: str
@@ -66,7 +75,7 @@ SHAPES: dict[Kind, Shape] = {
 
 
 class Frames:
-    """Frame encoder of one choice, with the fixed bytes around its text."""
+    """Encoder of the deltas of one choice as SSE frames."""
 
     def __init__(
         self,
@@ -82,14 +91,14 @@ class Frames:
         """Create the encoder.
 
         Args:
-            shape: the bytes of chats or completions.
-            head: the object's first members, without the closing brace.
-            index: the choice's number.
+            shape: the parts that are specific to chats or to completions.
+            head: the first members of each chunk as JSON, without the closing brace.
+            index: the index of the choice.
             usage: the frames that carry usage.
-            logprobs: formats log probabilities; None to send null.
-            prompt_ids: sent with the first frame. Each frame then has its own token ids; None to
-                send no ids.
-            custom: names of custom tools.
+            logprobs: function that formats log probabilities; None to send null.
+            prompt_ids: the prompt's token ids, to send with the first frame. Each frame then also
+                has the token ids of its text. None to send no token ids.
+            custom: the names of the request's custom tools.
         """
         self._custom = CustomCalls(custom)
         self._logprobs = logprobs
@@ -109,7 +118,8 @@ class Frames:
         if shape.opening:
             self._opening = before + shape.opening + _NO_LOGPROBS + self._after
         if prompt_ids is not None:
-            # As vLLM does: in a completion's choice, but beside the choices of a chat.
+            # Write the ids where vLLM does: in the choice of a completion, beside `choices` in a
+            # chat.
             ids_member = b'"prompt_token_ids":' + orjson.dumps(prompt_ids)
             if shape.opening is None:
                 self._opening = before + ids_member + b"," + shape.closing
@@ -118,7 +128,11 @@ class Frames:
             self._opening += _NO_LOGPROBS + self._after
 
     def encode(self, delta: TextDelta) -> bytes:
-        """Encode a delta: the role once, text if any, and the finish reason in its own frame."""
+        """Return the SSE frames for a delta; empty if there is nothing to send.
+
+        The opening frame precedes the first text; in chats it has the role. The finish reason has a
+        frame of its own.
+        """
         frames = self._opening
         if frames:
             self._opening = b""
@@ -143,7 +157,7 @@ class Frames:
 
     @property
     def _before(self) -> bytes:
-        """The beginning of every frame, a part of `_text_before` to save memory per stream."""
+        """The beginning of every frame, cut from `_text_before` to save memory per stream."""
         return self._text_before[: self._before_bytes]
 
     def _encode_event(self, event: ChatEvent) -> bytes:
@@ -151,9 +165,10 @@ class Frames:
         return self._before + b'"delta":' + delta + self._take_token_members() + self._after
 
     def _take_token_members(self) -> bytes:
-        """Return and reset the ids and log probabilities of the tokens since the last frame.
+        """Return the members for the tokens since the last frame: ids and log probabilities.
 
-        Text may come later than its tokens.
+        Each token is returned once. Tokens are collected in between, as the text of a token may
+        come in a later delta than the token.
         """
         ids = b""
         if self._ids:
@@ -167,10 +182,11 @@ class Frames:
 
 @lru_cache(maxsize=8)
 def _split_template(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the fixed parts of frames with text.
+    """Return the fixed bytes of a frame with text.
 
-    These are the bytes before the text, after the text, and at the frame's end, and the bytes from
-    the text to the end of a frame without log probabilities.
+    Returns:
+        The bytes between the frame's prefix and the text, the bytes directly after the text, the
+        bytes at the frame's end, and all bytes after the text in a frame without log probabilities.
     """
     before, after = text.split(b"%s")
     end = b',"finish_reason":null}]' + usage + _END
@@ -178,10 +194,14 @@ def _split_template(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, byt
 
 
 class CountingFrames(Frames):
-    """Frame encoder that adds the usage of all choices so far (vLLM's `continuous_usage_stats`)."""
+    """Frame encoder that adds the current usage to each frame (vLLM's `continuous_usage_stats`)."""
 
     def __init__(self, *, prompt_tokens: int, counts: list[int], index: int, **more: Any) -> None:
-        """Create the encoder; `counts`, shared by all choices, has the tokens of each so far."""
+        """Create the encoder.
+
+        `counts` is a list that the encoders of all choices share: for each choice, the number of
+        tokens generated so far. `more` are the other arguments of `Frames`.
+        """
         super().__init__(index=index, **more)
         self._prompt_tokens, self._counts, self._index = prompt_tokens, counts, index
 
@@ -189,13 +209,17 @@ class CountingFrames(Frames):
         self._counts[self._index] = delta.tokens
         completion = sum(self._counts)
         usage = build_usage(self._prompt_tokens, completion)
-        # These bytes only match the end of a frame, as line feeds in JSON strings are escaped.
+        # `replace` below finds the ends of frames only: JSON strings have no unescaped line feeds.
         usage_end = b',"usage":' + orjson.dumps(usage) + _END
         return super().encode(delta).replace(_NULL_USAGE + _END, usage_end)
 
 
 def _build_event_delta(event: ChatEvent) -> dict[str, Any]:
-    """Build a chunk's `delta`; a call's id, type and name come once, as clients concatenate."""
+    """Return the `delta` of a chunk for an event.
+
+    The id, type and name of a call are sent only at its start: clients concatenate the strings of
+    all chunks.
+    """
     if isinstance(event, Content):
         return {"content": event.text}
     if isinstance(event, Reasoning):

@@ -1,4 +1,8 @@
-"""Calls of custom tools in chats: the arguments are collected and sent as one input."""
+"""Conversion of function calls to calls of custom tools in the answers of chats.
+
+The model writes a custom tool's call as a function call with JSON arguments. The input in these
+arguments is sent to the client at the end of the call.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from gateway.parsers.tools.events import CallArguments, CallEnd, CallStart, Even
 
 @dataclass(frozen=True, slots=True)
 class CustomStart:
-    """A call of a custom tool begins."""
+    """The beginning of a call of a custom tool. `index` counts the calls of the choice from 0."""
 
     index: int
     name: str
@@ -21,7 +25,7 @@ class CustomStart:
 
 @dataclass(frozen=True, slots=True)
 class CustomInput:
-    """The complete input of the call `index`."""
+    """The input of the custom tool's call `index`, complete unless the call was cut."""
 
     index: int
     text: str
@@ -31,7 +35,7 @@ ChatEvent = Event | Reasoning | CustomStart | CustomInput
 
 
 class CustomCalls:
-    """Rewrites the events of one choice; `names` are those of custom tools."""
+    """Converter of the events of one choice; `names` are the names of the custom tools."""
 
     __slots__ = ("_index", "_names")
 
@@ -40,7 +44,10 @@ class CustomCalls:
         self._index = -1
 
     def rewrite(self, events: Iterable[MessageEvent]) -> list[ChatEvent]:
-        """Return the events with inputs instead of arguments, and without the ends of calls."""
+        """Return the next events of the choice, with calls of custom tools converted.
+
+        `CallEnd` events are removed for all calls.
+        """
         found: list[ChatEvent] = []
         for event in events:
             if isinstance(event, CallStart) and event.name in self._names:

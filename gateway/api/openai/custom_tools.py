@@ -1,4 +1,8 @@
-"""Custom tools, whose argument is one text: functions with one string parameter to the model."""
+"""Conversion between custom tools and functions.
+
+A custom tool has a text as its only argument. The model is offered a function with one string
+parameter instead.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,14 @@ PARAMETERS: dict[str, Any] = {
     "required": [_INPUT],
     "additionalProperties": False,
 }
-"""The JSON schema of that function's arguments."""
+"""The JSON schema of the function's arguments, the same for all custom tools."""
 
 
 def describe(description: str | None, syntax: str | None, grammar: str | None) -> str | None:
-    """Return the function's description, which ends with the grammar if the tool has one."""
+    """Return the function's description: the tool's description, followed by the tool's grammar.
+
+    Each part is left out if it is missing. Return None if both are missing.
+    """
     texts = [description] if description else []
     if grammar is not None:
         texts.append(f"The {_INPUT} must match this grammar ({syntax}):\n{grammar}")
@@ -26,14 +33,15 @@ def describe(description: str | None, syntax: str | None, grammar: str | None) -
 
 
 def input_to_arguments(text: str) -> str:
-    """Return the function's arguments as JSON."""
+    """Return the function's arguments, as JSON text, for an input of the custom tool."""
     return orjson.dumps({_INPUT: text}).decode()
 
 
 def arguments_to_input(arguments: str) -> str:
-    """Return the tool's input, or its beginning if the call was cut.
+    """Return the custom tool's input, from the function's arguments as JSON text.
 
-    Some models write the input itself instead of arguments: that text is returned unchanged.
+    For truncated arguments, return the beginning of the input. Some models write the input itself
+    instead of JSON arguments: return such a text unchanged.
     """
     try:
         found = from_json(arguments, allow_partial="trailing-strings")

@@ -44,9 +44,10 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 def _describe_answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
-    """Describe the answers of a generation endpoint for OpenAPI; for a stream, describe one event.
+    """Return the OpenAPI description of a generation endpoint's answers, for the route decorator.
 
-    An error after the first event comes as an event, as the status was sent already.
+    `answer` is the model of a complete answer, `chunk` the model of a streamed event. An event may
+    also be an error: after the first event, the status 200 was sent already.
     """
     data: Schema = {
         "type": "string",
@@ -90,13 +91,17 @@ HOT: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
 }
-"""The endpoints whose POSTs are answered in front of FastAPI, by path."""
+"""Handlers of the POST requests that are answered without FastAPI's routing, by path."""
 
 
 async def _prepare(
     request: Request, kind: type[R], prompts: Callable[[R, ChatFormat], PromptsAndForm]
 ) -> PreparedRequest:
-    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    """Parse and prepare a request.
+
+    The result does not refer to the parsed body. So the body, which may be megabytes, is freed
+    before the generation.
+    """
     read = partial(parse, kind, **get_rules(service_of(request.scope).settings))
     async with receive(request, read) as received:
         return await prepare_request(received, received.wanted, prompts, _make_answer)

@@ -1,4 +1,4 @@
-"""The format that an answer must match, as OpenAI and other servers write it."""
+"""Models of `response_format` and `structured_outputs`, in the forms of OpenAI and others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class JsonSchema(Strict):
 
 
 def _wrap_schema(value: Any) -> Any:
-    """Convert a `json_schema` that is itself a schema (trtllm-serve's form) to OpenAI's form."""
+    """Return a `json_schema` in OpenAI's form, which has the JSON schema in its member `schema`.
+
+    In trtllm-serve's form, `json_schema` is the JSON schema itself.
+    """
     if not isinstance(value, dict) or "schema" in value:
         return value
     return {"schema": value} if value.keys() - {"name", "description", "strict"} else value
@@ -39,8 +42,9 @@ NoStructuralTag = Annotated[Any, AfterValidator(_check_structural_tag)]
 class ResponseFormat(Strict):
     """The format that the answer must match.
 
-    OpenAI has `text`, `json_object` and `json_schema`. Other servers have a schema beside the type,
-    `json` for `json_object`, regular expressions, grammars and structural tags.
+    OpenAI defines the types `text`, `json_object` and `json_schema`. Other servers add regular
+    expressions, grammars, structural tags and `json` (the same as `json_object`), and have the
+    schema beside `type`.
     """
 
     type: Literal[
@@ -81,11 +85,11 @@ _FORMAT_FIELDS = {
     "regex": ("regex",),
     "grammar": ("grammar", "ebnf"),
 }
-"""The types of a `response_format` that its fields belong to."""
+"""The types of a `response_format` that may have a field, by the field's name."""
 
 
 class StructuredOutputs(Strict):
-    """vLLM's extension; exactly one of its fields is set."""
+    """vLLM's parameter `structured_outputs`. Exactly one field must be set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None

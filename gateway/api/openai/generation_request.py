@@ -1,7 +1,7 @@
-"""The common fields of chat and completion requests, and their conversion to options.
+"""The fields that chat and completion requests have in common, and their conversion to `Options`.
 
-Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). Types are strict: a
-number in quotes is an error, as at OpenAI.
+Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). As at OpenAI, types
+are strict: a number in quotes is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gateway.generation.options import (
 )
 from gateway.parsers.message import MessageForm
 
-# Penalties, with the values that have no effect.
+# For each penalty, the value that has no effect.
 _NEUTRAL_PENALTIES: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
@@ -56,12 +56,15 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-    # Volcengine's name for `continuous_usage_stats`; it needs no `include_usage`.
+    # Volcengine's name for `continuous_usage_stats`. `include_usage` need not be set with it.
     chunk_include_usage: bool | None = None
 
 
 class GenerationRequest(Strict):
-    """Fields of both endpoints, with the extensions of vLLM clients (`top_k` -1 is off)."""
+    """Base of chat and completion requests, with vLLM's extensions of OpenAI's parameters.
+
+    `top_k` -1 and 0 mean no limit.
+    """
 
     model: str
     max_tokens: JsonInt | None = Field(None, ge=1, json_schema_extra=allow_unset("max_tokens"))
@@ -98,7 +101,7 @@ class GenerationRequest(Strict):
 
     @property
     def num_alternatives(self) -> int | None:
-        """Number of alternatives to report with each token; None for no log probabilities."""
+        """Number of alternatives to report for each token; None for no log probabilities at all."""
         return None
 
     @property
@@ -113,12 +116,12 @@ class GenerationRequest(Strict):
 
     @property
     def num_returned(self) -> int | None:
-        """Number of each prompt's likeliest choices to return; None for all."""
+        """Number of choices to return for each prompt, the likeliest; None for all choices."""
         return None
 
     @property
     def echo_text(self) -> str:
-        """Text at the beginning of a chat's message."""
+        """Text that a chat's answer repeats at its beginning; empty for none."""
         return ""
 
     @property
@@ -143,12 +146,14 @@ class GenerationRequest(Strict):
         message: MessageForm | None = None,
         caller: Caller = DEFAULT_CALLER,
     ) -> Options:
-        """Build the options, with OpenAI's defaults: temperature 1, top_p 1, a random seed.
+        """Return the request as `Options`.
+
+        Missing parameters get OpenAI's defaults: temperature 1, top_p 1, a random seed.
 
         Args:
             lora: the adapter that serves the request.
-            message: the form for parsing the answer; None for plain text.
-            caller: facts about the tenant and the request.
+            message: the form for parsing the answer; None if the answer is plain text.
+            caller: the tenant, its priority and limits.
 
         Raises:
             InvalidRequest: Parameters contradict each other, or a format is malformed.
@@ -172,7 +177,8 @@ class GenerationRequest(Strict):
             stop=tuple(stop),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            # Bills include cached tokens even if the answer does not.
+            # The tenant's bill includes the number of cached tokens, so ask the engine for this
+            # number even if the answer does not report it.
             usage=not self.stream or self.include_usage or caller.billed,
             logprobs=self.num_alternatives,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
@@ -191,7 +197,7 @@ class GenerationRequest(Strict):
             bad_words=tuple(self.bad_words or ()),
             truncate_prompt=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            # As at vLLM, a stream may send 0, and gets no log probabilities.
+            # As at vLLM, a stream may have `prompt_logprobs: 0`, without effect.
             prompt_logprobs=None if self.stream else self.prompt_logprobs,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
@@ -225,7 +231,10 @@ class GenerationRequest(Strict):
         )
 
     def _parse_bias(self) -> tuple[tuple[int, float], ...]:
-        """Return the token ids and biases; ids are strings, as they are keys of a JSON object."""
+        """Return `logit_bias` as (token id, bias) pairs.
+
+        Raise InvalidRequest for a key that is not a token id.
+        """
         bias = self.logit_bias or {}
         if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key)]:
             raise InvalidRequest(
@@ -235,7 +244,11 @@ class GenerationRequest(Strict):
         return tuple((int(key), value) for key, value in bias.items())
 
     def build_guide(self) -> tuple[Guide | None, str | None]:
-        """Build the guide that the answer must match, with the name of its parameter."""
+        """Return the guide that the answer must match, and the name of the guide's parameter.
+
+        Both are None for a free answer. Raise InvalidRequest for a malformed format, and for two
+        parameters that exclude each other.
+        """
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
             guide = build_format_guide(self.response_format, self.describe_path)
@@ -250,13 +263,16 @@ class GenerationRequest(Strict):
         return found[0] if found else (None, None)
 
     def describe_path(self, path: str) -> str:
-        """Return the protocol's name for the path of a schema in a chat's request."""
+        """Convert the path of a field of the chat request to the path in the client's protocol."""
         return path
 
     def build_guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        """Build the parts of a guide that combines several, with their parameters."""
+        """Return the parts of the guide if it combines several, each with its parameter's name.
+
+        The parts are compiled alone to find out which parameter makes the guide invalid.
+        """
         return ()
 
     def build_looser_guide(self) -> Guide | None:
-        """Build a looser guide for engines that cannot enforce the guide; None by default."""
+        """Return a weaker guide to use if no engine can enforce the guide; None by default."""
         return None

@@ -1,4 +1,4 @@
-"""Guides for the engine, built from response formats and tools.
+"""Guides (constraints for guided decoding), built from response formats and tools.
 
 See decision 016 in docs/decisions.
 """
@@ -19,20 +19,22 @@ from gateway.generation.options import Guide
 from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
-# A schema, as the guide type `json` alone would also allow an array.
+# Schema for formats without one. The engine's guide type `json` would also allow an array.
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 BestEffortPaths = tuple[tuple[str, str], ...]
-"""JSON paths of best-effort schemas in a guide, each with the client's name for the schema."""
+"""JSON paths of schemas in a guide, each with the name of that schema in the request.
+
+Keywords below such a path are left out if the engine cannot enforce them (`Guide.best_effort`)."""
 DescribePath = Callable[[str], str]
-"""Converts a path in a chat's request to the protocol's name."""
+"""Function that converts a path in a chat request to the path in the client's protocol."""
 
 
 def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    """Return the JSON schema of a `response_format`; None for other types.
+    """Return the JSON schema of a `response_format`; None for formats that are not JSON.
 
-    Raise InvalidRequest if type json_schema has no schema, or two.
+    Raise InvalidRequest if a format of type `json_schema` has no schema or two schemas.
     """
     if wanted.type in ("json_object", "json"):
         return wanted.schema_ or _OBJECT
@@ -48,7 +50,7 @@ def get_format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
 
 
 def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> Guide | None:
-    """Build the guide of a `response_format`; None if the answer may be any text."""
+    """Build the guide that enforces a `response_format`; None if the answer may be any text."""
     if wanted.is_plain:
         return None
     schema = get_format_schema(wanted)
@@ -67,7 +69,7 @@ def build_format_guide(wanted: ResponseFormat, describe_path: DescribePath) -> G
 def _find_format_paths(
     wanted: ResponseFormat, path: str, describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the path of a format's schema if it is best effort; empty if it is strict."""
+    """Return the best-effort entry of a format's schema at `path` of the guide; empty if strict."""
     given = wanted.json_schema
     if (wanted if given is None else given).strict:
         return ()
@@ -76,7 +78,11 @@ def _find_format_paths(
 
 
 def build_structured_guide(wanted: StructuredOutputs) -> Guide:
-    """Build the guide of vLLM's `structured_outputs`. Raise InvalidRequest."""
+    """Build the guide that enforces vLLM's `structured_outputs`.
+
+    Raise InvalidRequest if not exactly one constraint is set, or if the JSON text of a schema is
+    invalid.
+    """
     given = [name for name, value in wanted if value is not None and value is not False]
     if len(given) != 1:
         raise InvalidRequest(
@@ -88,7 +94,7 @@ def build_structured_guide(wanted: StructuredOutputs) -> Guide:
     if wanted.grammar is not None:
         return Guide("ebnf_grammar", wanted.grammar)
     if wanted.choice is not None:
-        # A JSON string is also a valid string in the grammar.
+        # Write each choice as a JSON string, which is also a valid string in an EBNF grammar.
         branches = " | ".join(_dump(choice) for choice in wanted.choice)
         return Guide("ebnf_grammar", f"root ::= {branches}")
     if wanted.json_ is not None:
@@ -107,14 +113,14 @@ def build_either_guide(
     describe_path: DescribePath,
     strict_alone: bool = False,
 ) -> Guide:
-    """Build a guide for an answer that is either tool calls or in the format.
+    """Build the guide for an answer that is either tool calls or text in the response format.
 
     Args:
-        wanted: the format.
+        wanted: the response format.
         tools: the tools that may be called.
         parallel: allow several calls.
-        describe_path: converts paths for errors.
-        strict_alone: enforce the arguments of strict tools only.
+        describe_path: converts paths to the client's protocol, for errors.
+        strict_alone: enforce the argument schemas of `strict` tools only.
     """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     enforced = {
@@ -131,7 +137,10 @@ def build_either_guide(
 def build_tool_guide(
     tools: list[Tool], forced: ForcedCall, *, parallel: bool, describe_path: DescribePath
 ) -> Guide:
-    """Build a guide for an answer that must be a tool call. Raise InvalidRequest."""
+    """Build the guide for an answer that must be a tool call.
+
+    Raise InvalidRequest if the forced tool is not in `tools` or a schema is nested too deep.
+    """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name
     if name is not None:
@@ -149,7 +158,7 @@ def build_tool_guide(
 def _find_tool_paths(
     tools: list[Tool], enforced: Iterable[str], describe_path: DescribePath
 ) -> BestEffortPaths:
-    """Return the paths of best-effort arguments, for the tools named in `enforced`."""
+    """Return the best-effort entries of the tools in `enforced` that are not strict."""
     last = {tool.function.name: index for index, tool in enumerate(tools)}
     return tuple(
         [
@@ -161,16 +170,17 @@ def _find_tool_paths(
 
 
 def build_argument_guides(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
-    """Yield the guide of each tool's arguments, with the tool's index: parts of a tool guide."""
+    """Yield (tool index, guide of its arguments) for each tool that the forced call may name."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            # The path needs no name: these guides are compiled only to find the faulty tool.
+            # The schema needs no name for errors: the guide is compiled only to find out which
+            # tool's schema is invalid.
             paths = () if tool.function.strict else (("$", ""),)
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters), paths)
 
 
 def build_strict_argument_guides(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
-    """Yield the guide of each strict tool's arguments, with the tool's index."""
+    """Yield (tool index, guide of its arguments) for each strict tool."""
     for index, tool in enumerate(tools):
         if tool.function.strict:
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters))

@@ -1,4 +1,4 @@
-"""Log probabilities in the forms of the two endpoints."""
+"""Log probabilities as the `logprobs` and `prompt_logprobs` of chats and completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from gateway.tokenization.prompts import Prompts
 def build_chat_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 ) -> dict[str, Any]:
-    """Build `logprobs` of a chat choice or chunk; `as_ids` writes tokens as `token_id:N`."""
+    """Return the `logprobs` of a chat choice or chunk.
+
+    `as_ids` writes each token as `token_id:N` instead of text.
+    """
 
     def describe(token_id: int, logprob: float) -> dict[str, Any]:
         raw = prompts.vocabulary.token_bytes(token_id)
@@ -31,10 +34,11 @@ def build_chat_logprobs(
 def build_completion_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
 ) -> dict[str, Any]:
-    """Build `logprobs` of a completion choice or chunk; `text_offset` counts characters.
+    """Return the `logprobs` of a completion choice or chunk.
 
-    `top_logprobs` always includes the token itself, also with 0 alternatives. The first token of an
-    echoed prompt has null.
+    `as_ids` writes each token as `token_id:N` instead of text. `text_offset` counts characters.
+    `top_logprobs` includes the chosen token even if no alternatives were requested. The first token
+    of an echoed prompt has null instead of log probabilities.
     """
     describe = _format_id if as_ids else partial(_token_text, prompts)
     tokens, top = [], []
@@ -54,9 +58,11 @@ def build_completion_logprobs(
 def build_prompt_logprobs(
     entries: list[TokenLogprob], prompts: Prompts, *, count: int
 ) -> list[dict[str, Any] | None]:
-    """Build `prompt_logprobs` in vLLM's form: the prompt's token and the likeliest, by token id.
+    """Return `prompt_logprobs` in vLLM's form.
 
-    The first token has null, as nothing comes before it.
+    The list has a dict for each token of the prompt. The dict maps the ids of this token and of the
+    `count` likeliest tokens to their log probabilities, ranks and texts. The first token has null
+    instead of a dict, as no token precedes it.
     """
     found: list[dict[str, Any] | None] = []
     for entry in entries:
@@ -75,7 +81,7 @@ def build_prompt_logprobs(
 
 
 def _format_id(token_id: int) -> str:
-    """Return a token as vLLM writes it if ids are asked for."""
+    """Return `token_id:N`, in vLLM's form for `return_tokens_as_token_ids`."""
     return f"token_id:{token_id}"
 
 
@@ -84,7 +90,11 @@ def _token_text(prompts: Prompts, token_id: int) -> str:
 
 
 def _decode(raw: bytes) -> str:
-    """Return a token as text; a part of a character is written as `bytes:` and hex (OpenAI)."""
+    """Return the bytes of a token as text.
+
+    As at OpenAI, bytes that are not valid UTF-8, such as a part of a character, are written as
+    `bytes:` and hex escapes.
+    """
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Chat messages as OpenAI defines them, and as chat templates take them."""
+"""Models of OpenAI's chat messages, and their conversion to the input of chat templates."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from gateway.parsers.tools.ids import TemplateIds
 class Strict(BaseModel):
     """Base of models that refuse unknown fields and do not convert types.
 
-    A model is built at its first use. That takes up to 20 ms once, and saves memory for protocols
-    that are not used.
+    pydantic builds the validator of a model at the model's first use (`defer_build`), which takes
+    up to 20 ms. Protocols that no client uses then take no memory for validators.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
     successors: ClassVar[Successors] = {}
-    """Names to send instead of other endpoints' parameters; for models of requests."""
+    """Parameters of other endpoints, each with the name to send to this endpoint instead."""
 
 
 class Lenient(Strict):
-    """Base of models within conversations, which ignore unknown fields.
+    """Base of models for objects within a conversation; unknown fields are ignored.
 
-    Clients send extra fields that mean nothing to the model: `cache_control`, `index` of a call,
+    Clients send extra fields that do not affect the prompt: `cache_control`, `index` of a call,
     `parsed`, `provider_specific_fields`, `reasoning_details`, `thinking_blocks` and more. A field
-    that would change the answer is declared, so that it can be refused.
+    that would change the answer must not be ignored: define it, with a type that refuses values.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     @property
     def takes_any_field(self) -> bool:
-        """True if this server uses no field of the object, so misspelled fields do not matter."""
+        """True if this server reads no field of the object, so unknown fields are not reported."""
         return False
 
 
@@ -60,12 +60,12 @@ FUNCTION_OR_CUSTOM = by_type(
 
 
 class TextPart(Lenient):
-    """A part of a message with text; a refusal of the assistant counts as text, too."""
+    """A text part of a message's content, or the text of a refusal by the assistant."""
 
     # `input_text` and `output_text` are the names in the Responses API.
     type: Literal["text", "refusal", "input_text", "output_text"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
-    # Refused, as a part with text and another content would lose the latter.
+    # Refuse these fields: a part that has text and, say, an image would silently lose the image.
     image_url: None = None
     input_audio: None = None
     audio_url: None = None
@@ -74,10 +74,10 @@ class TextPart(Lenient):
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments for chat templates: an object that is JSON when used as text.
+    """A call's arguments for chat templates: a dict that converts to JSON when used as a string.
 
-    OpenAI's arguments are text, so some templates (DeepSeek, Phi-4-mini) append them to text or
-    print them.
+    Most templates take the arguments as an object. Some (DeepSeek, Phi-4-mini) concatenate or print
+    the arguments, since OpenAI's `arguments` is a string.
     """
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Arguments(dict[str, Any]):
 
 
 class FunctionCall(Lenient):
-    """The function of a call. `arguments` is JSON text; some clients send an object or null."""
+    """The name and arguments of a call. `arguments` is JSON text; some clients send an object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -100,9 +100,10 @@ class ToolCall(Lenient):
     function: FunctionCall
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """Return the call for a template: `arguments` as an object, and an id in the model's form.
+        """Return the call as a chat template takes it.
 
-        Raise InvalidRequest for arguments that the template cannot take.
+        `arguments` are an object if the JSON is valid, and `id` has the form that the model's
+        template accepts. Raise InvalidRequest for arguments above the limits of `strict_json`.
         """
         arguments: Any = self.function.arguments or "{}"
         if isinstance(arguments, str):
@@ -124,7 +125,7 @@ class CustomCall(Lenient):
 
 
 class ChatCustomCall(Lenient):
-    """A call of a custom tool. Templates get it as a call of a function."""
+    """A call of a custom tool. A chat template gets the call as a call of a function."""
 
     id: str
     type: Literal["custom"]
@@ -137,10 +138,11 @@ class ChatCustomCall(Lenient):
 
 
 def _parse_arguments(text: str, *, by_parameters: bool) -> Any:
-    """Parse a call's arguments for templates.
+    """Return a call's arguments for a chat template, parsed from JSON text.
 
-    Truncated or malformed text is returned unchanged, so that the model can correct it. For a
-    template that lists the parameters (`by_parameters`), return the complete members instead.
+    Truncated or malformed text is returned unchanged, so the model sees and can correct its error.
+    `by_parameters` is set for templates that iterate over the arguments. They need a dict: return
+    the members that are complete, and no members for JSON that is not an object.
 
     Raise InvalidRequest for JSON above the limits of `strict_json`.
     """
@@ -165,11 +167,11 @@ Off = Annotated[bool, AfterValidator(_check_off)]
 
 
 class Message(Lenient):
-    """A chat message; the template decides which roles it accepts."""
+    """A chat message. The chat template may refuse some of the roles."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    # Set instead of the content in OpenAI's answers if the assistant declined.
+    # The text of a refusal by the assistant; OpenAI's answers then have no content.
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -188,8 +190,9 @@ class Message(Lenient):
         | None
     ) = None
     tool_call_id: str | None = None
-    # Refused, as they would change the answer: a voice, a call in the old form, images in Ollama's
-    # form, and prefixes that the answer should continue (use `continue_final_message`).
+    # Refuse these fields, as they would change the answer: audio, a call in OpenAI's older form,
+    # images in Ollama's form, and marks of a prefix that the answer should continue (the parameter
+    # `continue_final_message` does that).
     audio: None = None
     function_call: None = None
     images: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -207,14 +210,14 @@ class Message(Lenient):
     def may_lack_content(self) -> bool:
         if self.role != "assistant":
             return False
-        # Clients that store the history may send an empty list of calls.
+        # An empty list of calls is enough: clients that store the history may send one.
         if self.model_fields_set & {"content", "tool_calls"}:
             return True
         return any((self.refusal, self.reasoning_content, self.reasoning))
 
     def to_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """Return the message for chat templates, with text content and ids in the model's form."""
-        # Templates only know the older name of the role.
+        """Return the message for a chat template: content as text, ids in the template's form."""
+        # Send `developer` as `system`: templates only know this older name of the role.
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
         if self.name is not None:
@@ -225,16 +228,18 @@ class Message(Lenient):
             message["tool_call_id"] = ids.of_answer(self.tool_call_id)
         if self.tool_calls:
             message["tool_calls"] = [call.to_template(ids) for call in self.tool_calls]
-            # The first templates of DeepSeek-V3 and R1 show a call only if the content is null.
+            # Send null for empty content: the first templates of DeepSeek-V3 and R1 show a call
+            # only if the content is null.
             if ids.form == "deepseek_v3":
                 message["content"] = message["content"] or None
         return _to_gpt_oss(message) if ids.form == "openai" else message
 
 
 def _to_gpt_oss(message: dict[str, Any]) -> dict[str, Any]:
-    """Convert a message for gpt-oss' template, which calls the reasoning `thinking`.
+    """Return the message for gpt-oss' chat template, which names the reasoning `thinking`.
 
-    Before a call it accepts either reasoning or content, so both are joined to `thinking`.
+    The template refuses a message with a call, content and reasoning. So in a message with a call,
+    the content is appended to `thinking`. The message is changed in place.
     """
     thoughts = [message.pop("reasoning_content", "")]
     if "tool_calls" in message:
@@ -251,8 +256,8 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,12
 def _check_contents(messages: list[Message]) -> list[Message]:
     """Raise InvalidRequest for a message without content.
 
-    An assistant's message may have a tool call, a refusal or only reasoning instead. Its null may
-    also be an answer that ended before its content began.
+    An assistant's message may have tool calls, a refusal or only reasoning instead of content. Its
+    content may also be null: that answer ended before any content.
     """
     if None in [message.content for message in messages]:
         for number, message in enumerate(messages):

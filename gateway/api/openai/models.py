@@ -23,16 +23,19 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# A shared cache must not mix up the two forms.
+# The answer has OpenAI's or Anthropic's form, depending on this header. Without `vary`, a shared
+# cache would send one form to clients of the other.
 _VARIES = ("vary", "anthropic-version")
 
 
 class Model(AnswerModel):
-    """A model. `root` is the exact version, which is a model name as well; `parent` the base model.
+    """A model that requests can name.
 
-    `max_model_len` is the longest of all replicas; OpenRouter's clients read it as
-    `context_length`. `modes` are the ways in which replicas are driven, which support different
-    parameters. For other models, `modes` is their task: `embeddings` or `rerank`.
+    `root` is the name of the exact version, which requests can also name. `parent` is the base
+    model of an adapter. `max_model_len` is the greatest context length of all replicas, in tokens;
+    OpenRouter's clients read it as `context_length`. `modes` are the interfaces of the replicas'
+    Triton models (token, text or llmapi), which support different parameters. For embedding and
+    rerank models, `modes` is the task: `embeddings` or `rerank`.
     """
 
     id: str
@@ -94,7 +97,11 @@ async def retrieve_model(
 
 
 def _find(service: Service, tenant: Tenant | None, model: str) -> Model:
-    """Return a model that a tenant may use. Errors of `Access.route` pass through."""
+    """Return the description of a model.
+
+    Raise the errors of `Access.route` if the tenant may not use the model or no model has this
+    name.
+    """
     if (other := service.mapped.get(model)) is not None:
         service.access.route(service.mapped, tenant, model)
         return _build_mapped(service, other)
@@ -140,7 +147,8 @@ def _build_adapter(service: Service, model: str, version: Version) -> Model:
 def _build_model(
     service: Service, name: str, created: int, *, root: str, parent: str | None
 ) -> Model:
-    # Null while Triton is unavailable. The list is still served, so that clients show the model.
+    # While Triton is unavailable, return null as length instead of an error. Clients can then still
+    # show the model to their users.
     replicas = service.replicas
     served = replicas.capabilities if replicas.ready else []
     length = max([capabilities.max_seq_len for capabilities in served], default=None)

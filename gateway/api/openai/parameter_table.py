@@ -1,10 +1,10 @@
-"""Parameters of generation requests that have no field, and how each is handled.
+"""Parameters of generation requests that are not served, and how each is handled.
 
-The fields of `generation_request` and `schemas` are served. The names here come from the
-documentation of OpenAI's platform, vLLM, TensorRT-LLM's own server, SGLang, NVIDIA Dynamo,
-llama.cpp, Ollama, LM Studio, text-generation-webui, OpenRouter, Groq, Mistral, Qwen, GLM and others
-in November 2026. GATEWAY_UNKNOWN_PARAMETERS decides about all other names, so add any name that
-changes an answer. docs/parameters.md is generated from this file.
+The served parameters are the fields of the models in `generation_request` and `schemas`. The names
+here come from the documentation of OpenAI's platform, vLLM, TensorRT-LLM's own server, SGLang,
+NVIDIA Dynamo, llama.cpp, Ollama, LM Studio, text-generation-webui, OpenRouter, Groq, Mistral, Qwen,
+GLM and others in November 2026. The setting GATEWAY_UNKNOWN_PARAMETERS may let all other names
+pass, so add each name that would change an answer. docs/parameters.md is generated from this file.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ HARMLESS = frozenset(
         # Metadata, routing and caching hints of OpenAI's platform.
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
-        # Ids and labels of a request at other servers, and marks of what to cache.
+        # Ids and labels of a request at other servers, and caching hints.
         *("betas", "billing_policy", "client_metadata", "fallback_credit_token"),
         *("user_profile_id", "workspace_id"),
         *("cache_control", "litellm_metadata", "request_id", "rid", "tags", "user_id"),
-        # Details of features that are off; `NOT_SERVED` has the parameters that enable them.
+        # Details of sampling features that are off here. The parameters that would enable these
+        # features are in `NOT_SERVED`.
         *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("dynatemp_exponent", "dynatemp_high", "dynatemp_low", "smoothing_curve"),
         *("mirostat_eta", "mirostat_tau", "xtc_threshold"),
     }
 )
-"""Parameters without effect on the answer, which are accepted silently."""
+"""Parameters that cannot affect the answer. They are accepted silently."""
 
 HINTS = frozenset(
     {
@@ -39,23 +40,23 @@ HINTS = frozenset(
         *("timings_per_token", "truncation_length", "use_mlock", "use_mmap", "vocab_only"),
         *("backend_sampling", "draft_model", "n_discard", "n_indent", "return_progress"),
         *("sse_ping_interval", "ttl"),
-        # OpenRouter's choice of a provider, and its reports.
+        # OpenRouter's choice of a provider, and OpenRouter's reports.
         *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
-        # Placement of a request in other servers, and the size of its chunks.
+        # Routing of a request within other servers, and the size of the chunks of an answer.
         *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
         *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
         *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),
         *("incremental_output", "stream_interval", "tool_stream"),
-        # Reports and input checks of a server.
+        # Reports and input checks of other servers.
         *("disable_tool_validation", "perf_metrics_in_response", "return_cached_tokens_details"),
         *("return_spec_tokens_details", "sensitive_word_check"),
-        # Options of OpenAI's and Anthropic's other protocols.
+        # Options of other protocols of OpenAI and Anthropic.
         *("access_programs", "context_management", "diagnostics", "fallbacks", "image"),
         *("personality", "speed", "verbosity"),
     }
 )
-"""Parameters that do not apply to this server. They are named in x-ignored-parameters, and refused
-if GATEWAY_STRICT_PARAMETERS is set."""
+"""Parameters that do not apply to this server. They are accepted without effect, and named in the
+response header x-ignored-parameters. If GATEWAY_STRICT_PARAMETERS is set, they are refused."""
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "adaptive_target": (-1,),
@@ -93,7 +94,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "exclude_domains": ([],),
-    "function_call": ("none", "auto"),  # without functions both mean no call
+    "function_call": ("none", "auto"),  # neutral: without functions, both mean no call
     "functions": ([],),
     "grammar_lazy": (False,),
     "grammar_string": ("",),
@@ -208,17 +209,19 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "xtc_probability": (0,),
 }
-"""Parameters that would change the answer, with their neutral values (0 also stands for 0.0). Some
-are fields of one of the endpoints and served there; some belong to another protocol."""
+"""Parameters that would change the answer, each with its neutral values (0 also stands for 0.0).
+
+A parameter is accepted with a neutral value, and refused with any other value. Some of these
+parameters are served by one of the endpoints; some belong to another protocol."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
-"""Further neutral values for chats, whose prompt a template writes."""
+"""Further neutral values for chats. Their template adds the special tokens to the prompt."""
 NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (True,)}
-"""Further neutral values for completions, whose prompt the client writes."""
+"""Further neutral values for completions. The gateway adds special tokens to their prompts."""
 
 UNSET: Mapping[str, tuple[Any, ...]] = {
     "max_completion_tokens": (-1,),
     "max_tokens": (-1,),
     "prompt_logprobs": (False,),
 }
-"""Values of fields that mean the same as null."""
+"""Values of served fields that mean unset, like null."""

@@ -1,8 +1,14 @@
 """Parsing of a JSON body into a request, with a decision about every parameter.
 
-A parameter is served, converted to a field of another name, accepted without effect, accepted as a
-hint that the response names, or refused by name. `parameter_table` and `renamed_parameters` decide.
-An unknown name is handled like a hint or refused. No parameter that matters is dropped silently.
+Each parameter is handled in one of these ways:
+
+- served: the request's model has a field of this name;
+- renamed: converted to a field of another name (`renamed_parameters`);
+- accepted silently, as it cannot affect the answer (`parameter_table.HARMLESS`);
+- accepted without effect as a hint, which the response header x-ignored-parameters names;
+- refused by name, as it would change the answer (`parameter_table.NOT_SERVED`).
+
+An unknown name is handled like a hint, or refused if the settings say so.
 """
 
 from __future__ import annotations
@@ -53,8 +59,8 @@ class Parsed(NamedTuple, Generic[M]):
 
     Attributes:
         request: the request.
-        hints: names of parameters that were accepted without effect.
-        unknown: the hints whose names are in no table.
+        hints: names of parameters that have no effect, for the header x-ignored-parameters.
+        unknown: those of the hints that no table of parameters contains.
     """
 
     request: M
@@ -67,11 +73,11 @@ class SortedFields(NamedTuple):
 
     Attributes:
         served: the fields for the model to validate.
-        hints: names that were accepted without effect.
-        uncounted: names that this endpoint accepts without effect and never refuses, because
-            another endpoint of the protocol serves them in the same body.
-        unknown: names that are in no table.
-        renamed: the client's name of each renamed field, by the field's name.
+        hints: names of parameters that have no effect.
+        uncounted: names of parameters that have no effect at this endpoint and are never refused:
+            another endpoint of the protocol serves them, and clients send both the same body.
+        unknown: names that no table of parameters contains.
+        renamed: for each field that was set under another name, the client's name.
     """
 
     served: Fields
@@ -82,14 +88,14 @@ class SortedFields(NamedTuple):
 
 
 class Rules(TypedDict):
-    """The settings about parameters, as keyword arguments of each protocol's `parse`."""
+    """The settings for handling parameters, as keyword arguments of each protocol's `parse`."""
 
     strict: bool
     refuse_unknown: bool
 
 
 def get_rules(settings: Settings) -> Rules:
-    """Return the settings about parameters as keyword arguments of `parse`."""
+    """Return the settings for handling parameters as keyword arguments of `parse`."""
     return {"strict": settings.strict_parameters, "refuse_unknown": settings.refuse_unknown}
 
 
@@ -108,7 +114,7 @@ def parse(
         InvalidRequest: A parameter is malformed, or its name is unknown and refused.
         UnsupportedParameter: A parameter would change the answer and is not served.
     """
-    # null means unset: the SDKs send it for parameters that are passed as None.
+    # Drop fields with null, which means unset: the SDKs send null for arguments that are None.
     given = {k: v for k, v in _flatten(load_object(body)).items() if v is not None}
     refuse_unknown = strict or refuse_unknown
     served, hints, _, unknown, renamed = sort_fields(
@@ -147,14 +153,14 @@ def sort_fields(
     refuse_unknown: bool,
     without_effect: Collection[str] = (),
 ) -> SortedFields:
-    """Sort the fields of a body by how each is handled.
+    """Return the fields of a body, sorted by how each is handled.
 
     Args:
-        model: whose fields are served.
-        given: the body; fields that `model` lacks are taken out of it.
+        model: the request's model; its fields are served.
+        given: the body. Fields that `model` lacks are removed from this dict.
         strict: refuse hints.
-        refuse_unknown: refuse names that no table has.
-        without_effect: names of the protocol that have no effect at this endpoint.
+        refuse_unknown: refuse names that no table of parameters contains.
+        without_effect: parameters of the protocol that have no effect at this endpoint.
 
     Raises:
         InvalidRequest: A value cannot be read, or a name is unknown.
@@ -164,7 +170,7 @@ def sort_fields(
     uncounted: list[str] = []
     unknown: list[str] = []
     renamed: dict[str, str] = {}
-    # Equal to `model_fields`, without the cost of two properties.
+    # The same dict as `model_fields`, which would look up two properties.
     fields = model.__pydantic_fields__
     if given.keys() <= fields.keys():
         return SortedFields(given, hints, uncounted, unknown, renamed)
@@ -199,17 +205,17 @@ def validate(
     refuse_unknown: bool,
     write_path: Callable[[Iterable[int | str]], str] = join_path,
 ) -> tuple[M, list[str]]:
-    """Return the fields as `model`, and the paths of unknown names within them.
+    """Return an instance of `model`, and the paths of unknown names within its fields.
 
     Args:
-        model: the request.
-        fields: its fields.
+        model: the request's model.
+        fields: the values of the fields.
         refuse_unknown: refuse unknown names.
-        write_path: writes a path as the protocol does.
+        write_path: converts a path to text in the protocol's notation.
 
     Raises:
         ValidationError: A field is malformed, or a name within one is unknown and refused.
-        InvalidRequest: The same for a name within a tool.
+        InvalidRequest: A name within a tool is unknown and refused.
     """
     request, paths = _validate(model, fields, refuse_unknown=refuse_unknown)
     if given := fields.get("tools"):
@@ -221,9 +227,9 @@ def validate(
 
 
 def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[Path]]:
-    """Return the fields as `model`, and the paths of unknown names within closed objects.
+    """Return an instance of `model`, and the paths of unknown names in objects that forbid them.
 
-    Raise ValidationError, also for unknown names if these are refused.
+    Raise ValidationError for malformed fields, and for unknown names if `refuse_unknown`.
     """
     try:
         return model.model_validate(fields), []
@@ -237,9 +243,10 @@ def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[
 
 
 def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
-    """Add the hints of a chat to those of the request that it was converted from.
+    """Add the hints of a chat to `hints`, for a request of another protocol.
 
-    With `strict`, raise UnsupportedParameter for any hint.
+    `chat` is the chat that the request was converted to. With `strict`, raise UnsupportedParameter
+    if there is any hint.
     """
     if chat.strict_unenforced:
         hints.append("tools.strict")
@@ -250,9 +257,10 @@ def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) 
 
 
 def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
-    """Return hints for grammars that are not enforced, and for tools that a format excludes.
+    """Return hints for features of tools that have no effect in this request.
 
-    With `strict`, raise UnsupportedParameter instead.
+    These are the grammars of custom tools, and all tools if the answer must match a format that
+    excludes calls. With `strict`, raise UnsupportedParameter instead.
     """
     hints: list[str] = []
     if chat.grammar_unenforced:
@@ -272,7 +280,11 @@ def find_uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[
 
 
 def _flatten(data: Fields) -> Fields:
-    """Move the members of containers to the top level, where existing fields take precedence."""
+    """Return the body with the members of `CONTAINERS` moved to its top level.
+
+    A field that the top level has already takes precedence. Raise InvalidRequest for a container
+    that is not an object.
+    """
     if data.keys().isdisjoint(CONTAINERS):
         return data
     for container in CONTAINERS:
@@ -289,15 +301,16 @@ def _flatten(data: Fields) -> Fields:
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
-    """Add the fields that `name` stands for to `served`, and the client's name to `renamed`.
+    """Convert a renamed parameter: add its fields to `served`, and its name to `renamed`.
 
-    Raise InvalidRequest if a field has another value already.
+    Raise InvalidRequest if `served` has a field already with a different value.
     """
     for field, meant in RENAMED[name].read(value).items():
         if _is_one_of(meant, UNSET.get(field, ())):
             continue
         given = served.get(field)
-        # Only template variables can be merged; any other field can be given once.
+        # Merge template variables, of which several parameters can each set one. Any other field
+        # must not have two different values.
         if field == "chat_template_kwargs" and _can_be_joined(meant, given):
             served[field] = meant | given
         elif given is None or _is_same(given, meant):
@@ -316,7 +329,10 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 
 def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
-    """Return the error with the client's name of a parameter that was renamed."""
+    """Return the error with the parameter named as the client named it.
+
+    `renamed` maps fields to the client's names. Errors about other fields are returned unchanged.
+    """
     name = renamed.get(get_top_field(error.param or ""))
     if name is None:
         return error
@@ -324,7 +340,7 @@ def restore_client_name(error: InvalidRequest, renamed: dict[str, str]) -> Inval
 
 
 def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
-    """Raise UnsupportedParameter unless the value is neutral."""
+    """Raise UnsupportedParameter unless the value is neutral, which means it changes no answer."""
     here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
     if _is_one_of(value, neutral):
@@ -333,7 +349,7 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
         raise UnsupportedParameter(
             f"{name} is not a parameter of this endpoint; send {successor} instead.", param=name
         )
-    # Do not suggest an empty value, which means the same as leaving the parameter out.
+    # Do not suggest empty values: the error suggests already to leave the parameter out.
     shown = [each for each in neutral if each not in ("", [], {})]
     values = " or ".join([orjson.dumps(each).decode() for each in shown])
     instead = f" or send {values}" if values else ""
@@ -341,7 +357,10 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
 
 
 def _find_successor(model: type[Strict], name: str) -> str | None:
-    """Return what to send instead of a parameter, found by its name or by its field."""
+    """Return the name to send instead of a parameter at this endpoint; None if there is none.
+
+    A renamed parameter is looked up by the field that it stands for.
+    """
     known, other = model.successors, RENAMED.get(name)
     if other is None:
         return known.get(name)
@@ -357,7 +376,7 @@ def _build_unsupported(
 
 
 def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
-    """Build the error for unknown names, with a similar known name for the first of them."""
+    """Build the error for unknown names. It suggests a known name that is similar to the first."""
     similar: list[str] = []
     if len(names[0]) <= _MAX_TYPO_CHARS:
         similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
@@ -369,7 +388,7 @@ def _build_unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest
 
 
 def _find_unknown_members(name: str, value: Any) -> list[str]:
-    """Return the paths of an object's unknown members."""
+    """Return the paths of unknown members in the object that is a renamed parameter's value."""
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []
@@ -377,7 +396,10 @@ def _find_unknown_members(name: str, value: Any) -> list[str]:
 
 
 def _shorten(name: str) -> str:
-    """Cut a client's name to little more than is shown, to save memory."""
+    """Return a client's name cut to one character more than responses show, to save memory.
+
+    The extra character shows `ignored.escape` that the name was longer.
+    """
     return name[: MAX_NAME_CHARS + 1]
 
 
@@ -386,5 +408,5 @@ def _is_one_of(value: Any, options: tuple[Any, ...]) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return True for equal JSON values: 1 equals 1.0, but not true, unlike in Python."""
+    """Return True if two JSON values are equal. Unlike in Python, 1 does not equal true."""
     return one == other and isinstance(one, bool) is isinstance(other, bool)

@@ -1,4 +1,4 @@
-"""Parameters that the gateway serves under another name, with the conversion of their values."""
+"""Parameters that other servers name differently, with the conversion to fields of this server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 Fields = dict[str, Any]
 
 CONTAINERS = ("options", "nvext", "extra_body")
-"""Objects whose members count as top-level parameters: Ollama's, NVIDIA Dynamo's, and `extra_body`,
-which OpenAI's Python package merges before it sends a request."""
+"""Objects in a body whose members count as top-level parameters.
+
+`options` is Ollama's, `nvext` NVIDIA Dynamo's. OpenAI's Python package merges `extra_body` itself;
+other clients may send the object."""
 
 
 def _no_hints(_: Any) -> Iterable[str]:
@@ -24,10 +26,10 @@ class RenamedParameter(NamedTuple):
     """A parameter of other servers that stands for a field of this server.
 
     Attributes:
-        path: the field, or the path of a member.
-        read: converts a value into fields. Raises InvalidRequest.
-        hints: returns the parts of a value that have no effect here.
-        members: all known members of an object as value; None for values without members.
+        path: the field that the parameter stands for, or the path of a member of a field.
+        read: converts the parameter's value to fields of the request. Raises InvalidRequest.
+        hints: returns the names of the value's parts that have no effect here.
+        members: the known members if the value is an object; None for other values.
     """
 
     path: str
@@ -48,7 +50,7 @@ def _make_alias(name: str) -> RenamedParameter:
 
 
 def _make_guide(kind: str) -> RenamedParameter:
-    """Return a parameter that stands for a guide; an empty value means no guide."""
+    """Return a parameter that sets the member `kind` of `structured_outputs`; empty means unset."""
 
     def read(value: Any) -> Fields:
         return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
@@ -57,7 +59,8 @@ def _make_guide(kind: str) -> RenamedParameter:
 
 
 def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
-    # Templates compare it with false or test its truth, so the string "false" would count as true.
+    # Refuse strings. Templates compare `enable_thinking` with false or test its truth value. The
+    # string "false" is truthy.
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}: Input should be true or false.", param=name)
     return {"chat_template_kwargs": {"enable_thinking": value}}
@@ -88,7 +91,7 @@ def _parse_thinking(value: Any) -> Fields:
 _THINKING: Mapping[str | bool, Fields] = {
     **dict.fromkeys((True, "enabled"), _enable_thinking(True)),
     **dict.fromkeys((False, "disabled"), _enable_thinking(False)),
-    # The model decides, which is the default.
+    # With these, the model decides whether to think. That is the default, so set no field.
     "adaptive": {},
     "auto": {},
 }
@@ -102,7 +105,7 @@ def _find_thinking_hints(value: Any) -> Iterable[str]:
 def _make_thinking_budget(name: str) -> RenamedParameter:
     """Return a parameter that limits reasoning tokens: 0 disables reasoning, -1 means no limit.
 
-    Engines cannot limit them, so any other number is a hint.
+    Engines cannot limit reasoning tokens. So any other number has no effect and is a hint.
     """
 
     def read(value: Any) -> Fields:

@@ -1,4 +1,4 @@
-"""OpenAI's requests for chats and completions."""
+"""Request models of OpenAI's chat completions and completions."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
 TOOL_PATH = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
-"""The path of a field in a callable tool, with the tool's index among callable tools."""
+"""Pattern of the path of a tool's field. The index counts the tools that `tool_choice` allows."""
 _MAX_BYTES_OUTSIDE_PROMPT = 64 * 1024
-"""Maximum bytes of an echoed text, and of tools' schemas with truncate_prompt_tokens."""
+"""Maximum bytes of an echoed text, and of all tools' schemas if `truncate_prompt_tokens` is set."""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -79,7 +79,7 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
     def _check_tool_messages(self) -> None:
-        """Raise InvalidRequest for a tool message that answers no call before it."""
+        """Raise InvalidRequest for a tool message whose call is not in an earlier message."""
         if "tool" not in [message.role for message in self.messages]:
             return
         calls: set[str] = set()
@@ -91,7 +91,11 @@ class ChatCompletionRequest(GenerationRequest):
                 calls.update([call.id for call in message.tool_calls])
 
     def _check_tool_names(self) -> None:
-        """Raise InvalidRequest for an unknown allowed tool, and for ambiguous names."""
+        """Raise InvalidRequest for tool names that are unknown or ambiguous.
+
+        A name in `allowed_tools` must be the name of a tool. A function must not have the name
+        of a custom tool, or the name of another function with a different schema.
+        """
         choice, tools = self.tool_choice, self.tools or []
         if isinstance(choice, AllowedChoice):
             names = {tool.function.name for tool in tools}
@@ -114,7 +118,7 @@ class ChatCompletionRequest(GenerationRequest):
         self._check_schemas()
 
     def _check_schemas(self) -> None:
-        """Raise InvalidRequest for two tools of one name with different schemas.
+        """Raise InvalidRequest for two tools with the same name and different schemas.
 
         The model would read both schemas, but a guide could enforce only one.
         """
@@ -130,10 +134,11 @@ class ChatCompletionRequest(GenerationRequest):
                 )
 
     def _check_size_outside_prompt(self) -> None:
-        """Raise InvalidRequest for a too large echoed text or too large tools' schemas.
+        """Raise InvalidRequest if the echoed text or the tools' schemas are too large.
 
-        Both are held in memory until the answer ends, and the limit on prompts does not bound them:
-        templates remove reasoning from messages, and truncation removes the rest of the prompt.
+        The echoed text and the schemas are held in memory until the answer ends. The limit on the
+        prompt's length does not bound their size: a template removes reasoning from messages, and
+        `truncate_prompt_tokens` shortens the prompt before its length is checked.
         """
         sizes = {"echo": len(self.echo_text.encode())}
         if self.truncate_prompt_tokens is not None:
@@ -149,7 +154,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def output_limit(self) -> int | None:
-        """`max_completion_tokens` replaced `max_tokens` and wins when both are sent."""
+        """Maximum number of tokens to generate; None for no limit.
+
+        `max_completion_tokens` is the newer name of `max_tokens` and takes precedence.
+        """
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def build_guide(self) -> tuple[Guide | None, str | None]:
@@ -217,7 +225,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @cached_property
     def _callable_indexes(self) -> Sequence[int]:
-        """The indexes in `tools` of the tools that `tool_choice` allows."""
+        """The index in `tools` of each tool that `tool_choice` allows."""
         tools, choice = self.tools or [], self.tool_choice
         if not isinstance(choice, AllowedChoice):
             return range(len(tools))
@@ -232,7 +240,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @cached_property
     def custom_names(self) -> frozenset[str]:
-        """The names of custom tools."""
+        """The names of the request's custom tools."""
         if not self.tools:
             return frozenset()
         custom = [tool for tool in self.tools if isinstance(tool, ChatCustomTool)]
@@ -240,21 +248,24 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def plain_text_tools(self) -> frozenset[str]:
-        """The names of tools whose calls may have plain text instead of JSON."""
+        """The names of tools whose arguments the model may write as plain text instead of JSON."""
         return self.custom_names
 
     @property
     def grammar_unenforced(self) -> bool:
-        """True if the prompt has a grammar of a custom tool, which is not enforced."""
+        """True if a custom tool has a grammar. No grammar of a custom tool is enforced.
+
+        False if `tool_choice` is none, as no tool can then be called.
+        """
         if self.tool_choice == "none":
             return False
         return any(isinstance(tool, ChatCustomTool) and tool.grammar for tool in self.tools or ())
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The callable tools in the form of chat templates; None without tools.
+        """The tools that `tool_choice` allows, as chat templates take them; None without tools.
 
-        They are included even if `tool_choice` is none.
+        With `tool_choice: none`, all tools are returned.
         """
         if not self.tools:
             return None
@@ -267,10 +278,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def strict_unenforced(self) -> str | None:
-        """The path of the first `strict` in tools that cannot be enforced.
+        """The path of the first tool's `strict` that cannot be enforced; None if all can.
 
-        If the model decides whether to call a tool, only a structural tag could guide the arguments
-        from the beginning of a call. No release of the model repository supports structural tags.
+        If the model decides whether to call a tool, the guide must begin in the middle of the
+        answer, at the call. Only a structural tag could do that, and no release of the model
+        repository supports structural tags.
         """
         if self.forced_call is not None or self.either is not None or self.tool_choice == "none":
             return None
@@ -279,15 +291,20 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def format_excludes_tools(self) -> bool:
-        """True if tools cannot be called because the answer must be in a format.
+        """True if no tool can be called because the answer must match a format.
 
-        The format applies from the first token on, and calls could not be distinguished from it.
+        The format applies from the first token on. A call could not be distinguished from text in
+        this format.
         """
         return self._tools_may_be_called and self._has_format and self.either is None
 
     @property
     def either(self) -> Either | None:
-        """The form of calls that may replace an answer in a format; None without such calls."""
+        """The form of an answer that is either tool calls or text in the response format.
+
+        None if the request allows only one of them, or if calls could not be distinguished from
+        text in this format.
+        """
         wanted = self.response_format
         if wanted is None or self.structured_outputs is not None or not self._tools_may_be_called:
             return None
@@ -312,13 +329,16 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def echo_text(self) -> str:
-        """The text of the last message if it is the assistant's and `echo` is set (as at vLLM)."""
+        """The text that the answer repeats at its beginning; empty for none.
+
+        As at vLLM, `echo` repeats the last message of a chat, if the assistant wrote that message.
+        """
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
 
     @property
     def forced_call(self) -> ForcedCall | None:
-        """The call that the answer must make; None if it need not."""
+        """The call that the answer must make; None if no call is required."""
         choice = self.tool_choice
         if choice is None:
             return None
@@ -330,9 +350,9 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """A request to complete a text.
+    """A request to continue one or more prompts.
 
-    `prompt` is one text, several, the token ids of one, or the token ids of several.
+    `prompt` is a text, a list of texts, a list of token ids, or a list of lists of token ids.
     """
 
     successors = OF_COMPLETIONS
@@ -370,7 +390,10 @@ class CompletionRequest(GenerationRequest):
         message: MessageForm | None = None,
         caller: Caller = DEFAULT_CALLER,
     ) -> Options:
-        """Build the options; for `best_of`, all sequences are generated with log probabilities."""
+        """Build the options like the base class, with `echo` and `best_of`.
+
+        For `best_of`, request log probabilities, from which the best choices are selected.
+        """
         options = super().build_options(lora, message, caller)
         if self.echo:
             options = replace(options, echo=True)
@@ -395,7 +418,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, all text or all token ids."""
+        """The prompts: all are texts, or all are lists of token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -403,6 +426,7 @@ class CompletionRequest(GenerationRequest):
         return self.prompt
 
 
-# Build these models now: building them at the first request would delay running streams.
+# Build the validators now. At the first request, this would block the event loop and so delay
+# running streams.
 ChatCompletionRequest.model_rebuild()
 CompletionRequest.model_rebuild()

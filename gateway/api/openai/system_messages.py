@@ -1,7 +1,8 @@
 """Rendering of chats with system messages that are not the first message.
 
-Many templates refuse them. Clients of OpenAI's protocol must avoid such messages; for protocols
-whose clients add reminders later in a conversation, they are rendered as user messages.
+Many chat templates refuse such late system messages. OpenAI clients get that refusal. Clients of
+other protocols add reminders later in a conversation, so their late system messages are rendered as
+user messages.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from gateway.tokenization.chat_format import ChatFormat
 
 
 def render_prompt(chat: ChatCompletionRequest, form: ChatFormat) -> PromptsAndForm:
-    """Render a chat like `render_chat`; if the template refuses later system messages, move them.
+    """Render a chat like `render_chat`, but accept system messages after the first message.
 
-    Later system messages then become user messages. Raise InvalidRequest if the template refuses
-    the chat for another reason.
+    If the template refuses the chat, render the later system messages as user messages. Raise
+    InvalidRequest if the template refuses that chat, too, or if there are no such messages.
     """
     try:
         return render_chat(chat, form)

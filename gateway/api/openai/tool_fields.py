@@ -1,4 +1,4 @@
-"""Detection of unknown fields in tools, which may be misspelled."""
+"""Detection of unknown fields in tools: they may be misspelled, and the models ignore them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _NO_EFFECT = frozenset(
         "allowed_callers",
     }
 )
-"""Known fields of clients that change neither the prompt nor the calls."""
+"""Fields that clients are known to send and that affect neither the prompt nor the calls."""
 _MAX_PATHS = 64
 
 
 def find_unknown_fields(tools: Sequence[Lenient], given: Sequence[Any]) -> list[Path]:
-    """Return the path of the first occurrence of each unknown name, for at most 64 names.
+    """Return the paths of unknown fields, at most 64.
+
+    A field that is unknown in several items of a list is reported once, for the first item.
 
     Args:
-        tools: the request's tools.
-        given: the same tools as the client wrote them.
+        tools: the validated tools of the request.
+        given: the same tools as JSON values, as the client sent them.
     """
     found: dict[Path, Path] = {}
     for path in _find_unknown_in_list(tools, given, ("tools",)):
@@ -51,7 +53,7 @@ def _find_unknown_in_tool(tool: Lenient, given: dict[str, Any], path: Path) -> I
                 yield (*path, name)
         elif type(value) is dict:
             member = getattr(tool, name)
-            if type(member) is not dict:  # such as a schema, whose names are the client's
+            if type(member) is not dict:  # skip schemas: their names are the client's
                 yield from _find_unknown_in_tool(member, value, (*path, name))
         elif name == "tools":
             yield from _find_unknown_in_list(getattr(tool, name), value, (*path, name))

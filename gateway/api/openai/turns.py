@@ -1,4 +1,7 @@
-"""Conversion of other protocols' messages to turns of a chat."""
+"""Conversion of other protocols' messages to OpenAI's chat messages.
+
+A turn is a run of consecutive messages of one role, which becomes one chat message.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,28 @@ from typing import Any
 from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest
 
-# Separator of text parts, so that the last word of one and the first of the next stay apart.
+# Separator of joined texts. Without it, the last word of a text and the first word of the next text
+# would become one word.
 BETWEEN = "\n"
 
 
 @dataclass(slots=True)
 class Turn:
-    """The consecutive messages of one role; for the role `tool`, one tool's result."""
+    """Consecutive messages of one role. A turn of the role `tool` is the result of one call."""
 
     role: str
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     answers: str | None = None
-    """Id of the call that a tool's result answers."""
+    """Id of the call that produced the result; only for the role `tool`."""
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         function = {"name": name, "arguments": arguments}
         self.calls.append({"id": call_id, "type": "function", "function": function})
 
     def to_message(self) -> dict[str, Any]:
-        """Return the turn as one message of OpenAI's chats."""
+        """Return the turn as one message of an OpenAI chat."""
         message: dict[str, Any] = {"role": self.role, "content": BETWEEN.join(self.texts)}
         if self.thoughts:
             message["reasoning_content"] = BETWEEN.join(self.thoughts)
@@ -43,14 +47,14 @@ class Turn:
 def check_result(
     call_id: str | None, calls: Container[str | None], where: str, call: str, result: str
 ) -> None:
-    """Raise InvalidRequest if the call of a tool's result is not among the `calls` before it.
+    """Raise InvalidRequest if a tool's result belongs to none of the preceding calls.
 
     Args:
-        call_id: the id of the call.
-        calls: the ids of the calls before the result.
-        where: the path of the parameter.
-        call: the words for the call, without its id.
-        result: the word for the result.
+        call_id: the id of the result's call; None if the request names none.
+        calls: the ids of the calls that precede the result.
+        where: the path of the parameter, for the error.
+        call: the protocol's word for a call, for the error.
+        result: the protocol's word for a result, for the error.
     """
     if call_id not in calls:
         found = call if call_id is None else f"{call} {show_value(call_id)}"

@@ -1,4 +1,4 @@
-"""The `usage` object of an answer, and its model for the OpenAPI document."""
+"""The `usage` object of an answer, and its pydantic model for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Usage(BaseModel):
 
 
 def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Build `usage` without cached tokens."""
+    """Build a `usage` object that does not report cached prompt tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -38,7 +38,13 @@ def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 def build_final_usage(
     last: Sequence[TextDelta], *, prompt_tokens: int, reports_cached: bool
 ) -> dict[str, Any]:
-    """Build `usage` from the last deltas of all choices; cached tokens only if `reports_cached`."""
+    """Build the `usage` object of a finished answer.
+
+    Args:
+        last: the last delta of each choice, whose `tokens` counts all tokens of the choice.
+        prompt_tokens: the number of tokens of all prompts.
+        reports_cached: add the number of cached prompt tokens.
+    """
     usage = build_usage(prompt_tokens, sum(delta.tokens for delta in last))
     if reports_cached:
         cached = count_cached_tokens(last, prompt_tokens)
@@ -49,7 +55,8 @@ def build_final_usage(
 def count_cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
     """Return how many prompt tokens were in the engine's KV cache before the request.
 
-    The choices of one prompt fill the cache for each other, so the least cached choice counts.
+    One choice of a prompt fills the cache for the next choice. So only the choice with the fewest
+    cached tokens shows what was cached before the request.
     """
     reused = min(delta.stats.reused_tokens if delta.stats else 0 for delta in last)
     return min(reused, prompt_tokens)

@@ -1,4 +1,4 @@
-"""GET /health/live, /health/ready, /version and /metrics, and aliases of other servers.
+"""GET /health/live, /health/ready, /version and /metrics, also under other servers' paths.
 
 See decision 083 in docs/decisions.
 """
@@ -35,7 +35,11 @@ _RELEASE = Release(version=version("triton-openai-gateway"))
 
 
 class DrivenModel(Described):
-    """The Triton model in use, the reason for its choice, and a warning about problems with it."""
+    """The Triton model in use.
+
+    `why` is the reason for selecting this model, and `warning` describes current problems with the
+    models or the settings.
+    """
 
     mode: str
     model: str
@@ -44,7 +48,11 @@ class DrivenModel(Described):
 
 
 class PoolMember(Described):
-    """A replica: its model, if known, and its weight, state and load."""
+    """A replica with its weight, state and load.
+
+    `mode` and `model` describe its Triton model; null if unknown. `in_flight` is the number of
+    requests that the replica processes.
+    """
 
     mode: str | None
     model: str | None
@@ -56,12 +64,13 @@ class PoolMember(Described):
 class Readiness(Health):
     """The readiness of this gateway.
 
-    `triton` and `adapters` are the reasons why it is not ready. `replicas` is the state of each
-    replica, `pool` the model and load of each of several replicas, and `disks` the adapter versions
-    missing on replicas' disks. `troubles` are the current problems, the worst first.
+    `triton` and `adapters` are the reasons why the gateway is not ready. `replicas` is the state of
+    each replica by endpoint, and `pool` adds their models and loads. `disks` has messages
+    about adapter versions that are missing on replicas' disks. `troubles` are the current problems,
+    the worst first.
 
-    All fields but `status` are only for callers that may read the metrics, as they contain
-    addresses and names of adapters.
+    Fields other than `status` contain addresses and names of adapters. So only callers that may
+    read the metrics get these fields.
     """
 
     triton: str | None = None
@@ -77,11 +86,12 @@ class Readiness(Health):
 
 @router.get("/health/live", summary="Check that the process is alive.", responses=refusals())
 async def live() -> Health:
-    """Report that the process answers."""
+    """Return 200: the process can answer requests."""
     return Health(status="ok")
 
 
-# Aliases of vLLM, SageMaker, Triton, NIM and Kubernetes, whose clients check health first.
+# The other paths are those of vLLM, SageMaker, Triton, NIM and Kubernetes. Clients of these servers
+# check the health before their first request.
 @router.get("/healthz", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/v1/health/ready", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/v2/health/ready", include_in_schema=False, response_model_exclude_none=True)
@@ -95,10 +105,10 @@ async def live() -> Health:
     openapi_extra=needs("admin_key", optional=True),
 )
 async def ready(request: Request, response: Response) -> Readiness:
-    """Return 200 if requests should be sent here, else 503.
+    """Return 200 if requests should be sent to this gateway, else 503.
 
-    An open circuit breaker of a replica does not matter: only a request can close it again, and all
-    gateways would leave the rotation at once.
+    An open circuit breaker of a replica does not make the gateway unready. Only a request can close
+    the breaker again, and all gateways would become unready at the same time.
     """
     readiness = _build_readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503
@@ -143,7 +153,7 @@ def _build_readiness(service: Service) -> Readiness:
         found.replicas = states
         found.pool = _build_pool(service)
     if service.settings.redis_url is not None:
-        # Without Redis, adapters on disk are still served, so the gateway stays ready.
+        # Report Redis without changing `status`: adapters on disk are served without Redis.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"
     found.disks = service.shortfalls or None
     if service.adapter_admin.refused:
@@ -164,7 +174,11 @@ async def release() -> Release:
     openapi_extra=needs("admin_key", optional=True),
 )
 async def metrics(request: Request) -> Response:
-    """Return the metrics of this process, or of all workers with a label for each worker."""
+    """Return the metrics of this gateway in Prometheus' text format.
+
+    If the gateway has several workers, merge the metrics of all, with a label `worker`. Requests
+    from other workers get the metrics of this worker only.
+    """
     worker: Worker | None = request.app.state.worker
     internal = is_internal(request)
     service = service_of(request.scope) if internal else authenticate_metrics_reader(request)

@@ -102,7 +102,7 @@ class IncompleteDetails(Described):
 
 
 class ResponseObject(Described):
-    """A response. Parameters of the request are echoed as OpenAI writes them."""
+    """A response. It repeats parameters of the request in OpenAI's form."""
 
     id: str
     object: Literal["response"]
@@ -131,9 +131,10 @@ class ResponseObject(Described):
 
 
 class ResponseEvent(Described):
-    """Event of a stream. The order is: `response.created` and `response.in_progress`; for each
-    item, `response.output_item.added` to `response.output_item.done`; then `response.completed` or
-    `response.incomplete`. A failed stream ends with `response.failed` and `error`."""
+    """Event of a stream. A stream begins with `response.created` and `response.in_progress`. The
+    events of each item follow, from `response.output_item.added` to `response.output_item.done`.
+    The last event is `response.completed` or `response.incomplete`. A failed stream ends with
+    `response.failed` and `error`."""
 
     type: Literal[
         "response.created",

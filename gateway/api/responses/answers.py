@@ -54,7 +54,7 @@ class ResponseAnswer:
             "previous_response_id": original.previous_response_id,
             "store": stored,
         }
-        # Three events echo the request's fields, so they are serialized only once.
+        # Use the request's fields in serialized form, as three events repeat them.
         self._tail = chat.echoed_fields[1:]
         self.form = Form(
             ids=batch.request_id,
@@ -102,9 +102,9 @@ class ResponseAnswer:
         return WireFormat(done=b"", keep_alive=OPENAI.keep_alive, failure=self._frame_failure)
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """Return the response object of a complete or cut answer."""
+        """Return the response object of a complete or cut answer, as JSON."""
         cut = output.is_cut(last)
-        # OpenAI's schema defines no reason for an answer that ended within a call.
+        # Give no reason for an answer that ended within a call: OpenAI's schema defines none.
         limited = last.finish == "length"
         return self.build_response(
             "incomplete" if cut else "completed",

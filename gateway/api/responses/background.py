@@ -46,7 +46,7 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Responses of one tenant in one process; `concurrent_requests` may allow fewer.
+# Limit of one tenant's responses that run in one process. `concurrent_requests` may allow fewer.
 _MAX_RUNNING_PER_TENANT = 256
 _CANCEL_TIMEOUT_S = 2.0
 
@@ -69,7 +69,7 @@ class BackgroundRun:
         self.beat_at = 0.0
 
     def cancel(self) -> None:
-        """Stop the task: the response was cancelled, deleted or declared lost."""
+        """Stop the task, because the response was cancelled, deleted or reported as lost."""
         if self.task is not None and not self.cancelled:
             self.cancelled = True
             self.task.cancel()
@@ -122,7 +122,7 @@ class BackgroundResponses:
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         store = partial(self._conversations.put, plan.tenant) if ready.stream else None
-        # The other half of the bytes is reserved for the response itself.
+        # Events may use half of the tenant's bytes. The other half is for the response itself.
         events = StoredEvents(answer.id, store, self._service.settings.conversations_bytes // 2)
         run = BackgroundRun(answer.id, plan.tenant, plan, events)
         # Log the generation separately at its end, not with this HTTP request.
@@ -153,7 +153,7 @@ class BackgroundResponses:
         try:
             async with ready.account:
                 try:
-                    # Other responses may have started since the first check.
+                    # Check again, as other responses may have started since the first check.
                     self.check_capacity(run.tenant)
                     self.runs[run.id] = run
                     run.events.write(answer.build_queued_events())
@@ -167,7 +167,7 @@ class BackgroundResponses:
                     if run.task is not None:
                         run.task.uncancel()
                     raise _cancellation_error(run) from None
-        # Any error: otherwise the record would report a running response forever
+        # Catch any error: otherwise the record would report a running response forever
         except Exception as error:
             if not queued.done():
                 queued.set_exception(error)
@@ -185,8 +185,8 @@ class BackgroundResponses:
                 await self._delete_stray_events(run)
 
     async def _delete_stray_events(self, run: BackgroundRun) -> None:
-        """Delete events that reached the store after their response was deleted. No later deletion
-        would find them."""
+        """Delete events that reached the store after their response was deleted. Otherwise they
+        would stay there, as no later deletion finds them."""
         if not await run.events.wait_flushed():
             return
         try:
@@ -221,7 +221,7 @@ class BackgroundResponses:
                 self._draining_since = time.monotonic()
             runs = defaultdict[str, list[BackgroundRun]](list)
             for run in self.runs.values():
-                if run.beat_at or run.status == "in_progress":  # The record is stored
+                if run.beat_at or run.status == "in_progress":  # The response's record is stored
                     runs[run.tenant].append(run)
             await asyncio.gather(*[self._maintain(name, own) for name, own in runs.items()])
 
@@ -231,7 +231,7 @@ class BackgroundResponses:
                 await work(tenant, runs)
             except GatewayError as error:
                 log.warning("heartbeats of background responses are not written: %s", error.message)
-            except Exception:  # Any error: the responses of other tenants must still be maintained
+            except Exception:  # Catch any error: other tenants must still be served
                 log.exception("heartbeats of background responses failed")
 
     async def _renew_beats(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
@@ -245,14 +245,14 @@ class BackgroundResponses:
         try:
             await self._conversations.put(tenant, [beat_record(run.id, run.status) for run in runs])
         except ConversationTooLarge as error:
-            if len(runs) > 1:  # The other responses must not appear dead
+            if len(runs) > 1:  # Retry each alone: the others must not appear dead
                 for run in runs:
                     await self._put_beats(tenant, [run])
             else:
                 log.warning("heartbeat of %s is not written: %s", runs[0].id, error.message)
 
     async def _cancel_ended(self, tenant: str, runs: Sequence[BackgroundRun]) -> None:
-        """Cancel runs whose heartbeat record was replaced or deleted: that is how other workers end
+        """Cancel runs whose heartbeat record was replaced or deleted. Other workers do this to end
         a response."""
         beats = await self._conversations.get(tenant, [beat_id(run.id) for run in runs])
         for run, beat in zip(runs, beats, strict=True):
@@ -266,7 +266,7 @@ async def _store_events(_: str, runs: Sequence[BackgroundRun]) -> None:
             continue
         try:
             await run.events.flush_if_due()
-        # This response has used up its bytes; others may have some left
+        # Continue with the next response: this one has used up its bytes
         except ConversationTooLarge as error:
             log.warning("events of %s are not stored: %s", run.id, error.message)
 

@@ -46,8 +46,8 @@ class ResponsesChat(ChatCompletionRequest):
     tool_paths: tuple[str, ...] = ()
     """The paths of `tools` in the original request."""
     called_tools: SkipValidation[Mapping[str, ToolCallNames]] = Field(default_factory=dict)
-    """Item types and names of calls, by the model's name for the tool. Plain functions are omitted.
-    """
+    """The item type and the names for the calls of each tool that is not a plain function. The key
+    is the model's name for the tool."""
     tool_hints: tuple[str, ...] = ()
     echoed_fields: bytes = b""
     """The request's fields that the response repeats, as a JSON object."""
@@ -58,7 +58,7 @@ class ResponsesChat(ChatCompletionRequest):
         return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
 
     def _check_tool_messages(self) -> None:
-        """Do nothing: `check_outputs` checks them once earlier items are loaded."""
+        """Skip this check: `check_outputs` checks call outputs once earlier items are loaded."""
 
     def describe_path(self, path: str) -> str:
         if path == "response_format.json_schema.schema":
@@ -73,7 +73,7 @@ def parse(
     strict: bool = False,
     refuse_unknown: bool = False,
 ) -> Parsed[ResponsesChat]:
-    """Validate a JSON body.
+    """Return a JSON body, validated and converted to a chat request.
 
     Args:
         model: The request model to validate against.
@@ -100,10 +100,10 @@ def parse(
     unknown = (*fields.unknown, *nested)
     own = original.items
     if original.continues:
-        # Earlier items and referenced items are not loaded yet.
+        # Use placeholders: earlier items and referenced items are not loaded yet.
         own = [_PLACEHOLDER if isinstance(item, ItemReference) else item for item in own]
         if all(isinstance(item, AdditionalToolsItem | ReasoningItem) for item in own):
-            # A chat needs a message, and these items may yield no message
+            # Add a placeholder: a chat needs a message, and these items may yield none
             own = [_PLACEHOLDER, *own]
     chat = build_chat(original, own, complete=not original.continues)
     if not original.continues:
@@ -122,7 +122,7 @@ def build_chat(
     Args:
         original: The request.
         items: Earlier items followed by the request's own, or a truncated list of both.
-        complete: As in `ResponsePrompt.build_chat_fields`.
+        complete: False while earlier items are not loaded yet.
 
     Raises:
         InvalidRequest: The items do not form a valid chat.
@@ -138,12 +138,12 @@ def build_chat(
 
 
 def rename_parameter(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the parameter renamed to what the client wrote."""
+    """Return the error with a chat's parameter renamed as in the Responses API."""
     return rename_parameters(error, _RESPONSE_PARAMETERS)
 
 
 def _translate_tool_path(name: str, paths: Sequence[str]) -> str:
-    """Return a tool parameter's path in the original request."""
+    """Return the path in the original request for a path in the chat's tools, else `name`."""
     match = TOOL_PATH.fullmatch(name)
     if match is None:
         return name

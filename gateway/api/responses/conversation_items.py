@@ -66,7 +66,10 @@ def build_head_record(conversation: str, head: ConversationHead) -> Record:
 
 
 def build_item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:
-    """Build the records of items that already have ids, ordered after `last`."""
+    """Build the records of items that already have ids.
+
+    `last` is the order of the conversation's last item. The new items are ordered after that item.
+    """
     order = max(now_us(), last + 1)
     return [
         Record(item["id"], orjson.dumps(item), version=FINAL, group=conversation, order=order + n)
@@ -114,7 +117,8 @@ async def load_item(
 async def delete_conversation(conversations: Conversations, tenant: str, conversation: str) -> None:
     """Delete a conversation with all its items, regardless of their number and size.
 
-    If a deletion was interrupted, it can be repeated. Raises NotFound.
+    An interrupted deletion can be repeated. Raise NotFound if neither the conversation nor an item
+    of it exists.
     """
     try:
         await load_head(conversations, tenant, conversation)
@@ -124,7 +128,7 @@ async def delete_conversation(conversations: Conversations, tenant: str, convers
         ):
             raise
     else:
-        # Delete the head first, so that no request can add items while they are deleted.
+        # Delete the head first, so that no request can add items during the deletion.
         await conversations.delete(tenant, [conversation])
     limit = _PAGE_ITEMS
     while True:
@@ -162,10 +166,12 @@ async def iter_pages(
 async def load_conversation(
     conversations: Conversations, tenant: str, conversation: str, intake: Intake
 ) -> tuple[ConversationHistory, int]:
-    """Return the history of a response in a conversation, and the order of the last item.
+    """Return a conversation as the history of a request, and the order of its last item (-1 if it
+    has no items).
 
-    Large histories are decoded in a thread, with fair scheduling by tenant. Raises InvalidRequest
-    if the history exceeds the maximum size of a request body.
+    Large histories are decoded in a thread, with fair scheduling by tenant. Raise InvalidRequest if
+    the conversation has too many items, and ConversationTooLarge if they exceed the maximum size of
+    a request body.
     """
     data: list[bytes] = []
     nbytes, last = 0, -1

@@ -50,7 +50,10 @@ async def create(request: Request) -> Response:
 
 
 async def _prepare(request: Request) -> tuple[PreparedRequest, StorePlan]:
-    """Prepare a request. Nothing of its body stays in memory, which may be megabytes."""
+    """Return a request that is ready to run, and its plan of what to store.
+
+    The parsed body, which may be many megabytes, is freed.
+    """
     read = partial(parse, ResponseRequest, **get_rules(service_of(request.scope).settings))
     async with receive(request, read, rename_parameter) as received:
         turn = await _prepare_turn(received)
@@ -125,4 +128,4 @@ async def _start_background(request: Request, ready: PreparedRequest, plan: Stor
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
-"""The endpoint whose POSTs are answered before FastAPI, by path."""
+"""The endpoint whose POST requests are served in front of FastAPI, by path."""

@@ -1,7 +1,7 @@
 """Events of a streamed response.
 
-The prefix of a text delta is serialized once per item, so a token costs the same as in a chat
-stream.
+The constant prefix of text deltas is serialized only once per item. So a token costs the same as in
+a chat stream.
 
 See decision 014 in docs/decisions.
 """
@@ -20,7 +20,7 @@ _EVENT_END = b"}\n\n"
 
 
 class ResponseBuilder(Protocol):
-    """The answer whose events are streamed."""
+    """An answer whose events are streamed."""
 
     form: Form
     holds_last_event: bool
@@ -30,7 +30,7 @@ class ResponseBuilder(Protocol):
         """Return the response object as JSON."""
 
     def build_finished(self, last: TextDelta, output: Output) -> bytes:
-        """Return the response object of a complete or cut answer."""
+        """Return the response object of a complete or cut answer, as JSON."""
 
 
 class ResponseEventStream:
@@ -44,7 +44,7 @@ class ResponseEventStream:
         self.response = b""
         """The response object at the end of the stream; empty before."""
         self.last_event = b""
-        """The last event, if it is withheld."""
+        """The last event if it is withheld; empty otherwise."""
         self._open: Item | None = None
         self._has_begun = self._created = False
         # Serialized beginnings of the open item's delta events; empty if its text is not streamed.
@@ -81,13 +81,13 @@ class ResponseEventStream:
     def build_failure(self, error: dict[str, Any], envelope: bytes) -> bytes:
         """Return the events that end a failed stream: `response.failed` and `error`.
 
-        Some clients know only one of the two. OpenAI's packages raise on `error` only, agents on
-        either.
+        Both are sent because some clients know only one of them: OpenAI's packages raise only on
+        `error`, some agents only on `response.failed`.
         """
         output = [item.build_end(cut=item is self._open) for item in self._output.items]
         self.response = self._answer.build_response("failed", error=error, output=output)
         if self.last_event:
-            self._number -= 1  # The withheld event was never sent
+            self._number -= 1  # Use the number of the withheld event, which was not sent
         frames = self._frame_opening() + self._frame_lifecycle("response.failed", self.response)
         # OpenAI's types also expect the error's fields outside the envelope.
         fields = orjson.loads(envelope)
@@ -184,7 +184,7 @@ class ResponseEventStream:
                 frames = self._frame_event(f"{kind}.delta", **where, delta=item_end["input"])
             frames += self._frame_event(f"{kind}.done", **where, input=item_end["input"])
         elif item.kind == "tool_search_call":
-            pass  # No events of its own
+            pass  # Such an item has no other events
         elif item.kind == "message":
             [part_end] = item_end["content"]
             kind, text, logprobs = (

@@ -27,7 +27,7 @@ from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
-"""The model's name for a tool search, and the call id of a search that the server executed."""
+"""The model's name for a tool search. Also the call id of a search that has no `call_id`."""
 FlatName = Callable[[str | None, str], str]
 """Function that returns the model's name for a tool, given its namespace and its name in that
 namespace."""
@@ -36,14 +36,14 @@ namespace."""
 def build_chat_messages(
     instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
 ) -> list[dict[str, Any]]:
-    """Return chat messages. Consecutive reasoning, text and calls of an assistant become one
-    message.
+    """Return the chat messages for items. Consecutive reasoning, text and calls of an assistant
+    become one message.
 
     Args:
         instructions: The text of a leading system message.
         items: The items of the conversation.
         flat: Returns the model's name for a called tool.
-        before: The number of items that precede those of the request's `input`.
+        before: The number of leading items that are not in the request's `input`.
 
     Raises:
         UnsupportedParameter: An item is not text; the error names its index in `input`.
@@ -58,7 +58,8 @@ def build_chat_messages(
 
 def _append_item(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
-        # Templates know only the older role name, and most accept a single such message.
+        # Use the role `system`, and one message for consecutive items: templates know only this
+        # older name, and most accept only one such message.
         role = "system" if item.role == "developer" else item.role
         get_or_add_turn(turns, role).texts.append(join_text(item.content, f"{where}.content"))
     elif isinstance(item, CallOutputItem):
@@ -107,8 +108,8 @@ _TYPES_WITH_TOOLS = ("tool_search_output", "additional_tools")
 
 
 def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
-    """Yield the tools that items contain, with the items' paths; `before` as in
-    `build_chat_messages`."""
+    """Yield the path and the tools of each item that contains tools. `before` is the number of
+    leading items that are not in the request's `input`."""
     for number, item in enumerate(items, -before):
         # Test the type string first: `isinstance` with pydantic classes is slow.
         if item.type in _TYPES_WITH_TOOLS and isinstance(
@@ -120,8 +121,8 @@ def find_item_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[st
 def check_outputs(items: Sequence[Item], before: int = 0) -> None:
     """Raise InvalidRequest for a call output without an earlier call.
 
-    `before` is as in `build_chat_messages`. Errors in those earlier items name `conversation` as
-    the parameter.
+    `before` is the number of leading items that are not in the request's `input`. Errors about
+    these items name `conversation` as the parameter.
     """
     calls = set()
     for number, item in enumerate(items, -before):

@@ -1,5 +1,5 @@
-"""Preparation of a request before its prompt is written: load what it continues, and plan what to
-store."""
+"""Preparation of a request before its prompt is written: the history that the request continues is
+loaded, and a plan is made of what to store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
-# Bytes of one tenant's `StorePlan.new_items` in a process: eight maximum-size bodies.
+# Limit in bytes of one tenant's `StorePlan.new_items` in a process: eight bodies of maximum size.
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 _NEED_STORAGE = ("previous_response_id", "conversation", "background")
 
@@ -58,11 +58,11 @@ class StorePlan:
         stores_response: True if the response itself is stored.
         is_background: True if no client waits for the response.
         chain: The ids of the earlier responses.
-        chain_bytes: The total bytes of their records.
-        new_items: The request's new items as JSON; smaller than the parsed items.
+        chain_bytes: The total size in bytes of the earlier responses' records.
+        new_items: The request's new items as JSON, which is smaller than the parsed items.
         conversation: The conversation that receives the new items and the output.
         last_order: The order of the conversation's last item; new items follow it.
-        turns: Token ids of the prompt.
+        turns: The token ids of the prompt, by turn.
         began_ms: `Conversations.redis_time_ms` at the request's arrival.
     """
 
@@ -88,7 +88,7 @@ class StorePlan:
         conversation = self.conversation
         if conversation is not None:
             [head] = await self.service.conversations.get(self.tenant, [conversation])
-            # If the conversation was deleted since, do not add items to it.
+            # If the conversation was deleted in the meantime, do not add items to it.
             conversation = None if head is None else conversation
         make = partial(self._build_records, response, version, conversation)
         size = len(response) + len(self.new_items)
@@ -120,8 +120,8 @@ class StorePlan:
 class PendingItems:
     """Request items held in memory until their response is stored. One instance per process.
 
-    A request of a few hundred bytes may reference stored items of megabytes. These stay in memory
-    while the request is queued and answered, and a tenant may have a thousand queued requests.
+    A request of a few hundred bytes may reference stored items of megabytes. The items stay in
+    memory while the request is queued and answered. A tenant may have a thousand queued requests.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class PendingItems:
 
 
 class ResponseStorer:
-    """Stores a response before its client sees the end of the answer."""
+    """An `AnswerRecorder` that stores a response before the client sees the end of the answer."""
 
     def __init__(self, plan: StorePlan, answer: ResponseAnswer) -> None:
         self._plan = plan
@@ -158,10 +158,10 @@ class PreparedTurn(NamedTuple):
     """A request with its history loaded.
 
     Attributes:
-        chat: The chat with earlier items and the request's own.
-        before: The items that come before the request's own.
-        plan: What to store.
-        hints: Parameters of the earlier items that have no effect.
+        chat: The chat with the earlier items and the request's own items.
+        before: The items that come before the request's own items.
+        plan: The plan of what to store.
+        hints: The names of parameters without effect, earlier items included.
     """
 
     chat: ResponsesChat
@@ -171,7 +171,7 @@ class PreparedTurn(NamedTuple):
 
 
 async def prepare_turn(service: Service, lookup: StoredLookup, chat: ResponsesChat) -> PreparedTurn:
-    """Load what a request continues and determine what to store of it.
+    """Load the history that a request continues, and plan what to store of the request.
 
     Raises:
         InvalidRequest: The request is invalid with its history, or a record is missing.

@@ -1,6 +1,8 @@
 """Token ids of a conversation's turns, stored with its responses.
 
-Only the new part of a prompt is tokenized, whichever gateway or worker continues the conversation.
+A turn is a part of a prompt that ends with the token that ends a message. As the token ids of
+earlier turns are stored, any gateway or worker that continues the conversation tokenizes only the
+new turns.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turn_record import StoredTurns
 
-# Storing fewer bytes costs more than it saves. Short turns are stored with the next ones.
+# Fewer bytes are not stored, as storing them costs more than it saves. The turns of such a prompt
+# are stored with a later response.
 _MIN_STORED_BYTES = 2048
 
 
@@ -31,8 +34,8 @@ class CachedTurns:
         self._prompt: str | GuardedText = ""
 
     def write_prompt(self, chat: ResponsesChat, form: ChatFormat) -> chat_prompts.PromptsAndForm:
-        """Write the prompt as `system_messages.render_prompt` does, and register cached token ids.
-        Thread-safe."""
+        """Return the prompt as `system_messages.render_prompt` does, and register the stored token
+        ids, so that only new turns are tokenized. Thread-safe."""
         (prompt,), message = render_prompt(chat, form)
         assert not isinstance(prompt, list)  # A template writes text
         self._prompt = prompt
@@ -41,8 +44,8 @@ class CachedTurns:
         return [prompt], message
 
     def finish(self, *, store: bool) -> None:
-        """Record that the last prompt is tokenized: save its new turns in `new` and release the
-        rest."""
+        """Save the new turns of the last prompt in `new` if `store` is set, and free the rest. Call
+        this once the prompt is tokenized."""
         if store:
             new = self._prompts.pack_turns(self._prompt, stored=self._known)
             self.new = new if len(new) >= _MIN_STORED_BYTES else b""

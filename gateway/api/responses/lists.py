@@ -50,8 +50,8 @@ class Page(NamedTuple):
     after: str | None
 
     def render(self, items: Sequence[dict[str, Any]]) -> bytes:
-        """Return the page as JSON, given all items, oldest first. Raise NotFound if `after` is not
-        among them."""
+        """Return the page as JSON. `items` are all items, oldest first. Raise NotFound if none has
+        the id `after`."""
         ordered = items[::-1] if self.newest_first else items
         if self.after is not None:
             ids = [item["id"] for item in ordered]
@@ -68,7 +68,7 @@ def render_list(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes
 
 
 def parse_page(request: Request) -> Page:
-    """Parse the page parameters of the query. Raise InvalidRequest if one is invalid."""
+    """Parse the page parameters of the query. Raise InvalidRequest for an invalid value."""
     query = request.query_params
     check_include(request)
     limit = parse_int(request, "limit", minimum=1, maximum=_MAX_LIMIT)

@@ -1,7 +1,8 @@
-"""Limits on concurrent lookups of stored data per tenant: sizes are unknown until a record is read.
+"""Limits, per tenant, on concurrent lookups of stored data.
 
-Lookups and deletions count toward no per-minute limit, so this bounds their cost: each uses one of
-the tenant's slots, and few may wait for a slot.
+The size of a record is unknown until the record is read, so a tenant may read only a few at once.
+No per-minute limit counts lookups and deletions. Instead, each uses one of the tenant's slots, and
+the number that may wait for a slot is limited.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _MAX_WAITING_LOOKUPS = 256
 
 
 class TenantLookups:
-    """The lookup slots of one tenant in this process. Enter the object for one lookup."""
+    """The lookup slots of one tenant in this process. Use `async with` around each lookup."""
 
     def __init__(self) -> None:
         self.slots = asyncio.Semaphore(_LOOKUP_SLOTS)
-        """Used directly by streams that poll, which have their own limit."""
+        """The free slots. Streams that poll acquire a slot here directly: another limit bounds how
+        many streams there are."""
         self._waiting = 0
 
     async def __aenter__(self) -> None:
-        """Raise Overloaded if too many lookups of the tenant already wait."""
+        """Acquire a slot. Raise Overloaded if too many lookups of the tenant already wait."""
         if self._waiting >= _MAX_WAITING_LOOKUPS:
             raise Overloaded(
                 f"{self._waiting} lookups and deletions of stored responses and conversations of "
@@ -58,12 +60,11 @@ class TenantLookups:
 
 
 class TenantReadLimiter:
-    """Lookup slots by tenant, one instance per process. A slot is released once the size is
-    known."""
+    """The lookup slots of all tenants; one instance per process."""
 
     def __init__(self) -> None:
-        # Never removed: streams may still use the slots. The number of tenants is bounded by the
-        # configuration.
+        # Tenants are never removed, as streams may still use their slots. The configuration
+        # bounds the number of tenants.
         self._by_tenant: defaultdict[str, TenantLookups] = defaultdict(TenantLookups)
 
     def for_tenant(self, tenant: str) -> TenantLookups:
@@ -77,8 +78,8 @@ class StoredLookup:
     Attributes:
         conversations: The store.
         tenant: The tenant's name; "" without tenants.
-        intake: Runs expensive work in threads.
-        slot: Held while the size of the data is unknown.
+        intake: The request's intake, which runs expensive work in threads.
+        slot: The context manager to enter while the size of the data is unknown.
     """
 
     conversations: Conversations
@@ -89,8 +90,8 @@ class StoredLookup:
 
 @asynccontextmanager
 async def open_lookup(request: Request, *, counted: bool = False) -> AsyncIterator[StoredLookup]:
-    """Open a lookup for one endpoint call. `counted` requests count toward the tenant's request
-    limits.
+    """Yield the lookup of one endpoint call. If `counted`, the request counts toward the tenant's
+    request limits.
 
     Raises:
         InvalidKey: The request's key is unknown.

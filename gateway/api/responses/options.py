@@ -19,7 +19,7 @@ Label = Annotated[str, StringConstraints(max_length=512)]
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # For item types that this server never produces.
+    # Accepted without effect: these concern item types that this server never produces.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",

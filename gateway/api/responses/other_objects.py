@@ -6,8 +6,8 @@ from gateway.api.openai.messages import Lenient
 
 
 class OtherObject(Lenient):
-    """An object of a type that this server does not use. Each list defines how it treats such
-    objects."""
+    """An object of a type that this server does not use. The code that reads the surrounding list
+    ignores or refuses such objects."""
 
     type: str
 

@@ -25,7 +25,7 @@ ID_PREFIXES: dict[Kind, str] = {
 }
 """Prefixes of item ids, by item type."""
 
-# A body may have 100 levels; the rest is for the levels around the arguments.
+# A request body may be 100 levels deep. The other 10 levels are for what surrounds the arguments.
 _MAX_ARGUMENT_DEPTH = 90
 
 
@@ -34,8 +34,8 @@ class Form(NamedTuple):
 
     Attributes:
         ids: The response id without its prefix; item ids contain it.
-        calls: Item types and names of calls, by the model's name for the tool; other calls are
-            plain functions.
+        calls: The item type and the names for the calls of each tool that is not a plain function.
+            The key is the model's name for the tool.
         with_summary: True if reasoning is also returned as a summary.
         with_encrypted: True if reasoning is also returned as `encrypted_content`.
         logprobs: Function that writes log probabilities of a message; None if not requested.
@@ -69,7 +69,7 @@ class Item:
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
     def build_start(self) -> dict[str, Any]:
-        """Return the item while it is empty."""
+        """Return the item as a JSON object at its start: in progress, and without content."""
         members: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
             return members | self._call_members(self._call)
@@ -124,8 +124,9 @@ class OutputPiece(NamedTuple):
 class Output:
     """The output items of one answer.
 
-    `reasoning_tokens` counts the tokens of reasoning. If a delta holds reasoning and other text,
-    its tokens are split by characters. Tokens of tags count toward the text that follows them.
+    `reasoning_tokens` counts the tokens of reasoning. If a delta has reasoning and other text, its
+    tokens are split in proportion to the characters. Tokens of tags, such as the end of reasoning,
+    count toward the text that follows the tag.
     """
 
     def __init__(self, form: Form) -> None:
@@ -146,7 +147,7 @@ class Output:
         return self.items[-1].state == "open"
 
     def take(self, delta: TextDelta) -> list[OutputPiece]:
-        """Add a delta and return the new pieces. Each new item has at least one piece."""
+        """Add a delta and return the new pieces of text. Each new item has at least one piece."""
         form, pieces = self._form, []
         if form.logprobs is not None:
             self._pending += delta.logprobs
@@ -186,8 +187,8 @@ class Output:
         return pieces
 
     def _end_pieces(self, last: TextDelta) -> list[OutputPiece]:
-        """Return the last pieces: tokens without text, and an empty message if the answer has no
-        items."""
+        """Return the last pieces: the log probabilities of tokens without text, or an empty message
+        if the answer has no items."""
         if not self.items:
             return [OutputPiece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":

@@ -1,9 +1,9 @@
 """Progress of a background response, in records that any gateway can read.
 
-In addition to the response's own record, its group contains a heartbeat (`…/beat`), which the
-worker that generates the response renews until the response ends. For a streamed response it also
-contains the events in chunks (`…/N`), where N, also the chunk's order, is the number of events up
-to the end of the chunk.
+The records of a response form a group. Beside the response itself, the group contains a heartbeat
+(`…/beat`). The worker that generates the response renews the heartbeat until the response ends. For
+a streamed response, the group also contains the events, in chunks (`…/N`). N is the number of
+events up to the end of the chunk, and is also the chunk's order.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 
 POLL_INTERVAL_S = 0.25
-"""Interval at which a worker checks whether its responses were cancelled and whether events are due
-to be stored."""
+"""Seconds between two checks of a worker whether its responses were cancelled, and whether events
+are due to be stored."""
 BEAT_INTERVAL_S = 1.5
 LEASE_S = 6.0
-"""A response whose heartbeat is older than this, by the reader's clock, may be lost."""
+"""Age of a heartbeat in seconds, by the reader's clock, above which a response may be lost."""
 DOUBT_PERIOD_S = 4.0
-"""A response whose heartbeat then does not change for this time is lost: clocks may differ, and the
-store may have been unavailable."""
+"""Seconds to wait before a response with an old heartbeat counts as lost. If the heartbeat changes
+meanwhile, the response is not lost: clocks may differ, and the store may have been unavailable."""
 
-# Versions above FINISHED, so that a reported outcome never changes back.
+# Versions of the records of lost and cancelled responses. They are above FINISHED, so that a late
+# result of the worker never replaces an outcome that was already reported.
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK_BYTES = 64 * 1024
@@ -61,7 +62,7 @@ def beat_id(response_id: str) -> str:
 
 
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
-    """Build a heartbeat record. `version` is the version of a finished response, None before."""
+    """Build a heartbeat record. `version` is that of a finished response; None if unfinished."""
     data = orjson.dumps([status, time.time()])
     at = now_us() if version is None else version
     return Record(beat_id(response_id), data, at, response_id)
@@ -72,8 +73,8 @@ def read_beat(record: Record) -> Beat:
 
 
 def is_fresh(record: Record) -> bool:
-    """Return True if the heartbeat is recent, assuming that the writer's clock agrees with this
-    one."""
+    """Return True if the heartbeat is recent. This assumes that the clocks of its writer and of
+    this process agree."""
     return abs(time.time() - read_beat(record).at) < LEASE_S
 
 
@@ -96,7 +97,7 @@ def build_cancelled_records(record: Record) -> list[Record]:
 
 def build_lost_records(record: Record, events: int) -> list[Record]:
     """Build the records of a response whose worker died. `events` is the number of stored events, 0
-    if it is not streamed."""
+    for a response that is not streamed."""
     records = _build_final_records(record, LOST, _LOST_MEMBERS)
     if events:
         response = decode(records[0]).response
@@ -115,10 +116,11 @@ def _build_final_records(record: Record, version: int, members: dict[str, Any]) 
 
 
 class StoredEvents:
-    """A `Body` that stores what is written, in chunks. With `store` None, nothing is stored.
+    """A `Body` that stores the written events in chunks. With `store` None, nothing is stored.
 
-    The generation waits while too much is not stored yet. After `max_bytes` bytes of chunks, all
-    events but the last write are dropped, so that the answer itself is not lost for its events.
+    The generation waits while too many bytes are not stored yet. Once `max_bytes` bytes of chunks
+    are stored, all further events except the last write are dropped. This leaves enough bytes to
+    store the answer itself.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class StoredEvents:
                 await self.flush()
 
     async def flush_if_due(self) -> None:
-        """Flush if the next chunk is due."""
+        """Store the new events if the next chunk is due."""
         now = self._clock()
         if (
             self._bytes_left > 0
@@ -165,10 +167,10 @@ class StoredEvents:
     async def flush(
         self, store: Callable[[Sequence[Record]], Awaitable[None]] | None = None
     ) -> None:
-        """Store the new events. If `store` is given, it is used, and called even without new
-        events.
+        """Store the new events. If `store` is given, call it instead of the usual function, even
+        without new events.
 
-        Raises what `store` raises; the events are then retained for the next flush.
+        Errors of the function pass through. The events are then retained for the next flush.
         """
         async with self._flush_lock:
             frames = bytes(self._pending)

@@ -25,7 +25,7 @@ from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 
-# Divisor: the share of the context reserved for an answer without `max_output_tokens` is 1/8.
+# Without `max_output_tokens`, 1/8 of the context is reserved for the answer.
 _ANSWER_DIVISOR = 8
 
 Write = Callable[[ResponsesChat, ChatFormat], PromptsAndForm]
@@ -57,11 +57,12 @@ async def truncate(
     write: Write,
     before: Sequence[Item] = (),
 ) -> ResponsesChat:
-    """Drop the oldest items until an answer fits, if the request has `truncation: auto`.
+    """Return the chat without its oldest items, if it is too long for an answer to fit.
 
-    `before` are the items that come before the request's own. Leading instructions and tools of
-    dropped items are retained, and a call is dropped together with its outputs. If possible, the
-    first remaining item is a user message.
+    The chat is returned unchanged without `truncation: auto`, and if no cut is enough. `before` are
+    the items that come before the request's own items. Leading instructions and tools of dropped
+    items are retained, and a call is dropped together with its outputs. If possible, the first
+    remaining item is a user message.
     """
     original = chat.original
     if original.truncation != "auto":
@@ -70,7 +71,7 @@ async def truncate(
     longest = max(service.replicas.capabilities, key=longest_prompt)
     reserves = [longest.max_seq_len // _ANSWER_DIVISOR]
     if isinstance(original, ResponseRequest) and (wanted := original.max_output_tokens) is not None:
-        # If no cut frees that many tokens, at least free the default share.
+        # First try to free `max_output_tokens`. If no cut frees as many, free the default share.
         reserves = [wanted, *reserves] if wanted > reserves[0] else [wanted]
 
     async def fits(candidate: ResponsesChat, reserve: int) -> bool:
@@ -80,7 +81,8 @@ async def truncate(
                 await count_prompt_tokens(service, intake, tenant, candidate, write) <= max_tokens
             )
         except InvalidRequest as error:
-            # A template may require a user message first; then try other cuts.
+            # Count a cut that the template refuses as not fitting, and try other cuts: a template
+            # may require a user message first.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):
                 raise
             return False
@@ -93,7 +95,8 @@ async def truncate(
         async def try_cut(cut: int) -> ResponsesChat | None:
             remaining = [*items[:lead], *_extract_tools(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(build_chat, original, remaining))
-            # The tools are the same, but their items have other indices among the remaining ones.
+            # Restore the paths of the tools. The tools are the same, but in `remaining` their items
+            # have other indices.
             candidate = candidate.model_copy(update={"tool_paths": chat.tool_paths})
             return candidate if await fits(candidate, reserve) else None
 
@@ -121,7 +124,7 @@ async def truncate(
 
 
 def _extract_tools(items: Sequence[Item]) -> list[Item]:
-    """Return only the tools of items, as items without a conversation turn."""
+    """Return the tools that items contain, as items that add no message to the chat."""
     return [
         AdditionalToolsItem.model_construct(type="additional_tools", tools=item.tools)
         for item in items

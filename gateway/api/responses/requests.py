@@ -30,7 +30,8 @@ from gateway.api.successors import OF_RESPONSES
 from gateway.errors import InvalidRequest
 
 _MAX_ECHO_BYTES = 256 * 1024
-"""Bytes; about 60,000 tokens of instructions."""
+"""Size in bytes above which a response does not repeat the request's long fields. Instructions of
+about 60,000 tokens fit."""
 
 
 class ResponsePrompt(Strict):
@@ -47,7 +48,7 @@ class ResponsePrompt(Strict):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # Need stored responses.
+    # Accepted only if the gateway stores responses.
     previous_response_id: str | None = None
     conversation: Conversation | None = None
 
@@ -73,8 +74,8 @@ class ResponsePrompt(Strict):
         )
 
     def build_chat_fields(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
-        """Return the fields of a chat request made of `items`, the last of which are the request's
-        own.
+        """Return the fields of a chat request made of `items`: earlier items, then the request's
+        own items.
 
         `complete` is False while earlier items are not loaded yet. Raises UnsupportedParameter and
         InvalidRequest.
@@ -171,10 +172,10 @@ class ResponseRequest(ResponsePrompt):
     background_options: dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
-    # Need stored responses.
+    # True is accepted only if the gateway stores responses.
     store: bool | None = None
     background: bool | None = None
-    # Would affect the answer, and are not supported.
+    # Refused unless null: they would affect the answer, and are not supported.
     prompt: None = None
     moderation: None = None
 
@@ -216,7 +217,7 @@ class ResponseRequest(ResponsePrompt):
         return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
 
     def build_echo(self) -> bytes:
-        """Return the fields that a response repeats as OpenAI does, with defaults: a JSON object.
+        """Return the request's fields that the response repeats, with OpenAI's defaults, as JSON.
 
         The object is sent several times and held in memory during the answer, so long
         client-written fields are omitted if the total is too large.
@@ -253,7 +254,8 @@ class ResponseRequest(ResponsePrompt):
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
         }
-        # Equal to `model_dump`, which would copy all schemas: 0.2 s for a large request.
+        # `default=dict` writes the same JSON as `model_dump`, which would copy all schemas. A copy
+        # takes 0.2 s for a large request.
         echo = orjson.dumps(fields | long, default=dict)
         if len(echo) <= _MAX_ECHO_BYTES:
             return echo

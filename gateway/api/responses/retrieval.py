@@ -128,8 +128,8 @@ async def list_input_items(request: Request, response_id: Name) -> Response:
 
 
 def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse) -> bytes:
-    """Return a page of a response's input items. Items of responses deleted since then are
-    omitted."""
+    """Return a page of a response's input items as JSON. Items of earlier responses that have been
+    deleted are omitted."""
     before = [item for record in chain if record is not None for item in decode(record).items]
     return page.render(before + last.input)
 
@@ -137,7 +137,7 @@ def _build_page(page: Page, chain: Sequence[Record | None], last: StoredResponse
 def stream_events(
     request: Request, tenant: str, response_id: str, sent: int, headers: Mapping[str, str]
 ) -> Response:
-    """Return a stream of the events after the first `sent`, including future ones."""
+    """Return a stream of a response's events after the first `sent`, including future events."""
     unfinished: UnfinishedResponses = request.app.state.unfinished
     read_limiter: TenantReadLimiter = request.app.state.read_limiter
     write = partial(
@@ -148,8 +148,8 @@ def stream_events(
 
 
 def _frame_failure(error: Failure) -> bytes:
-    """Return the event for a stream that could not be read; the response itself may still be
-    fine."""
+    """Return the event that ends a stream whose events cannot be read. The response itself may
+    still be fine."""
     fields = orjson.loads(build_envelope(error))
     fields |= {name: fields["error"][name] for name in ("code", "message", "param")}
     data = orjson.dumps({"type": "error", "sequence_number": 0} | fields)
@@ -175,8 +175,8 @@ def _build_response(record: Record, status: Status | None) -> bytes:
 
 
 def _parse_stream_query(request: Request) -> tuple[bool, int]:
-    """Return True if events are requested, and the last known event number. Raise InvalidRequest if
-    a parameter is invalid."""
+    """Return True if events are requested, and the number of the last event that the client has (-1
+    for none). Raise InvalidRequest if a parameter is invalid."""
     stream = request.query_params.get("stream", "false")
     if stream not in ("true", "false"):
         raise InvalidRequest(f"stream: found {stream!r}; allowed: true and false.", param="stream")

@@ -44,10 +44,11 @@ _ITEMS = TypeAdapter(list[items.Item])
 _PLACEHOLDER = items.MessageItem(role="user", content="")
 
 FINISHED = FINAL
-"""The lowest version of an immutable record. Lower versions are a time in microseconds, or 1."""
+"""The lowest version of an immutable record. Records that may still change have lower versions: a
+time in microseconds, or 1."""
 MAX_CHAIN_RESPONSES = 1024
 MAX_EARLIER_ITEMS = 8192
-"""Items that precede a request."""
+"""Maximum number of stored items before a request's own items."""
 _MAX_REFERENCES = 64
 
 _RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
@@ -70,10 +71,10 @@ class StoredResponse(NamedTuple):
     """A response as stored. The fields are the keys of the stored JSON.
 
     Attributes:
-        response: The response object as it was answered.
+        response: The response object as the client received it.
         input: The request's own new items.
         chain: The ids of the earlier responses, oldest first.
-        before: The total bytes of their records.
+        before: The total size in bytes of the earlier responses' records.
         nbytes: `before` plus the bytes of this record.
         turned: True if token ids are stored beside the response.
     """
@@ -87,15 +88,19 @@ class StoredResponse(NamedTuple):
 
     @property
     def items(self) -> list[Item]:
-        """The items that this response adds to the history of a request that follows it."""
+        """The items that this response adds to the history: the request's items and the output."""
         output: list[Item] = self.response["output"]
         return self.input + output
 
 
 class ConversationHistory(NamedTuple):
-    """The history of a request: earlier items, oldest first, and what its own record needs of them.
+    """The history of a request.
 
-    `turns` are the earlier turns whose token ids are known.
+    Attributes:
+        items: The earlier items, oldest first.
+        chain: The ids of the earlier responses; empty in a conversation.
+        nbytes: The total size in bytes of the earlier records.
+        turns: The stored token ids of earlier turns.
     """
 
     items: list[Item]
@@ -138,7 +143,7 @@ def decode(record: Record) -> StoredResponse:
 def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
     """Return a request's items as JSON. Raise UnsupportedParameter for an item that a chat cannot
     contain."""
-    # A referenced item was validated when it was stored.
+    # Check a placeholder for a referenced item, which was validated when it was stored.
     chat_items = [_PLACEHOLDER if isinstance(item, items.ItemReference) else item for item in given]
     try:
         build_chat_messages(None, chat_items, Toolset().flatten_name)
@@ -151,15 +156,15 @@ def dump_items(given: Sequence[items.Item], param: str = "input") -> list[Item]:
 
 
 def dump_items_json(given: Sequence[items.Item]) -> bytes:
-    """Return items as JSON bytes, given items that already formed a chat."""
+    """Return items as JSON bytes, without a check: they have already formed a chat."""
     return _ITEMS.dump_json([*given], exclude_none=True)
 
 
 def parse_items(stored: Sequence[Item]) -> list[items.Item]:
     """Parse stored items.
 
-    Raises InvalidRequest for an item that this release cannot read; another release may have stored
-    it.
+    Raise InvalidRequest for an item that this release cannot read. Another release of the gateway
+    may have stored such an item.
     """
     try:
         return _ITEMS.validate_python([*stored])
@@ -182,20 +187,21 @@ def turns_id(response_id: str) -> str:
 
 
 def build_turns_record(response_id: str, turns: bytes) -> Record:
-    """Build the record of token ids. It belongs to the response's group and expires with it."""
+    """Build the record of a response's token ids, which expires together with the response."""
     return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
 def response_id_of(item: str) -> str | None:
-    """Return the id of the response that an item was stored with; None if it was not stored with
-    one."""
+    """Return the id of the response that an item was stored with, if it was; None if `item` is not
+    the id of a stored item. For an item that was added to a conversation, no response has that
+    id."""
     digits = _ITEM.fullmatch(item)
     return None if digits is None else f"resp_{digits[1]}"
 
 
 def now_us() -> int:
-    """Return the time in microseconds, used as version and as order within a group. A float holds
-    it exactly."""
+    """Return the time in microseconds since 1970, for a record's version or its order in a group. A
+    float can hold the number exactly."""
     return time.time_ns() // 1000
 
 
@@ -277,10 +283,10 @@ async def load_history(
 async def load_turns(
     conversations: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
 ) -> StoredTurns:
-    """Load the known turns of these responses' prompts. `nbytes` are already in memory for the
-    request.
+    """Return the stored token ids of turns in these responses' prompts; {} if they cannot be read.
 
-    If this fails, the prompt is tokenized again, which only costs time.
+    Without these token ids, the prompt is tokenized again, which only costs time. `nbytes` is the
+    number of bytes that the request already has in memory.
     """
     try:
         records = await conversations.get(
@@ -317,10 +323,10 @@ async def resolve_references(
     param: str = "input",
     nbytes: int = 0,
 ) -> list[Item]:
-    """Replace references by the items they name.
+    """Return the items with each reference replaced by the item that it names.
 
-    An item counts once for each reference, in addition to the `nbytes` of earlier items: each
-    occurrence is part of the prompt and of the stored record.
+    The memory budget counts the `nbytes` of earlier items, and a referenced item once for each
+    reference: each occurrence is part of the prompt and of the stored record.
 
     Raises:
         NotFound: The tenant has no item of that id.
@@ -336,8 +342,8 @@ async def resolve_references(
             f"{_MAX_REFERENCES}.",
             param=param,
         )
-    # An item of a response is inside the response's record; an item of a conversation is a record
-    # itself.
+    # Read both records that may contain an item: a response's record contains the response's items,
+    # and an item of a conversation is a record itself.
     ids = dict.fromkeys(
         name
         for one in wanted
@@ -346,7 +352,7 @@ async def resolve_references(
     )
 
     def replace_references(records: Sequence[Record]) -> tuple[list[Item], int] | str:
-        """Return the items and the total bytes of the named ones, or the id of a missing item."""
+        """Return the items, and the bytes of the referenced ones; or the id of a missing item."""
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -361,7 +367,8 @@ async def resolve_references(
         times = Counter(wanted).items()
         return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
-    # Only one of the two ids of an item exists, so wait for a restore only if both are missing.
+    # Of the two records, only one exists. So first read without waiting for records that may still
+    # be restored. Wait for them only if an item is missing.
     for patient in (False, True):
         records = await conversations.get(tenant, [*ids], patient=patient)
         available = [record for record in records if record is not None]

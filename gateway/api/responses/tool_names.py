@@ -6,12 +6,12 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
-# Some templates and clients refuse longer names.
+# Maximum length of a name for the model: some templates and clients refuse longer names.
 _MAX_FLAT_CHARS = 64
 
 
 class ToolCallNames(NamedTuple):
-    """The item type of a tool's calls, and the names in the item."""
+    """The item type of a tool's calls, and the tool's name and namespace in such an item."""
 
     kind: CallKind
     name: str
@@ -19,8 +19,8 @@ class ToolCallNames(NamedTuple):
 
 
 def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
-    """Return the model's name for a tool in a namespace. With `short`, the name ends with a
-    digest."""
+    """Return the model's name for a tool in a namespace. With `short`, or if the name would be too
+    long, the name ends with a digest."""
     between = "" if namespace.endswith("__") else "__"
     flat = f"{namespace}{between}{name}"
     if len(flat) <= _MAX_FLAT_CHARS and not short:

@@ -16,7 +16,7 @@ from gateway.api.responses.other_objects import OtherObject
 from gateway.api.unions import by_type
 
 MAX_TOOLS = 1024
-"""Tools of a request, those in namespaces and in items of the input included."""
+"""Maximum number of a request's tools, including those in namespaces and in items of the input."""
 
 
 def _check_callers(callers: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ class OwnTool(Lenient):
 
 
 class FunctionTool(OwnTool):
-    """A function. Deferred ones (`defer_loading`) are loaded with all others."""
+    """A function. `defer_loading` has no effect: a deferred function is loaded like all others."""
 
     type: Literal["function"]
     parameters: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ class CustomTool(OwnTool):
 
 
 class SearchTool(Lenient):
-    """A search for more tools. One that the client executes is a function to the model."""
+    """A search for more tools. To the model, a search that the client executes is a function."""
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None
@@ -110,7 +110,7 @@ Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class NamedTool(Lenient):
-    """A tool by its name, or a namespace as such if several tools are meant."""
+    """A choice of one tool by its name, or of all tools of a namespace."""
 
     type: Literal["function", "custom", "namespace"]
     name: str

@@ -30,7 +30,7 @@ from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 ToolKey = tuple[str | None, str]
-"""A tool's namespace (None without one) and its name in it."""
+"""A tool's namespace (None without one), and the tool's name in that namespace."""
 
 _KINDS: dict[str, CallKind] = {
     "function": "function_call",
@@ -43,6 +43,9 @@ class OwnToolAt(NamedTuple):
     """A tool that the client runs, and its path in the request.
 
     Attributes:
+        tool: the tool.
+        where: the path of the tool in the request.
+        namespace: the name of the tool's namespace; None without one.
         about: the description of the tool's namespace.
     """
 
@@ -57,7 +60,7 @@ class OwnToolAt(NamedTuple):
 
 
 class Toolset:
-    """The tools of one request: its own, and those contained in items of its input.
+    """The tools of one request: those in its field `tools`, and those in items of its input.
 
     Attributes:
         own: Tools that the client runs.
@@ -75,9 +78,10 @@ class Toolset:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], item_tools: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
-        """Return the tools `tools` of a request and those of its items, with their paths.
+        """Return the tools of a request: those in `tools`, and those in items, given with the
+        items' paths.
 
-        If an item repeats a tool, the first definition is used. Raises InvalidRequest for two tools
+        If an item repeats a tool, the first definition is used. Raise InvalidRequest for two tools
         with the same name, and for too many tools.
         """
         toolset = cls()
@@ -98,9 +102,9 @@ class Toolset:
     def select_callable(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
         """Return the tools that may be called.
 
-        `complete` is False while items that may contain more tools are not loaded yet. Raises
-        InvalidRequest for a choice of an unknown tool, and UnsupportedParameter for one that
-        demands a call if only hosted tools are left.
+        `complete` is False while items that may contain more tools are not loaded yet. Raise
+        InvalidRequest for a choice of an unknown tool. Raise UnsupportedParameter if the choice
+        demands a call, but only hosted tools could be called.
         """
         found = self.own
         if isinstance(choice, AllowedTools):
@@ -113,7 +117,7 @@ class Toolset:
 
     def to_chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
         """Return a choice in the syntax of chats. Raise InvalidRequest or UnsupportedParameter for
-        an invalid one."""
+        an invalid choice."""
         if isinstance(choice, str):
             return choice
         if isinstance(choice, AllowedTools):
@@ -128,7 +132,8 @@ class Toolset:
         )
 
     def build_functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
-        """Return tools in the syntax of chats; a namespace is described with its first tool."""
+        """Return tools in the syntax of chats. The description of a namespace's first tool begins
+        with that of the namespace."""
         described: set[str] = set()
         functions = []
         for each in tools:
@@ -142,11 +147,11 @@ class Toolset:
         return functions
 
     def map_calls(self, tools: Sequence[OwnToolAt]) -> Mapping[str, ToolCallNames]:
-        """Return item types and names of calls by the model's name for the tool, except plain
-        functions.
+        """Return the item type and the names for the calls of each tool that is not a plain
+        function. The key is the model's name for the tool.
 
-        Models sometimes omit a prefix, so the bare name of a namespace's tool is accepted too if no
-        other tool of the request has that name.
+        Models sometimes omit a namespace's prefix. So the name of a tool without the prefix is
+        accepted too, if no other tool of the request has that name.
         """
         taken = {*self._names.values()}
         flat = {self.flatten_name(*each.key): each for each in tools}
@@ -162,8 +167,8 @@ class Toolset:
         }
 
     def list_hints(self) -> tuple[str, ...]:
-        """Return parameters without effect: tools that cannot be called, and formats that are not
-        enforced."""
+        """Return the names of parameters without effect: tools that cannot be called, and formats
+        that are not enforced."""
         hints = name_hosted(self.hosted)
         if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
             hints.append("tools.format")
@@ -179,8 +184,8 @@ class Toolset:
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
-            # No tool is deferred, so a server-side search would find only tools that are already
-            # loaded.
+            # Treat a server-side search like a hosted tool. No tool is deferred, so such a search
+            # would find only tools that are already loaded.
             self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)
@@ -193,7 +198,7 @@ class Toolset:
             )
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
-        # Types in items are not checked: an earlier request may have been accepted with them.
+        # Do not check types in items: an earlier request may have been accepted with them.
         if again and (meant := find_meant_type(added.type)) is not None:
             raise InvalidRequest(
                 f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",
@@ -260,7 +265,7 @@ class Toolset:
         return wanted
 
     def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
-        """Return the tool that a choice names. The name alone is enough if it is unique."""
+        """Return the key of the tool that a choice names. A unique name needs no namespace."""
         key: ToolKey = (named.namespace, named.name)
         if key in self._names:
             return key

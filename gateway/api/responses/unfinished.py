@@ -1,4 +1,4 @@
-"""Unfinished background responses of any worker: found, cancelled and followed from this one.
+"""Access from this worker to unfinished background responses of any worker.
 
 See decision 071 in docs/decisions.
 """
@@ -29,8 +29,8 @@ from gateway.conversations.record import Record
 from gateway.errors import InvalidRequest, NotFound, Overloaded
 from gateway.service import Service
 
-# Streams of one tenant in one process. More than 8 streams poll less often, so that one tenant
-# cannot saturate Redis: a poll takes some 0.3 ms of Redis.
+# Limits of one tenant's streams in one process. If there are more than 8 streams, each polls less
+# often, so that one tenant cannot saturate Redis: a poll takes Redis about 0.3 ms.
 _MAX_FOLLOWERS = 64
 _MAX_POLLS_PER_S = 32
 _CHUNKS_AT_ONCE = 4
@@ -49,7 +49,8 @@ class UnfinishedResponses:
     async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
         """Return a response's record, and its status if it is not finished.
 
-        A response whose worker died is marked as failed. Raises NotFound.
+        A response whose worker died is marked as failed. Raise NotFound if there is no response of
+        that id.
         """
         doubted: Record | None = None
         while True:
@@ -60,10 +61,11 @@ class UnfinishedResponses:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            # Only background responses have a heartbeat, and looking for a missing one can be slow.
+            # Read the heartbeat as the last step: only background responses have one, and reading a
+            # missing record can be slow.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             if beat is not None and beat.version >= FINISHED:
-                if beat != doubted:  # It ended between the two reads
+                if beat != doubted:  # It ended between the reads: read again
                     doubted = beat
                     continue
             elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
@@ -104,7 +106,7 @@ class UnfinishedResponses:
             run.cancel()
 
     async def _count_events(self, tenant: str, response_id: str) -> int:
-        """Return the number of stored events."""
+        """Return the number of stored events of a response."""
         count = 0
         while chunks := await self._conversations.members(
             tenant, response_id, after=count, limit=_CHUNKS_AT_ONCE
@@ -120,7 +122,7 @@ class UnfinishedResponses:
         slots: asyncio.Semaphore,
         body: EventBody,
     ) -> None:
-        """Write the events after the first `sent`, then future ones as they arrive.
+        """Write a response's events after the first `sent`, then future events as they arrive.
 
         Raises:
             NotFound: The response does not exist.
@@ -141,7 +143,7 @@ class UnfinishedResponses:
                 del self._followers[tenant]
 
     def _poll_interval_s(self, tenant: str) -> float:
-        """Return the polling interval of a stream whose response another worker generates."""
+        """Return the seconds between polls of a stream whose response another worker generates."""
         return max(POLL_INTERVAL_S, self._followers[tenant] / _MAX_POLLS_PER_S)
 
     async def _follow(
@@ -177,8 +179,8 @@ class UnfinishedResponses:
                 continue
             if finished:
                 return
-            # Send a keep-alive: the body sends them only until the first events, and the next may
-            # take long.
+            # Send a keep-alive frame: the body sends such frames only until the first events, and
+            # the next events may take long.
             if loop.time() - written >= patience_s:
                 body.write(OPENAI.keep_alive)
                 await body.drain()
@@ -186,8 +188,8 @@ class UnfinishedResponses:
             if (run := self._runs.get(response_id)) is not None:
                 await run.events.wait_for_more()
                 continue
-            # Read the events once more after the end: the last ones are stored by then. Poll the
-            # heartbeat, not the response, which may be megabytes.
+            # Poll the heartbeat, not the response, which may be megabytes. After the end, read the
+            # events once more: the last events are stored by then.
             [beat] = await self._conversations.get(tenant, [beat_id(response_id)])
             finished = beat is not None and beat.version >= FINISHED
             if not finished:

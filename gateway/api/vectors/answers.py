@@ -1,7 +1,8 @@
-"""Answers with many numbers, encoded in a thread and sent in pieces to limit memory.
+"""Encoding of embeddings as JSON, and responses that are sent in parts to limit memory.
 
-2048 embeddings of 4096 numbers are 90 MB of text. Encoding takes seconds and holds the GIL except
-between rows. Sending one large piece would copy it once more.
+2048 embeddings of 4096 numbers are 90 MB of text. Encoding this text takes seconds, so it runs in a
+thread. Encoding a row holds the GIL; other threads can run between rows. Sending the text as one
+body would copy all of it once more.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MAX_INLINE_NUMBERS = 8192
-"""Numbers that are encoded on the event loop, which takes a millisecond."""
+"""Maximum count of numbers to encode on the event loop, which takes a millisecond."""
 _PIECE_BYTES = 256 * 1024
 
 
 def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
-    """Encode the rows of a float32 array as OpenAI's objects, separated by commas.
+    """Return the rows of a float32 array as OpenAI's `embedding` objects, separated by commas.
 
-    `first` is the index of the first row in the answer. Base64 holds little-endian float32, which
-    is numpy's order on the machines that Triton runs on.
+    `first` is the index of the first row in the answer. With `as_base64`, an embedding is the
+    base64 of its little-endian float32 bytes. numpy has the same byte order on the machines that
+    Triton runs on.
     """
     objects = []
     for index, row in enumerate(rows, first):
@@ -36,14 +38,17 @@ def write_embeddings(rows: Any, first: int, *, as_base64: bool) -> bytes:
 
 
 def estimate_bytes(rows: int, width: int, *, as_base64: bool) -> int:
-    """Estimate the bytes that embeddings take in memory, as numbers and as text."""
+    """Return about how many bytes embeddings take in memory, as numbers and as text together.
+
+    `rows` is the number of embeddings, `width` the count of numbers in each.
+    """
     return rows * width * (4 + (6 if as_base64 else 12))
 
 
 class LargeAnswer(Response):
-    """A JSON response in pieces, each of which is freed once it is sent.
+    """A JSON response whose body is a list of pieces. Each piece is freed once it is sent.
 
-    `on_sent` is called at the end, also if the client leaves or sending fails.
+    `on_sent` is called after the last piece, or when the client leaves or sending fails.
     """
 
     def __init__(

@@ -39,7 +39,8 @@ router = ApiRouter()
 MAX_INPUTS = 2048
 """Maximum number of inputs, the same as OpenAI's."""
 _DEFAULT_WIDTH = 1536
-# Smaller answers need no share of the budget: the request takes about as much memory.
+# An answer up to this size takes nothing from the memory budget: the request itself takes about as
+# much memory.
 _MAX_UNBUDGETED_BYTES = 1 << 20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -48,7 +49,7 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 class EmbeddingsRequest(MappedRequest):
     """A request for embeddings.
 
-    `input` is one text, several, the token ids of one, or the token ids of several.
+    `input` is a text, a list of texts, a list of token ids, or a list of lists of token ids.
     """
 
     successors = OF_EMBEDDINGS
@@ -77,7 +78,7 @@ class EmbeddingsRequest(MappedRequest):
 
 
 class InputUsage(Described):
-    """Token counts; 0 for a model that takes texts and has no tokenizer here."""
+    """Numbers of input tokens; 0 for a model of texts whose tokens the gateway cannot count."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -157,7 +158,7 @@ async def _build_response(asked: MappedCall[EmbeddingsRequest, EmbeddingModel]) 
 async def _write_pieces(
     asked: MappedCall[EmbeddingsRequest, EmbeddingModel], answers: list[Vectors], *, as_base64: bool
 ) -> list[bytes]:
-    """Encode the response body in pieces."""
+    """Return the JSON of the response, in pieces. The list `answers` is emptied."""
     entry, wanted = asked.model.entry, asked.wanted
     pieces, first = [b'{"object":"list","data":['], 0
     answers.reverse()

@@ -1,4 +1,4 @@
-"""Requests to models of embeddings and reranking: parsing, accounting and execution."""
+"""Requests to embedding and rerank models: parsing, accounting and execution."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gateway.tenancy.input_account import InputAccount
 
 
 class MappedRequest(Strict):
-    """Base of requests to models of embeddings and reranking."""
+    """Base of the requests to embedding and rerank models."""
 
     model: str
 
@@ -48,7 +48,7 @@ W = TypeVar("W", bound=MappedRequest)
 
 @dataclass(slots=True)
 class MappedCall(Generic[W, C]):
-    """A request with its inputs ready. Call the model within `account`."""
+    """A request whose inputs are tokenized. Enter `account` before calling the model."""
 
     service: Service
     request: Request
@@ -70,7 +70,10 @@ class MappedCall(Generic[W, C]):
         return self.tenant.priority if self.tenant else 0
 
     async def find_model(self, param: str) -> FittedModel:
-        """Return the model as Triton describes it. Raise InvalidRequest for a too long input."""
+        """Return the model with its configuration in Triton.
+
+        Raise InvalidRequest if an input is too long for the model.
+        """
         found = await resolve_model(self.service, self.model, self.deadline)
         check_length(found, self.inputs, param)
         return found
@@ -95,13 +98,15 @@ async def prepare_call(
     router: Callable[[Service], MappedRouter[C]],
     inputs: Callable[[Service, ServedModel[C], W, str], Awaitable[MappedInputs]],
 ) -> MappedCall[W, C]:
-    """Read, parse and prepare a request. Raise errors that are listed in `failures.TABLE`.
+    """Read and parse a request, tokenize its inputs, and reserve their tokens.
+
+    Raise errors that are listed in `failures.TABLE`.
 
     Args:
         request: the HTTP request.
-        kind: the model of its body.
-        router: selects the router of models from the service.
-        inputs: tokenizes the inputs.
+        kind: the pydantic model of the request's body.
+        router: function that returns the service's router of embedding or of rerank models.
+        inputs: function that checks and tokenizes the inputs of the request.
     """
     service = service_of(request.scope)
     tenant = authenticate_tenant(request)
@@ -122,7 +127,8 @@ async def prepare_call(
             if model.tokenizer is not None:
                 context.prompt_tokens = ready.total
                 await reservation.reserve(ready.total)
-            # Last step that may fail or wait: the caller closes the account after this.
+            # Pass the reservation to the account, which the caller closes. After this step, no step
+            # may fail or wait: the reservation would never be released.
             reservation.detach()
             request_id = secrets.token_hex(16)
             account = InputAccount(
@@ -151,9 +157,10 @@ async def prepare_call(
 def parse(
     kind: type[W], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
 ) -> Parsed[W]:
-    """Validate a JSON body; null means unset. Raise InvalidRequest naming the parameter.
+    """Parse and validate a JSON body. A parameter that is null counts as unset.
 
-    Members of an input are content, so unknown names among them are always refused.
+    Raise InvalidRequest, which names the parameter. Unknown members of an input, such as a
+    document, are always refused, as they may be content that the model should read.
     """
     given = {name: value for name, value in load_object(body).items() if value is not None}
     fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, in the form of Jina, Cohere and other servers."""
+"""POST /v1/rerank, in the form that Jina, Cohere and other servers use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from gateway.service import Service
 
 router = ApiRouter()
 
-# Limits the total work, as the query is processed again with each document.
+# Maximum total characters of all pairs of the query and a document. Bounds the model's work, as the
+# model reads the query again with each document.
 _MAX_CHARS = 32 * 2**20
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
@@ -55,7 +56,7 @@ class Ranked(Described):
 
 
 class Ranking(Described):
-    """The documents, the most relevant first."""
+    """The documents by relevance, the most relevant first."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: one parser per form, ids, and guides of forced calls.
+"""Tool calls in a model's text: a parser for each form, call ids, and guides of forced calls.
 
-Text in, events out; nothing here knows HTTP, the engine or a tokenizer.
+Parsers take text and return events. Nothing here depends on HTTP, the engine or a tokenizer.
 """

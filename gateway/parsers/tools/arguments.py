@@ -1,7 +1,8 @@
-"""Arguments of a call: their state after the end, and their repair while they are streamed.
+"""Arguments of a call: the state in which they ended, and their repair while they are streamed.
 
-One rule serves chat, Responses and Messages: a call is complete if its arguments are a JSON object.
-A custom tool's call is also complete if its text is the input itself and the model ended it.
+The same rule applies to chat, Responses and Messages: a call is complete if its arguments are a
+JSON object. A custom tool's call may also have plain text instead, which is the tool's input. Such
+a call is complete if the model ended the text.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
 _LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-# A complete pair and any other escape match first, so that `\\ud83d` stays a backslash and five
-# letters.
+# Complete pairs and other escapes are matched, too. Otherwise `\\ud83d`, which is an escaped
+# backslash and five letters, would be taken for half a pair.
 _LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
 
 
 def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = False) -> CallEnd:
-    """Return the end event of a call without further arguments.
+    """Return the end event of a call whose arguments have ended.
 
     Args:
         index: the number of the call.
-        arguments: the text of the call, as it was reported.
-        custom: the call is of a custom tool.
-        cut: a limit or a stop string ended the answer. Plain text does not show whether it is
-            complete, so such an input is `open`.
+        arguments: all text of the arguments, as it was reported.
+        custom: True if the call is of a custom tool.
+        cut: True if a limit or a stop string ended the answer. The state of plain text is then
+            `open`, since the text does not show whether it is complete.
     """
     value = _read_object(arguments)
     state: State = "complete"
@@ -46,9 +47,9 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 
 
 def _read_object(arguments: str) -> str | None:
-    """Return the JSON of the object that the arguments are, or None if they are anything else.
+    """Return the arguments if they are a JSON object, or None if they are not.
 
-    NaN and Infinity, which are not JSON, become null. Other text is returned unchanged.
+    NaN and Infinity, which are not JSON, are replaced by null.
     """
     try:
         return arguments if isinstance(orjson.loads(arguments), dict) else None
@@ -75,10 +76,10 @@ def _is_unclosed(arguments: str) -> bool:
 
 
 class SurrogateRepair:
-    """Replaces half a surrogate pair, which no JSON reader accepts, by U+FFFD in a streamed object.
+    """Repair of streamed JSON: half a surrogate pair, which JSON readers refuse, becomes U+FFFD.
 
-    Escapes that are cut by the end of a piece are held back: 11 characters at most. Arguments that
-    are not an object, such as the text of a custom tool, are unchanged.
+    An escape that the end of a piece cuts is held back, at most 11 characters. Arguments that are
+    not an object, such as the text of a custom tool, are unchanged.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class SurrogateRepair:
         self._is_object: bool | None = None
 
     def repair(self, piece: str) -> str:
-        """Return the repaired text that is certain after this piece."""
+        """Return the repaired text, without an escape at its end that may continue."""
         if self._is_object is None and piece and not piece.isspace():
             self._is_object = piece.lstrip().startswith("{")
         if not self._is_object or ("\\" not in piece and not self._held):
@@ -97,13 +98,13 @@ class SurrogateRepair:
         return _LONE_SURROGATE.sub(_replace_escape, text[:end])
 
     def flush(self) -> str:
-        """Return the held text of arguments that end within an escape."""
+        """Return the text that was held back. Call this at the end of the arguments."""
         held, self._held = self._held, ""
         return _LONE_SURROGATE.sub(_replace_escape, held)
 
     @staticmethod
     def _find_undecided(text: str) -> int:
-        """Return the index of the escape that the next piece may continue."""
+        """Return the index of an escape at the end that may continue, or the text's length."""
         end = len(text)
         start = text.find("\\", max(end - _MAX_UNDECIDED_CHARS, 0))
         while start >= 0:

@@ -1,14 +1,19 @@
 """Calls, or an answer in a format, for requests with both tools and a `response_format`.
 
-At OpenAI a model decides between the two. A guide applies from the answer's first token on, so it
-has to allow both, distinguished by their beginning: the answer, which is an object; a list of
-calls, as in a forced choice; or one call without a list, `{"name": ..., "arguments": {...}}`, as
-most models were taught to write within tags, which the guide does not let them write. So this works
-for formats whose object has known properties, without `arguments` and `parameters` among them.
+At OpenAI the model decides whether to call tools or to answer. A guide applies from the first token
+on, so the guide has to allow both. The parser distinguishes three outputs by their beginning:
 
-Arguments must match the functions' schemas. If an engine cannot enforce one of them, only those of
-`strict` functions must match: no client was promised the others, so they are no reason for a
-refusal.
+- the answer, which is an object;
+- a list of calls, as for a forced choice;
+- a single call without a list, `{"name": ..., "arguments": {...}}`. Most models were trained to
+  write this within tags, which the guide does not allow.
+
+So this works only for formats whose object has known properties, and neither `arguments` nor
+`parameters` among them.
+
+Arguments must match the functions' schemas. If an engine cannot enforce one of these schemas, only
+the arguments of `strict` functions must match. For other functions, clients were not promised a
+match, so the request is not refused.
 
 See decision 016 in docs/decisions.
 """
@@ -34,30 +39,34 @@ from gateway.parsers.tools.parser import NotACall, Step, ToolParser
 
 _ANY_OBJECT: Schema = {"type": "object", "additionalProperties": True}
 _KEYS = ("arguments", "parameters")
-"""Keys of arguments; models were taught one or the other."""
+"""Keys for the arguments of a call; some models were trained on the first, others on the second."""
 _MORE = frozenset(
     {
         *("patternProperties", "dependentRequired", "dependentSchemas", "dependencies"),
         *("$ref", "allOf", "anyOf", "oneOf", "if"),
     }
 )
-"""Keywords that may add properties of an object."""
+"""Keywords of a schema that may allow further properties of an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """The form of an answer that may be calls. `may_have_name` says that answers may have a `name`,
-    too."""
+    """The form of an output that is either an answer or calls.
+
+    `may_have_name` is True if the answer may have a property `name`, as calls have.
+    """
 
     may_have_name: bool
 
     @classmethod
     def beside(cls, schema: Any) -> Either | None:
-        """Return the form for answers of this schema; None if calls could not be distinguished from
-        them."""
+        """Return the form for answers of this schema.
+
+        Return None if calls could not be distinguished from such answers.
+        """
         if not isinstance(schema, dict) or schema.get("type") != "object":
             return None
-        # An object with properties and without `additionalProperties` has no others (`guides`).
+        # With `properties` but without `additionalProperties`, guides allow no other properties.
         named, needed = schema.get("properties"), schema.get("required", [])
         closed = schema.get("additionalProperties", False) is False and _MORE.isdisjoint(schema)
         if not closed or not named or not isinstance(named, dict) or not isinstance(needed, list):
@@ -67,7 +76,7 @@ class Either:
 
     @property
     def name(self) -> None:
-        """Always None: any function may be called."""
+        """The function that must be called: always None, since any function may be called."""
 
     def parser(self) -> ToolParser:
         return EitherToolParser(self.may_have_name)
@@ -80,10 +89,15 @@ def either_schema(
     *,
     parallel: bool,
 ) -> str:
-    """Return the JSON schema of an answer of the schema `answer`, or of calls of the functions.
+    """Return a JSON schema for either an answer that matches `answer`, or calls of the functions.
 
-    `functions` maps names to parameter schemas. Schemas of names in `enforced` are enforced. Raises
-    InvalidRequest if a schema is nested too deep.
+    Args:
+        answer: the schema of an answer.
+        functions: the schema of the parameters of each function, by name.
+        enforced: the names of functions whose arguments must match their schema.
+        parallel: True to allow several calls.
+
+    Raises InvalidRequest if a schema is nested too deep.
     """
     what = "response_format: objects of the schema"
     defs = {"answer": move_references(answer, "#/$defs/answer", what, param="response_format")}
@@ -96,7 +110,8 @@ def either_schema(
         calls.append(([name], {"$ref": place}))
     for key in _KEYS:
         defs[f"call_with_{key}"] = {"anyOf": [call_schema(*each, key) for each in calls]}
-    # By reference: engines expand a counted schema as often as it may occur.
+    # Refer to the schema of a call and do not repeat it: engines expand an item of a bounded list
+    # as often as it may occur.
     one, other = [{"$ref": f"#/$defs/call_with_{key}"} for key in _KEYS]
     several = calls_schema([one], parallel=parallel)
     either = [{"$ref": "#/$defs/answer"}, several, one, other]
@@ -104,7 +119,7 @@ def either_schema(
 
 
 class EitherToolParser(JsonToolParser):
-    """Parser of what `either_schema` allows."""
+    """Parser of outputs that match `either_schema`."""
 
     tagged = False
 
@@ -125,7 +140,7 @@ class EitherToolParser(JsonToolParser):
             char = yield from self._text(char, ())
 
     def _member(self, key: str, char: str) -> Step:
-        # A call has its name first, and its arguments after that.
+        # In a call, the name comes before the arguments. Any other order is an answer.
         if self._undecided:
             if key not in (_KEYS if self._name is not None else ("name",)):
                 raise NotACall(char)
@@ -133,7 +148,7 @@ class EitherToolParser(JsonToolParser):
         return (yield from super()._member(key, char))
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Drop a call whose arguments have not begun, unless it may be an answer."""
+        """End the text. Drop a call without arguments so far, unless it may be an answer."""
         if self._undecided and self._is_call:
             self._drop()
         return super().finish(cut=cut)

@@ -1,4 +1,4 @@
-"""Parts of a choice's text, in the order in which it was generated."""
+"""Events of a parser: the parts of a choice's text, in the order of generation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "malformed", "open"]
-"""State of a call's arguments. `open` ones end within a string or before a closing bracket."""
+"""State of a call's arguments. `open` means that they end within a string or before a closing
+bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,9 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a tool call. `index` counts the calls of the choice from 0; `name` is
-    complete.
+    """The start of a tool call. `index` is the call's number in the choice, from 0.
 
-    Parsers do not set `call_id`; the reader of the message does.
+    `name` is the complete name of the function. Parsers do not set `call_id`; `MessageReader` does.
     """
 
     index: int
@@ -38,10 +38,10 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of the arguments of call `index`, a JSON object as text; never empty.
+    """The next piece of the arguments of call `index`; never empty.
 
-    The pieces of a complete call are the object as the model wrote it; those of a cut call are its
-    beginning.
+    Joined, the pieces of a complete call are a JSON object, as the model wrote it. The pieces of a
+    cut call are the beginning of such an object.
     """
 
     index: int
@@ -52,13 +52,13 @@ class CallArguments:
 class CallEnd:
     """The end of call `index`; only a `complete` call may be executed.
 
-    Parsers do not report ends. The reader of the message adds them.
+    Parsers do not report the ends of calls; `MessageReader` does.
 
     Attributes:
         index: the number of the call.
-        state: the state of its arguments.
-        arguments: all of its arguments, as they were reported.
-        value: the JSON of the object that the arguments are; None if they are not an object.
+        state: the state of the arguments.
+        arguments: the text of all arguments, as they were reported.
+        value: the arguments as valid JSON; None if they are not a JSON object.
     """
 
     index: int
@@ -71,8 +71,10 @@ Event = Content | CallStart | CallArguments
 
 
 class EventCollector:
-    """Collector that merges neighbouring events of a kind, so that pieces do not depend on the
-    caller."""
+    """Collector of a parser's events. Text of the same kind is merged until `take` is called.
+
+    So events do not depend on the pieces in which the parser reports text.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -101,7 +103,7 @@ class EventCollector:
         self._pieces.append(text)
 
     def take(self) -> list[Event]:
-        """Return everything since the last call of this function."""
+        """Return the events since the last call of this method."""
         self._close_piece()
         done, self._done = self._done, []
         return done

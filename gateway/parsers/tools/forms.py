@@ -1,7 +1,8 @@
-"""Forms of tool calls by name, and detection of the form that a chat template teaches.
+"""Forms of tool calls by name, and detection of the form that a chat template asks for.
 
-The names are those of vLLM's parsers. A form is a parser's class, or the description of one.
-`openai`, harmony, is more than calls: `parsers/harmony` parses it.
+The names are those of vLLM's parsers. Each form has a parser class, or a `TaggedForm` that
+describes its parser. The form `openai` (harmony) has both calls and channels, so `parsers/harmony`
+parses it.
 
 See decision 017 in docs/decisions.
 """
@@ -43,19 +44,19 @@ Form = Literal[
 _HERMES = TaggedForm(("<tool_call>",), ("</tool_call>",))
 
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-# The templates of Granite 3.0 to 3.3, of which one writes <tool_call>.
+# The templates of Granite 3.0 to 3.3. One of these templates writes <tool_call>.
 _GRANITE = TaggedForm(("<|tool_call|>", "<tool_call>"), ("</tool_call>",))
 
 # <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
 # functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
-# The model card of Phi-4-mini; vLLM's template for it has the second.
+# The model card of Phi-4-mini has the first line; vLLM's template for the model has the second.
 _PHI4_MINI = TaggedForm(("<|tool_call|>", "functools"), ("<|/tool_call|>",))
 
 # <tool_calls>
 # {"name": "get_weather", "arguments": {"city": "Paris"}}
 # {"name": "get_time", "arguments": {}}
 # </tool_calls>
-# The template of MiniMax-M1. Those of Jamba and Hunyuan-A13B have a list between these tags.
+# The template of MiniMax-M1. Templates of Jamba and Hunyuan-A13B have a list between these tags.
 _MINIMAX = TaggedForm(("<tool_calls>",), ("</tool_calls>",))
 
 # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
@@ -82,7 +83,7 @@ _DEEPSEEK_V31 = TaggedForm(
 
 # <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
 # {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
-# The templates of Kimi-K2, in which the id holds the name and counts a conversation's calls.
+# The templates of Kimi-K2. A call's id has the function's name and the number of calls before.
 _KIMI_K2 = TaggedForm(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
@@ -112,7 +113,7 @@ _QWEN3_CODER = TaggedForm(
 # <arg_key>city</arg_key>
 # <arg_value>Paris</arg_value>
 # </tool_call>
-# The templates of GLM-4.5 to 4.7, of which the last writes no line breaks.
+# The templates of GLM-4.5 to 4.7. The template of 4.7 writes no line breaks.
 _GLM45 = TaggedForm(
     ("<tool_call>",),
     ("</tool_call>",),
@@ -156,11 +157,12 @@ BY_PARAMETERS: frozenset[Form] = frozenset(
     for form, parser in PARSERS.items()
     if isinstance(parser, TaggedForm) and parser.parameters is not None
 )
-"""Forms with an element for each argument: their templates iterate over a call's arguments."""
+"""Forms in which arguments are written one by one. Their templates iterate over a call's arguments,
+so the arguments must be an object."""
 
-# Words of which a template that teaches the form contains all; the first form that fits is used.
-# Other forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as
-# JSON.
+# A template asks for a form if it contains all of the form's words; the first such form is used.
+# Single words may be ambiguous: several forms have `<tool_call>`, and many templates have
+# `{"name": ...}`, since they show functions as JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -181,7 +183,7 @@ _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
 
 
 def guess(chat_template: str) -> Form | None:
-    """Return the form that a chat template asks its model for; None if it is not supported."""
+    """Return the form of calls that a chat template asks for; None if no known form is found."""
     return next(
         (form for form, words in _WORDS if all(word in chat_template for word in words)), None
     )

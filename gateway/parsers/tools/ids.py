@@ -1,4 +1,4 @@
-"""Ids of tool calls: new ones, and conversion of clients' ids to those of a chat template."""
+"""Ids of tool calls: creation, and conversion of clients' ids to ids that a chat template takes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MISTRAL_LENGTH = 9
 
 
 def new_id(form: Form) -> str:
-    """Return a random id: `call_` and 24 alphanumerics as at OpenAI, but 9 alphanumerics for
-    Mistral.
+    """Return a random id: `call_` and 24 alphanumerics as at OpenAI; for Mistral 9 alphanumerics.
 
-    Mistral's templates refuse, or cut, any other (mistral-common, `InvalidFunctionCallException`).
+    Mistral's templates refuse or truncate all other ids (mistral-common,
+    `InvalidFunctionCallException`).
     """
     length = _MISTRAL_LENGTH if form == "mistral" else 24
     text = "".join(secrets.choice(_ALPHANUMERICS) for _ in range(length))
@@ -24,12 +24,11 @@ def new_id(form: Form) -> str:
 
 
 class TemplateIds:
-    """The ids of one conversation's calls in the form that the template accepts.
+    """Converter of the ids of one conversation's calls to the form that its template accepts.
 
-    Equal ids stay equal, so calls and answers match. Kimi's model was taught that a call's id
-    contains its function and the number of calls before it in the conversation (the model card of
-    Kimi-K2, on tool calls), and its template gives it no other name of either. So these ids are
-    always made anew.
+    Equal ids stay equal, so calls and their results match. Ids for Kimi are always replaced: the
+    model expects that a call's id has the function's name and the number of earlier calls in the
+    conversation (model card of Kimi-K2, on tool calls). Its template shows these nowhere else.
     """
 
     def __init__(self, form: Form | None) -> None:
@@ -38,14 +37,14 @@ class TemplateIds:
         self._calls = 0
 
     def of_call(self, call_id: str, function: str) -> str:
-        """Return the id of the conversation's next call."""
+        """Return the id for the template of the conversation's next call."""
         if self.form == "kimi_k2":
             self._numbered[call_id] = f"functions.{function}:{self._calls}"
             self._calls += 1
         return self.of_answer(call_id)
 
     def of_answer(self, call_id: str) -> str:
-        """Return the id of the call that is answered."""
+        """Return the id for the template of the call to which a tool result belongs."""
         if self.form == "mistral" and not _is_mistral(call_id):
             return _mistral(call_id)
         return self._numbered.get(call_id, call_id)

@@ -1,9 +1,9 @@
-"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, in the forms that use them.
+"""Parsing of calls that are JSON objects: `{"name": ..., "arguments": {...}}`.
 
 Arguments are passed on as the model wrote them, character by character. Two mistakes are repaired:
 control characters within strings, which small models do not escape, and closing brackets that are
-missing before the closing tag. Brackets are matched, not validated: `arguments` decides about
-arguments that are not a JSON object.
+missing before the closing tag. Brackets are counted but the JSON is not validated: the module
+`arguments` handles arguments that are not a JSON object.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Callable, Generator
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-# Other keys that models write into a call.
+# Keys that models write into a call.
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
 _CLOSING = {"{": "}", "[": "]"}
-# Half a surrogate pair is not valid Unicode.
+# Half a surrogate pair, which is not valid Unicode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
 
 class JsonToolParser(ToolParser):
-    """Parser of call objects: keys in any order, any whitespace.
+    """Parser of calls that are JSON objects, with keys in any order and any whitespace.
 
-    Without tags around it, an object is a call only if it has a name and arguments and no key that
-    calls do not have: a JSON answer must not be taken for a call. Within tags, other keys are
-    skipped and missing arguments are `{}`.
+    An object that is not within tags is a call only if it has a name, arguments and no unknown key.
+    Otherwise a JSON answer might be taken for a call. Within tags, unknown keys are skipped and
+    missing arguments are `{}`.
     """
 
     def __init__(self, functions: Functions | None = None) -> None:
         super().__init__(functions)
         self._early: str | None = None
-        # Brackets found missing, when a tag came, in the arguments before it.
+        # Closing brackets that the last arguments lacked when a tag ended them.
         self._missing = ""
 
     def _object(self, char: str) -> Step:
@@ -115,8 +115,10 @@ class JsonToolParser(ToolParser):
         self._events.arguments(arguments)
 
     def _early_arguments(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Return arguments that must be complete first: before the name, as JSON in a string, or
-        null."""
+        """Return arguments that cannot be streamed, and the next character.
+
+        Arguments are parsed completely if they come before the name, are JSON in a string, or null.
+        """
         if char == '"':
             text, char = yield from self._string(char)
         else:
@@ -130,7 +132,7 @@ class JsonToolParser(ToolParser):
         return text, char
 
     def _string(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse a JSON string; return it decoded, and the next character."""
+        """Parse a JSON string; return the decoded string and the next character."""
         pieces: list[str] = []
         char = yield from self._value(char, pieces.append)
         try:
@@ -160,8 +162,8 @@ class JsonToolParser(ToolParser):
         quoted = escaped = False
         missing: list[str] = []
         while True:
-            # In JSON, `<` occurs only in strings. So this is the tag after a call that lacks
-            # braces.
+            # In JSON, `<` occurs only in strings. So this `<` begins the tag after a call that has
+            # too few closing braces.
             if char == "<" and not quoted:
                 if sink == self._events.arguments:
                     self._missing = "".join(reversed(missing))

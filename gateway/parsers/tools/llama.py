@@ -1,4 +1,4 @@
-"""The JSON form of Llama 3.x: bare objects, several separated by `;`, perhaps after a token.
+"""Calls of Llama 3.x: JSON objects separated by `;`, which may follow the token `<|python_tag|>`.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "a", "parameters": {}}; {"name": "b", "parameters": {}}

@@ -1,4 +1,4 @@
-"""The forms of Mistral: after the token, a JSON list, or since tokenizer v11 name and arguments.
+"""Calls of Mistral's models: a JSON list after a token, or since tokenizer v11 name and arguments.
 
     [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]
     [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
@@ -47,7 +47,10 @@ class MistralToolParser(JsonToolParser):
         return (yield from self._value(char, self._events.arguments))
 
     def _separators(self, char: str) -> Step:
-        """Parse `[ARGS]`, perhaps after `[CALL_ID]` and an id that the model made up."""
+        """Parse the markers before the arguments: `[ARGS]`, or `[CALL_ID]` with an id and `[ARGS]`.
+
+        The id, which the model has made up, is dropped.
+        """
         char = yield from self._space(char)
         while char == "[":
             marker = char

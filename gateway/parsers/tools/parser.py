@@ -1,8 +1,8 @@
-"""Base of the forms' parsers: a character-by-character machine that holds back undecided text.
+"""Base class of the parsers of tool calls: text is parsed by character and held back if undecided.
 
 A parser is a generator that is sent one character at a time. So the result cannot depend on how the
-text was cut, and a form reads like its grammar. Parsing functions take the first character that is
-not consumed and return the next one (`Step`).
+text was cut, and the code of a parser reads like a grammar. A parsing function (`Step`) takes the
+first character of its part and returns the first character after its part.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 from gateway.parsers.tools.events import Event, EventCollector
 
 Step = Generator[None, str, str]
-# The functions that a request offers: `parameters`, a JSON schema or None, by name.
+# The functions that a request offers: the JSON schema of their `parameters`, or None, by name.
 Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
-    """The text is not a call (or no longer one); `char` has not been consumed."""
+    """The text is not a call. `char` is the character at which this became clear; it is not
+    consumed."""
 
     def __init__(self, char: str) -> None:
         super().__init__(char)
@@ -27,23 +28,24 @@ class NotACall(Exception):
 
 
 class ToolParser(ABC):
-    """Splits one choice's text into content and tool calls.
+    """Parser that splits one choice's text into content and tool calls.
 
-    Content is emitted as soon as it cannot begin a call. Whitespace between content and a call, and
-    between calls, is dropped; text that looked like a call and is not is emitted unchanged.
+    Text is emitted as content as soon as it cannot be the beginning of a call. Whitespace between
+    content and a call, and between calls, is dropped. Text that looked like a call but is none is
+    emitted unchanged.
 
-    `markers` are the tokens that the form is recognized by and that tokenizers may list as special:
-    detokenizing must not skip them. `functions` are for the forms in which a value's type is known
-    from its schema alone.
+    `markers` are the tokens by which calls are recognized. Tokenizers may list them as special, but
+    detokenizing must not skip them. `functions` are needed only for forms in which the type of a
+    value is stated by the function's schema alone.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    # A call within tags is certain as soon as its name is known.
+    # True if calls are written within tags: text is then a call as soon as the name is known.
     tagged: ClassVar[bool] = True
 
     def __init__(self, functions: Functions | None = None) -> None:
         self._events = EventCollector()
-        # While undecided, all text is held: it is content if it turns out not to be a call.
+        # True while the text may be a call. It is then held, and becomes content if it is no call.
         self._undecided = False
         self._held: list[str] = []
         # The name of the undecided call, once it has been read.
@@ -53,22 +55,21 @@ class ToolParser(ABC):
 
     @property
     def calls(self) -> int:
-        """Return how many calls have begun."""
+        """Return the number of calls that have started."""
         return self._events.calls
 
     def parse(self, text: str) -> list[Event]:
-        """Parse generated text, cut anywhere; return the events that became certain."""
+        """Parse generated text, cut anywhere; return the events that are certain by now."""
         send = self._machine.send
         for char in text:
             send(char)
         return self._events.take()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text and return what was held back. A call that was cut stays cut.
+        """End the text; return the events of text that was held back. A cut call is not completed.
 
-        `cut` is True if a limit or a stop string ended the text. The markup of a call whose
-        arguments have not begun is then dropped. If the model ended the text, the markup is
-        content.
+        `cut` is True if a limit or a stop string ended the text. If a call's arguments have not
+        started, its markup is then dropped. If the model ended the text, such markup is content.
         """
         self._machine.close()
         held = "".join(self._held)
@@ -84,25 +85,27 @@ class ToolParser(ABC):
         return named or held.lstrip().startswith(self._opening_tags())
 
     def _opening_tags(self) -> tuple[str, ...]:
-        """Return the tags that content never begins with."""
+        """Return the tags with which only a call begins, never content."""
         return self.markers
 
     @abstractmethod
     def _run(self) -> Generator[None, str, None]:
-        """Parse the form: receive characters for ever."""
+        """Parse the text: a generator that is sent one character at a time and never ends."""
 
     def _hold(self, char: str) -> None:
         if self._undecided:
             self._held.append(char)
 
     def _commit(self, name: str) -> None:
-        """Decide for a call: the held text is markup."""
+        """Decide that the held text is the markup of a call, and report the start of the call."""
         self._drop()
         self._events.start(name)
 
     def _release(self) -> None:
-        """Decide against a call: the held text is content, up to whitespace that a call may
-        follow."""
+        """Decide that the held text is content.
+
+        Whitespace at its end remains held, since a call may follow.
+        """
         held = "".join(self._held)
         content = held.rstrip()
         self._drop()
@@ -117,7 +120,7 @@ class ToolParser(ABC):
         self._name = None
 
     def _attempt(self, reading: Step) -> Step:
-        """Parse a possible call; if it is none, release the held text."""
+        """Parse a possible call; if the text is no call, release the held text as content."""
         try:
             return (yield from reading)
         except NotACall as no:
@@ -125,10 +128,10 @@ class ToolParser(ABC):
             return no.char
 
     def _text(self, char: str, tags: tuple[str, ...]) -> Step:
-        """Pass content on until one of the tags is complete; return that tag.
+        """Emit content until one of the tags is complete; return that tag.
 
-        The tag and the whitespace before it are then held, undecided. The first character of a tag
-        must not occur again in any of them.
+        The tag and the whitespace before it are then held as undecided. The first character of a
+        tag must not occur again in any of the tags.
         """
         first = {tag[0] for tag in tags}
         partial = ""
@@ -153,7 +156,7 @@ class ToolParser(ABC):
             char = yield
 
     def _gap(self, char: str) -> Step:
-        """Skip whitespace that is content only if more content follows."""
+        """Hold whitespace, which is content only if more content follows."""
         while char.isspace():
             self._held.append(char)
             char = yield

@@ -2,9 +2,10 @@
 
     [get_weather(city="Paris", days=3), get_time()]
 
-The list begins the output, or follows a token. Values become JSON while they are parsed; nothing is
-evaluated. A value that is not a Python literal becomes a string of its source, since the templates
-of these models show them unquoted values: `[get_weather(city=Paris)]`.
+The list is at the beginning of the output, or after one of the form's tokens. Values are converted
+to JSON while they are parsed, and never evaluated. A value that is not a Python literal becomes a
+string of its source text: the templates of these models show unquoted values in their examples,
+such as `[get_weather(city=Paris)]`.
 
 Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
 """
@@ -22,8 +23,11 @@ _START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|
 
 
 class PythonicToolParser(ToolParser):
-    """Parser in which a call begins with its first keyword or its closing parenthesis, and then
-    streams."""
+    """Parser of lists of Python-like calls.
+
+    A call is reported from its first keyword on, or at the closing parenthesis if it has no
+    arguments. Arguments are streamed.
+    """
 
     markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
     tagged = False
@@ -92,7 +96,11 @@ class PythonicToolParser(ToolParser):
         return (yield)
 
     def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse a name of letters, digits and `others`: requests allow more than Python does."""
+        """Parse a name of letters, digits and the characters `others`.
+
+        Requests allow characters in names that Python does not. Return the name and the next
+        character; the name is empty if it begins with a digit.
+        """
         letters: list[str] = []
         while char.isalnum() or char in others:
             letters.append(char)

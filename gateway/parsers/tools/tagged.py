@@ -1,7 +1,8 @@
-"""Calls between tags, described as data: the tags, the form of the name and of the arguments.
+"""Parsing of calls between tags, for forms that are described as data.
 
-`TaggedForm` describes a form, and `TaggedToolParser` parses any of them. Missing closing tags, and
-missing or additional braces, are accepted: small models write so.
+A `TaggedForm` describes the tags of a form, and how names and arguments are written. The same
+`TaggedToolParser` parses all such forms. Missing closing tags, and missing or additional braces,
+are accepted, because small models make these mistakes.
 
 See decision 017 in docs/decisions.
 """
@@ -26,10 +27,14 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True)
 class Name:
-    """The form of a function's name that comes before its arguments.
+    """The form of a function's name, which comes before the arguments.
 
-    It follows `opening` and `before`, and ends at `after`, or, if that is empty, at the first
-    character that names do not have. `pattern` finds the name as its first group in that text.
+    Attributes:
+        opening: the opening tag of the call, before the name.
+        before: text between `opening` and the name.
+        after: text after the name. If empty, the name ends at the first character that names do not
+            have.
+        pattern: matches the text between `before` and `after`; the first group is the name.
     """
 
     opening: str
@@ -40,10 +45,14 @@ class Name:
 
 @dataclass(frozen=True)
 class ParameterTags:
-    """The form of arguments with one element for each: tags around the key, and around the value.
+    """The form of arguments that are written one by one, with tags around key and value.
 
-    With `lines` a value has lines of its own, whose breaks are not part of it. `value_ends` decides
-    which tags end a value.
+    The module `value_ends` decides which tags end a value.
+
+    Attributes:
+        key: the tags before and after a key.
+        value: the tags before and after a value.
+        lines: True if a value is on lines of its own. The line breaks around it are no part of it.
     """
 
     key: tuple[str, str]
@@ -53,11 +62,14 @@ class ParameterTags:
 
 @dataclass(frozen=True)
 class TaggedForm:
-    """A form of calls, which makes its parsers.
+    """Description of a form of calls between tags. Calling it returns a parser.
 
-    Each of the `openings` may begin a call. The `closings` may follow it in this order; they are
-    then markup, too. Without `name`, a call is a JSON object with its name and arguments, or a list
-    of those. With it, the arguments follow as a JSON object, or as `parameters`.
+    Attributes:
+        openings: the tags that may begin a call.
+        closings: the tags that may follow a call, in this order.
+        name: the form of the function's name. None if a call is a JSON object with name and
+            arguments, or a list of such objects.
+        parameters: the form of the arguments after a `name`; None if they are a JSON object.
     """
 
     openings: tuple[str, ...]
@@ -77,7 +89,7 @@ class TaggedForm:
 
     @cached_property
     def value_ends(self) -> ValueEnds:
-        """Return the endings of values of `parameters`."""
+        """Return the recognizer of the endings of values. The form must have `parameters`."""
         assert self.parameters is not None
         opening, closing = self.parameters.key[0], self.parameters.value[1]
         lines = self.parameters.lines
@@ -88,16 +100,16 @@ class TaggedForm:
 
 
 class TaggedToolParser(JsonToolParser):
-    """Parser of one form; `functions` are used only for the types of parameters."""
+    """Parser of the calls of one form. `functions` are used only for the types of parameters."""
 
     def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        # The current value, if any, and its text that may be an ending.
+        # The current value, and the end of its text that may be the beginning of an ending.
         self._open_value: _Value | None = None
         self._tail = ""
-        # The tag of the next call, if it was read to find the end of a value.
+        # The opening tag of the next call, if it has been consumed to find the end of a value.
         self._next_call = ""
         super().__init__()
 
@@ -168,7 +180,7 @@ class TaggedToolParser(JsonToolParser):
         return char
 
     def _read_name(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
-        """Parse the name with the text around it; return it and the next character."""
+        """Parse the name with the text around it; return the name and the next character."""
         if tag != form.opening:
             char = yield from self._space(char)
             yield from self._tag(char, (form.opening,))
@@ -216,10 +228,10 @@ class TaggedToolParser(JsonToolParser):
         return "" if self._next_call else (yield)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """End the text. End the call, too, if its last value has ended and the model ended the
-        text.
+        """End the text; return the events of text that was held back.
 
-        If the text was cut, another parameter may have followed.
+        A call whose last value has ended is completed if the model ended the text. If the text was
+        cut, the call stays incomplete, since another parameter might have followed.
         """
         value, self._open_value = self._open_value, None
         if value is not None:
@@ -232,7 +244,7 @@ class TaggedToolParser(JsonToolParser):
         return super().finish(cut=cut)
 
     def _key(self, form: ParameterTags) -> Generator[None, str, str]:
-        """Parse up to the beginning of the value; return the key."""
+        """Parse a key and the tags up to the value; return the key."""
         key: list[str] = []
         end = form.key[1]
         while not (len(key) >= len(end) and "".join(key[-len(end) :]) == end):
@@ -243,7 +255,7 @@ class TaggedToolParser(JsonToolParser):
         return "".join(key[: -len(end)]).strip()
 
     def _read_typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
-        """Parse a value and pass its JSON on, strings piece by piece; return the ending."""
+        """Parse a value and report its JSON, streaming strings; return the ending of the value."""
         value = self._open_value = _Value(types, self._events.arguments)
         ends = self._form.value_ends
         self._tail = ""
@@ -270,8 +282,10 @@ class TaggedToolParser(JsonToolParser):
         return types
 
     def _tag(self, char: str, tags: tuple[str, ...]) -> Generator[None, str, str]:
-        """Parse one of the tags, of which none begins another; the next character is not
-        consumed."""
+        """Parse one of the tags and return it. No tag may be the beginning of another one.
+
+        The last character that is consumed is the tag's, unlike in other parsing functions.
+        """
         tag = char
         while any(each.startswith(tag) for each in tags):
             self._hold(char)
@@ -283,7 +297,8 @@ class TaggedToolParser(JsonToolParser):
 
 
 class _Value:
-    """The value of one parameter while it is generated; a string is passed on at once."""
+    """The value of one parameter while it is generated. Only a string is passed on before its
+    end."""
 
     def __init__(self, types: frozenset[str], sink: Sink) -> None:
         self._types = types

@@ -1,9 +1,9 @@
-"""Values written as text between tags, whose types only the function's schema states.
+"""Conversion of values that are text between tags to JSON, by the types in the function's schema.
 
-The rules are those of vLLM's parsers of such forms: a string is the unchanged text; anything else
-is JSON if it is valid, and otherwise a string. `True`, `False` and `None` are accepted, too, and so
-are Python lists and dictionaries if the schema asks for an array or an object: templates write them
-into the prompt for the arguments of earlier calls.
+The rules are those of vLLM's parsers: if the schema's type is string, the value is the unchanged
+text. Otherwise the value is the text as JSON if it is valid JSON, and else a string. `True`,
+`False` and `None` are accepted, too. So are Python lists and dictionaries if the schema asks for an
+array or an object: templates write these into the prompt for the arguments of earlier calls.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from gateway.parsers.tools.parser import NotACall
 STRING = frozenset({"string"})
 _CONTAINERS = frozenset({"array", "object"})
 
-# Maximum number of schema parts, and again of values and types: this runs between two tokens.
+# Maximum number of a schema's parts to examine, and of its values and types: this runs on the event
+# loop, between two tokens.
 _MAX_ITEMS = 1000
-# Maximum steps of a reference: no body is nested deeper.
+# Maximum number of steps in a reference; no request body is nested more deeply.
 _MAX_REFERENCE_STEPS = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-# Parsed as Python, text of that length takes up to 12 ms of the event loop; longer text is a
-# string.
+# Longer text is not parsed as Python and becomes a string: parsing text of this length takes up to
+# 12 ms of the event loop.
 _MAX_LITERAL_CHARS = 16 * 1024
-# Strings, and everything else in a list or dictionary; other words make it an expression. Nothing
-# is matched twice, so the time is linear.
+# Text of a Python literal: strings, brackets, separators, constants and numbers. Text with other
+# words is an expression. No character is matched twice, so the time is linear.
 _LITERAL = re.compile(
     r"(?:'(?:[^'\\]|\\.)*+'"
     r'|"(?:[^"\\]|\\.)*+"'
@@ -37,7 +38,7 @@ _LITERAL = re.compile(
     r"|(?<![\w.])(?:True|False|None|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))*+",
     re.DOTALL,
 )
-# JSON's names of the types that orjson makes.
+# Names of types in a JSON schema, by the Python type that orjson returns for them.
 _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
     int: frozenset({"integer", "number"}),
@@ -75,7 +76,8 @@ def types_of(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value's text; without `types` it may have any."""
+    """Return the JSON of a value, given its text and the allowed JSON types; empty `types` allow
+    all."""
     source = text.strip()
     source = _PYTHON.get(source, source)
     try:
@@ -86,14 +88,15 @@ def as_json(text: str, types: frozenset[str]) -> str:
             kinds = _TYPES[dict if source[0] == "{" else list]
         if not kinds & types:
             return f'"{escape_json(text)}"'
-    # Templates write strings without quotes.
+    # If the schema allows a string, take the text as the string: templates write strings without
+    # quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
         return f'"{escape_json(text)}"'
     return source
 
 
 def _container(source: str) -> str:
-    """Return the JSON of a Python list, tuple or dictionary; "" if the text is none of them."""
+    """Return the JSON of a Python list, tuple or dictionary; "" for any other text."""
     if source[:1] not in ("[", "{", "(") or len(source) > _MAX_LITERAL_CHARS:
         return ""
     if not _LITERAL.fullmatch(source):
@@ -113,13 +116,13 @@ def _container(source: str) -> str:
 
 
 class _BoundedItems:
-    """The first items of lists, up to `_MAX_ITEMS` of all lists together."""
+    """Limiter that takes items of several lists, at most `_MAX_ITEMS` in all."""
 
     def __init__(self) -> None:
         self._left = _MAX_ITEMS
 
     def of(self, value: Any) -> list[Any]:
-        """Return the items; anything but a list is one item."""
+        """Return the items of a list, as many as are left. Any other value is one item."""
         found = (value if isinstance(value, list) else [value])[: self._left]
         self._left -= len(found)
         return found

@@ -1,12 +1,13 @@
 """The end of a value between tags, whose text may contain the same tags.
 
-A closing tag closes a value only if the next parameter or the end of the call follows, apart from
-white space. Until then the tag is held back. Models also leave closing tags out, so a value ends,
-too:
+A closing tag ends a value only if, after white space, the next parameter or the end of the call
+follows. Until then the tag is held back. Models sometimes omit closing tags. So a value also ends:
 
-- where the next parameter's tag begins a line, in forms whose values have lines of their own;
-- where the tags that end a call begin a line, all of them or with the next call after them;
-- where such tags are the last text of the answer.
+- before the tag of the next parameter at the beginning of a line, in forms that write values on
+  lines of their own;
+- in the same forms, before all tags that end a call, at the beginning of a line; if the next call
+  follows, one of these tags suffices;
+- before a closing tag, or tags that end a call, as the last text of the answer.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ _SPACE = rf"[ \t\n\r]{{0,{_MAX_SPACE_CHARS}}}"
 
 
 class _Part(NamedTuple):
-    """A part of an ending: the pattern of all of it, and that of any beginning of it."""
+    """A part of an ending: a pattern of the complete part, and a pattern of any beginning of it."""
 
     full: str
     begun: str
 
 
 class ValueEnds:
-    """The endings of the values of one form.
+    """Recognizer of the endings of values, for one form of calls.
+
+    An ending is the text after a value that shows that the value has ended.
 
     Args:
         closing: the tag that closes a value.
         opening: the tag that opens the next parameter.
         calls: the tags that open a call.
         ends: the tags that end a call, in their order.
-        lines: True if a line break before the ending belongs to it.
+        lines: True if values have lines of their own: a line break before an ending is then a part
+            of the ending.
     """
 
     def __init__(
@@ -64,20 +68,22 @@ class ValueEnds:
         return self._begun.fullmatch(text) is not None
 
     def is_ending(self, text: str) -> bool:
-        """Return True if the text ends a value, whatever follows."""
+        """Return True if the text is an ending, independent of what follows."""
         return self._ended.fullmatch(text) is not None
 
     def is_last(self, text: str) -> bool:
-        """Return True if the text ends a value as the last text of the answer."""
+        """Return True if the text is an ending as the last text of the answer."""
         return self._at_end.fullmatch(text) is not None
 
     def next_call(self, ending: str) -> str:
-        """Return the tag at the end of an ending that opens the next call; "" if there is none."""
+        """Return the tag that opens the next call, if the ending includes one; otherwise ""."""
         return next((tag for tag in self._calls if ending.endswith(tag)), "")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Split text that is not an ending into the part of the value and the part that may be an
-        ending."""
+        """Split text that is not an ending.
+
+        Return the part that belongs to the value, and the rest, which may begin an ending.
+        """
         for start in range(1, len(text)):
             if text[start] in self.first and self.may_begin(text[start:]):
                 return text[:start], text[start:]

@@ -1,4 +1,4 @@
-"""Keys that admins make over the API, beside those of the configuration file.
+"""API keys that admins create over the API, in addition to the keys in the configuration file.
 
 See decisions 026 and 091 in docs/decisions.
 """

@@ -1,9 +1,9 @@
-"""The keys that this process knows, synchronised with the disk and with Redis.
+"""Copies of all issued keys: in this process, on disk, and in Redis.
 
-*Trust.* A process that shares Redis with others accepts no key before it has read Redis: its disk
-may be older than another gateway's revocation. After that, its keys remain valid while Redis is
-down. A file in the gateway's common folder tells later workers that the disk is trusted: the other
-workers have updated it.
+*Trust.* With Redis, a process accepts no issued key before it has read Redis once, because its disk
+may lack a revocation that another gateway has made. Once Redis has been read, the process accepts
+its keys even while Redis is down. A marker file in the folder of the gateway's workers then shows
+later workers that the disk is up to date and can be trusted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,32 @@ _NEVER = (0, 0, 0)
 
 
 class KeyCopies:
-    """The joined copies of all keys. Blocks; use from one thread at a time.
+    """All issued keys, synchronised between this process, the disk and Redis.
 
-    Methods raise KeysUnavailable if Redis does not answer, and OSError if the disk fails.
+    Methods block on I/O; call them from one thread at a time. They raise KeysUnavailable if Redis
+    does not answer, and OSError if the disk fails.
+
+    Attributes:
+        records: all known records, by id.
+        trusted: True if `records` may be used to accept keys.
     """
 
     def __init__(self, disk: KeyDisk, shared: SharedKeys | None, workers: Path | None) -> None:
-        """Use these copies; `workers` is the folder that all workers of a gateway share."""
+        """Start without records.
+
+        Args:
+            disk: the copy on disk.
+            shared: the copy in Redis; None without Redis.
+            workers: folder that all workers of the gateway share; None without workers.
+        """
         self._disk = disk
         self._shared = shared
         self._mark = None if workers is None else workers / "keys-are-known"
         self._joined_at: tuple[bytes | None, Stamp] | None = None
-        """Revision of Redis and stamp of the disk at the last join; None forces a join."""
+        """Revision of Redis and stamp of the disk at the last join of all copies.
+
+        None forces a join at the next poll.
+        """
         self._joined_disk_at: Stamp = _NEVER
         self.records: Records = {}
         self.trusted = False
@@ -45,7 +59,10 @@ class KeyCopies:
             self._shared.close()
 
     def poll(self) -> None:
-        """Join all copies if one may have changed. If Redis is down, join the disk alone."""
+        """Join all copies if Redis or the disk may have changed.
+
+        If Redis is down, join the disk's copy alone, and raise KeysUnavailable.
+        """
         stamp = self._disk.stamp()
         try:
             revision = None if self._shared is None else self._shared.revision()
@@ -61,18 +78,24 @@ class KeyCopies:
         self._join(self._shared, record)
 
     def revoke(self, key_id: str, now: int) -> None:
-        """Revoke a key, which may be revoked already. Raise KeyNotFound for an unknown id.
+        """Revoke a key. Do nothing if the key is revoked already.
 
-        On KeysUnavailable, a known key is revoked for all processes that share this disk; the
-        others learn of it as soon as Redis is back.
+        Args:
+            key_id: the key's id.
+            now: the time of the revocation, in seconds since 1970.
+
+        Raises:
+            KeyNotFound: the id is unknown.
+            KeysUnavailable: Redis does not answer. All processes that share this disk have revoked
+                a known key; other gateways revoke it once Redis is back.
         """
         if key_id not in self.records:
             with contextlib.suppress(OSError):
-                self._join(self._shared)  # it may have been made elsewhere a moment ago
+                self._join(self._shared)  # another process may just have created the key
         record = self.records.get(key_id)
         if record is None:
             raise KeyNotFound(key_id)
-        # Revoke here first, whatever fails below.
+        # Revoke the key in this process first, in case Redis or the disk fails below.
         self.records = join_records(self.records, [record.model_copy(update={"revoked": now})])
         try:
             self._join(self._shared)
@@ -85,7 +108,7 @@ class KeyCopies:
             ) from None
 
     def uses(self) -> Uses:
-        """Return the last uses that Redis and the disk have."""
+        """Return the last use of each key, as stored in Redis and on disk."""
         shared: Uses = {}
         if self._shared is not None:
             with contextlib.suppress(KeysUnavailable):
@@ -93,7 +116,10 @@ class KeyCopies:
         return merge_uses(self._disk.uses(), shared)
 
     def put_uses(self, new: Uses) -> None:
-        """Store uses in Redis first: others read them from Redis, even while this disk fails."""
+        """Store the last uses of keys in Redis, then on disk.
+
+        Redis comes first, so that other gateways see the uses even if this disk fails.
+        """
         if self._shared is not None:
             self._shared.put_uses(new)
         with self._disk.lock():
@@ -101,9 +127,10 @@ class KeyCopies:
             self._disk.put_uses({key: when for key, when in known.items() if key in self.records})
 
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
-        """Write everything known here, on disk, in `shared` and in `new` to all of these copies.
+        """Join the records of this process, the disk, `shared` and `new`, and write all of them.
 
-        A failing disk does not prevent keys of Redis from being known here.
+        `shared` is None to leave Redis out. If the disk fails, the records of Redis are still added
+        to this process before OSError is raised.
         """
         known: Records = join_records(self.records, new)
         with contextlib.suppress(OSError), self._disk.lock():
@@ -127,7 +154,8 @@ class KeyCopies:
                 self._disk.put(self.records)
             self._joined_disk_at = self._disk.stamp()
         if shared is self._shared:
-            # After a change, read Redis again: it may lose the change, too.
+            # After a write to Redis, force another join at the next poll: Redis may have lost the
+            # write.
             self._joined_at = None if missing else (revision, self._joined_disk_at)
 
     def _mark_trusted(self) -> None:
@@ -138,9 +166,10 @@ class KeyCopies:
 
 
 def _is_missing(record: KeyRecord, found: SharedKeysSnapshot) -> bool:
-    """Return True if Redis lacks the record.
+    """Return True if the record must be written to Redis.
 
-    An unreadable value may be a newer release's, so it counts as present unless the key is revoked.
+    An unreadable value in Redis may come from a newer release. It is replaced only by the record of
+    a revoked key.
     """
     there = found.records.get(record.id)
     if record.revoked is not None:

@@ -1,10 +1,10 @@
-"""The copy of all keys on disk, in one folder for all processes that share it.
+"""Copy of all issued keys on disk. Processes on one machine may share its folder.
 
-``keys.json``  the records
-``used.json``  the last use of each
-``lock``       held (flock) while either is changed
+``keys.json``  the records of the keys
+``used.json``  the last use of each key
+``lock``       locked with flock while a file is changed
 
-A file is replaced in one step, once its content is on the disk.
+A file is replaced atomically, after its new content was synced to the disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from lora_store.disk import lock_file, write_durably
 log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int, int] | None
-"""Values that change with the records' file; None if they cannot be read."""
+"""Inode, size and modification time of the file of records; None if they cannot be read.
+
+The stamp changes whenever the file is replaced.
+"""
 
 
 class KeyDisk:
-    """The files of one folder. Blocks. Methods other than `stamp` and `uses` raise OSError."""
+    """Files of the issued keys in one folder.
+
+    Methods block on I/O. All methods but `stamp` and `uses` raise OSError if the disk fails.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +40,7 @@ class KeyDisk:
         self._broken = ""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Return a context that excludes other processes and threads."""
+        """Return a context manager that locks the files against other processes and threads."""
         return lock_file(self._lock_path)
 
     def stamp(self) -> Stamp:
@@ -45,8 +51,9 @@ class KeyDisk:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def records(self) -> Records:
-        """Return the records. A corrupt file is moved to a `.broken` one, and the result is then
-        empty.
+        """Return the records by id.
+
+        A corrupt file is renamed to ``keys.broken``, and the result is then empty.
         """
         try:
             return parse_records(self._records.read_bytes())
@@ -61,7 +68,7 @@ class KeyDisk:
 
     @property
     def problem(self) -> str:
-        """Error of reading the records, while the moved file exists; else empty."""
+        """Error of a corrupt file of records, while its renamed file exists; otherwise empty."""
         if self._broken and not self._records.with_suffix(".broken").exists():
             self._broken = ""
         return self._broken
@@ -70,7 +77,10 @@ class KeyDisk:
         write_durably(self._records, [dump_all(records)])
 
     def uses(self) -> Uses:
-        """Return the last uses, empty if they cannot be read: nothing depends on them."""
+        """Return the last use of each key.
+
+        Return an empty mapping if the file cannot be read, as last uses are only informative.
+        """
         try:
             return parse_uses(self._uses.read_bytes())
         except (OSError, ValueError):

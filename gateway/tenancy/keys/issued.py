@@ -1,4 +1,4 @@
-"""Keys made over the API, for the event loop: polled, and changed."""
+"""Keys made over the API ("issued keys"), with an interface for the event loop."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _USES_INTERVAL_S = 60.0
 
 
 class IssuedKeys:
-    """Keys made over the API. Use as an async context manager, with `follow` running inside.
+    """Keys made over the API. They are passed on to `access` after each change.
 
-    All keys are passed on to `access`. Methods raise KeysUnavailable.
+    Use as an async context manager, and run `follow` in a task inside. Methods raise
+    KeysUnavailable if Redis or the disk fails.
     """
 
     def __init__(self, copies: KeyCopies, access: Access) -> None:
@@ -46,7 +47,7 @@ class IssuedKeys:
         self._copies.close()
 
     async def follow(self) -> None:
-        """Apply others' changes within a second. Runs until cancelled."""
+        """Apply changes by other processes within a second. Runs until cancelled."""
         told = time.monotonic()
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -70,14 +71,17 @@ class IssuedKeys:
 
     @property
     def records(self) -> list[KeyRecord]:
-        """Keys that are not revoked, oldest first. Raises KeysUnavailable until they are loaded."""
+        """Records of keys that are not revoked, oldest first.
+
+        Raises KeysUnavailable until the keys are loaded.
+        """
         if not self._copies.trusted:
             raise KeysUnavailable("Keys cannot be read now: Redis has not answered yet. Try again.")
         live = [record for record in self._copies.records.values() if record.revoked is None]
         return sorted(live, key=lambda record: (record.created, record.id))
 
     def find(self, key_id: str) -> KeyRecord | None:
-        """Return a known key, None if it is unknown or revoked."""
+        """Return the record of a key, None if the key is unknown or revoked."""
         record = self._copies.records.get(key_id)
         return None if record is None or record.revoked is not None else record
 
@@ -85,7 +89,7 @@ class IssuedKeys:
         return merge_uses(await self._run(self._copies.uses), self._access.uses)
 
     async def add(self, record: KeyRecord) -> None:
-        """Make a key valid, here at once and elsewhere within a second."""
+        """Add a key. It is valid in this process at once, in others within a second."""
         await self._run(partial(self._copies.add, record))
 
     async def revoke(self, key_id: str) -> None:
@@ -114,7 +118,7 @@ class IssuedKeys:
             try:
                 await self._run(partial(self._copies.put_uses, uses))
             except KeysUnavailable:
-                # retried with the next ones
+                # store these uses together with the next ones
                 self._access.uses = merge_uses(uses, self._access.uses)
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -1,8 +1,8 @@
 """The record of a key made over the API: its hash, its tenant, and its expiry.
 
-A record changes at most once, when its key is revoked, and this is final. Copies are therefore
-joined by taking the revoked one. All copies agree once they have met, in any order, and no old copy
-restores a key.
+A record changes at most once: when its key is revoked, which is final. To join two copies of a
+record, the revoked one is taken. Copies that are joined in any order therefore agree in the end,
+and an old copy never makes a revoked key valid again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gateway.config.tenants import KeyHash, key_hash, new_key
 
 MAX_NOTE_CHARS = 256
-"""Maximum length of a note."""
+"""Maximum length of an admin's note on a key."""
 NOTE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""No control characters: notes are shown in terminals."""
+"""Pattern of valid notes. Control characters are refused because notes are shown in terminals."""
 _ID_DIGITS = 24
 _ID = re.compile(rf"key_[0-9a-f]{{{_ID_DIGITS}}}")
 _AFTER_PREFIX = len("sha256:")
@@ -29,7 +29,7 @@ Time = Annotated[int, Field(ge=0, lt=2**40)]
 
 
 class KeyRecord(BaseModel):
-    """A key's record. Frozen; unknown fields are refused, too."""
+    """Record of an issued key. Immutable; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -40,21 +40,25 @@ class KeyRecord(BaseModel):
     created_by: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{8}$")]
     """The admin's id, as `Access.admin` returns it."""
     expires: Time | None
-    """Second from which the key is invalid; None for no limit."""
+    """Time from which the key is invalid; None if the key never expires."""
     revoked: Time | None = None
 
     @property
     def id(self) -> str:
-        """Public id: a part of the hash, so that a key that was found can be identified."""
+        """Public id, derived from the key's hash: a leaked key can be identified by it."""
         return key_id(self.hash)
 
 
 def make_record(
     tenant: str, note: str, expires_in: int | None, created_by: str
 ) -> tuple[KeyRecord, str]:
-    """Return the record of a new key, and the key itself, which is not stored.
+    """Create a key. Return its record, and the key itself, which is not stored.
 
-    `expires_in` is in seconds.
+    Args:
+        tenant: name of the tenant that the key is for.
+        note: the admin's note.
+        expires_in: seconds until the key expires; None if it never expires.
+        created_by: the admin's id.
     """
     key, now = new_key(), int(time.time())
     record = KeyRecord(
@@ -69,30 +73,30 @@ def make_record(
 
 
 def is_key_id(text: str) -> bool:
-    """Return True if a key could have this id."""
+    """Return True if `text` has the form of a key's id."""
     return _ID.fullmatch(text) is not None
 
 
 Records = Mapping[str, KeyRecord]
-"""Records by id, with revoked ones."""
+"""Records of keys by id, including revoked keys."""
 
 Uses = Mapping[str, int]
-"""Last use of each key in seconds since 1970, by id."""
+"""Time of the last use of each key, in seconds since 1970, by the key's id."""
 
 _LIST = TypeAdapter(list[KeyRecord])
 _USES = TypeAdapter(dict[str, Time])
 
 
 def key_id(key_hash: str) -> str:
-    """Return ``key_`` and the first 24 digits of the hash, 96 bits."""
+    """Return a key's id: ``key_`` and the first 24 hexadecimal digits (96 bits) of its hash."""
     return f"key_{key_hash[_AFTER_PREFIX : _AFTER_PREFIX + _ID_DIGITS]}"
 
 
 def join_records(known: Records, others: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
-    """Return `known` with the new and the revoked records of `others`.
+    """Return `known`, joined with the records of `others`.
 
-    If both have a key, the copy in `known` wins unless the other is revoked: a copy for another
-    tenant, or with a later expiry, was not made by a gateway.
+    Of two records of the same key, the one in `known` wins, unless only the other one is revoked. A
+    different tenant or expiry in `others` is ignored: no gateway changes these.
     """
     result = dict(known)
     for record in others:
@@ -107,7 +111,11 @@ def dump(record: KeyRecord) -> bytes:
 
 
 def parse_record(key_id: str, raw: bytes) -> KeyRecord:
-    """Parse the record of this key. Raise ValueError, which quotes no content."""
+    """Parse the JSON record of a key.
+
+    Raise ValueError if it is invalid or belongs to another key. The error's text quotes nothing of
+    `raw`.
+    """
     try:
         record = KeyRecord.model_validate_json(raw)
     except ValidationError as error:
@@ -122,7 +130,7 @@ def dump_all(records: Records) -> bytes:
 
 
 def parse_records(raw: bytes) -> dict[str, KeyRecord]:
-    """Parse what `dump_all` returned. Raise ValueError as `parse_record` does."""
+    """Parse records that `dump_all` returned. Raise ValueError as `parse_record` does."""
     try:
         return {record.id: record for record in _LIST.validate_json(raw)}
     except ValidationError as error:
@@ -130,7 +138,7 @@ def parse_records(raw: bytes) -> dict[str, KeyRecord]:
 
 
 def parse_uses(raw: bytes) -> Uses:
-    """Parse stored uses. Raise ValueError if they are invalid."""
+    """Parse the JSON of the last uses of keys. Raise ValueError if it is invalid."""
     return _USES.validate_json(raw, strict=True)
 
 

@@ -1,10 +1,10 @@
-"""The copy of all keys in Redis, for the gateways that share it.
+"""Copy of all issued keys in Redis, shared by several gateways.
 
-``api_keys``       hash: the record's JSON by id, and ``@revision``
-``api_keys:used``  hash: seconds of 1970 by id
+``api_keys``       hash: each key's record as JSON, by id, and the field ``@revision``
+``api_keys:used``  hash: time of each key's last use in seconds since 1970, by id
 
-``@revision`` is random with each change, so different contents have different revisions, even after
-Redis has lost the last changes and others followed.
+Each change sets ``@revision`` to a new random value. With a counter, two different contents could
+have the same revision: if Redis loses its last change, the next change would get the same number.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from lora_store.refusals import RefusedValues
 KEYS = "api_keys"
 USED = "api_keys:used"
 _REVISION = b"@revision"
-_TIMEOUT_S = 2.0  # of each command, and to connect
+_TIMEOUT_S = 2.0  # for each command, and for connecting
 _RECORDS_AT_ONCE = 256
-_MAX_BYTES = 4096  # of a record; the gateway's own have about 300
-# A new record never replaces another one: the stored one may be revoked. A revoked record replaces
-# any.
+_MAX_BYTES = 4096  # maximum size of a record; usual ones have about 300 bytes
+# Lua script that stores records. A valid key is stored with HSETNX, because it must not replace the
+# record of the same key if that is revoked. A revoked key is stored with HSET, and replaces any
+# record.
 _PUT = """
 for i = 2, #ARGV, 3 do redis.call(ARGV[i], KEYS[1], ARGV[i + 1], ARGV[i + 2]) end
 redis.call('HSET', KEYS[1], '@revision', ARGV[1])
@@ -36,12 +37,12 @@ redis.call('HSET', KEYS[1], '@revision', ARGV[1])
 
 
 class SharedKeysSnapshot(NamedTuple):
-    """The content of Redis.
+    """Issued keys in Redis at one time.
 
     Attributes:
-        revision: None if Redis has no revision.
-        records: by id.
-        unread: ids of values that are no valid records.
+        revision: value of ``@revision``; None if Redis has none.
+        records: valid records by id.
+        unread: ids whose values are not valid records.
     """
 
     revision: bytes | None
@@ -50,17 +51,21 @@ class SharedKeysSnapshot(NamedTuple):
 
 
 class SharedKeys:
-    """The keys in Redis. Blocks. Methods raise KeysUnavailable if Redis is slow, or refuses."""
+    """Issued keys in Redis.
+
+    Methods block on I/O. They raise KeysUnavailable if Redis does not answer in time, or refuses a
+    command.
+    """
 
     def __init__(self, url: str, on_refused: Callable[[], object] = lambda: None) -> None:
-        """Connect with the first command.
+        """Prepare a connection. It is opened by the first command.
 
         Args:
-            url: in a form of `lora_store.redis_url`.
-            on_refused: called, from a thread, for each invalid value.
+            url: URL of Redis, in a form that `lora_store.redis_url` describes.
+            on_refused: called, from a thread, for each invalid value in Redis.
 
         Raises:
-            ValueError: the URL has another form.
+            ValueError: the URL is invalid.
         """
         self._primary = Primary(redis_url.parse(url), _TIMEOUT_S)
         self._refusals = RefusedValues(on_refused)
@@ -75,7 +80,8 @@ class SharedKeys:
 
     def read(self) -> SharedKeysSnapshot:
         with self._client() as client:
-            # Read the revision before the records: later changes come with another revision.
+            # Read the revision before the records: if the records change in between, the next poll
+            # finds another revision and reads them again.
             revision: bytes | None = client.hget(KEYS, _REVISION)
             stored = read_hash(client, KEYS, _RECORDS_AT_ONCE)
         stored.pop(_REVISION, None)
@@ -92,7 +98,7 @@ class SharedKeys:
         return found
 
     def put(self, records: Sequence[KeyRecord]) -> None:
-        """Store records, all or none of each 256. See `_PUT` for existing records."""
+        """Store records, in atomic batches of 256. See `_PUT` for keys that Redis has already."""
         with self._client() as shared, write_verified(shared) as client:
             for start in range(0, len(records), _RECORDS_AT_ONCE):
                 arguments: list[object] = [secrets.token_hex(8)]
@@ -102,7 +108,7 @@ class SharedKeys:
                 client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
-        """Return the last uses without invalid values: nothing depends on them."""
+        """Return the last use of each key. Invalid values are left out without a warning."""
         with self._client() as client:
             found = read_hash(client, USED, _RECORDS_AT_ONCE)
         return {
@@ -124,7 +130,8 @@ class SharedKeys:
             with self._primary.use() as client:
                 yield client
         except failure_types() as error:
-            # The error's text may contain addresses, or the sentinels' passwords.
+            # Describe the error instead of quoting it: its text may contain addresses, or the
+            # passwords of Redis sentinels.
             raise KeysUnavailable(
                 f"Keys cannot be read or changed now: Redis: {describe(error)}. Try again."
             ) from error

@@ -1,4 +1,4 @@
-"""Usage of tenants' budgets, as reported to this process.
+"""Usage of tenants' budgets (tokens per day or month), as last reported by Redis.
 
 See decision 092 in docs/decisions.
 """
@@ -17,7 +17,11 @@ _WARN_AT = 0.8
 
 
 class BudgetReport(NamedTuple):
-    """Usage of a budget in Redis: `used` of `limit`, of which `counted` came with this call."""
+    """Usage of a tenant's budget in Redis, after a call of the script.
+
+    `used` tokens of `limit` are used; `counted` of them were added by this call. The period of the
+    budget ends in `reset_ms` milliseconds.
+    """
 
     tenant: str
     name: LimitName
@@ -28,21 +32,23 @@ class BudgetReport(NamedTuple):
 
 
 class BudgetUsage:
-    """Last known usage of budgets. Written from the thread that calls Redis, read from any.
+    """Last known usage of budgets. Can be read from any thread.
 
-    Usage only grows until a period ends, so each process knows a lower bound. The process that
-    counted last knows the exact value, so the greatest bound is right.
+    Within a period, usage only grows, so the last report of each process is a lower bound. The
+    process that counted last has the exact value. The maximum over all processes is therefore
+    exact.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
-        """Usage, and the end of its period in the time of `time.monotonic`."""
+        """Used tokens and the end of the period in seconds of `time.monotonic`, by budget."""
         self._nearly_used: dict[str, tuple[str, float]] = {}
 
     def update(self, report: BudgetReport) -> None:
-        """Store a report, and warn if this call brought a budget to 80 %.
+        """Store a report, and log a warning if its call raised the usage above 80 % of the limit.
 
-        Only one call of all gateways crosses that line, so there is one warning.
+        In each period, only one call by any gateway crosses 80 %. Each crossing is therefore logged
+        once.
         """
         tenant, name, limit, used, counted, reset_ms = report
         ends = time.monotonic() + reset_ms / 1000
@@ -60,17 +66,20 @@ class BudgetUsage:
 
     @property
     def nearly_used(self) -> dict[str, str]:
-        """Texts of budgets that are used to 80 % or more, by budget."""
+        """Warning texts for budgets of which 80 % or more are used, by tenant and budget."""
         now, known = time.monotonic(), self._nearly_used.copy()
         return {budget: words for budget, (words, ends) in known.items() if ends > now}
 
     def used_of(self, tenant: str, name: LimitName) -> int | None:
-        """Return the usage in the current period, None if it is unknown."""
+        """Return the tokens used in the current period, None if unknown."""
         standing = self.used_and_reset(tenant, name)
         return None if standing is None else standing[0]
 
     def used_and_reset(self, tenant: str, name: LimitName) -> tuple[int, int] | None:
-        """Return the usage and the milliseconds until its period ends, None if it is unknown."""
+        """Return the tokens used in the current period, and the milliseconds until it ends.
+
+        Return None if the usage is unknown.
+        """
         used, ends = self._known.get((tenant, name), (0, 0.0))
         left = ends - time.monotonic()
         return (used, int(left * 1000)) if left > 0 else None

@@ -1,7 +1,8 @@
-"""Runs the limits' script in Redis: in a thread of its own, one pipeline at a time.
+"""Thread that runs the limits' Lua script in Redis, one pipeline of calls at a time.
 
-Many calls share a round trip, and a busy event loop is never mistaken for a slow Redis. All keys of
-a tenant are on one server of a cluster. While a cluster lacks a part, it counts no tenant.
+Many calls share a round trip. Because a thread of its own measures the timeouts, a busy event loop
+is never mistaken for a slow Redis. In a Redis cluster, all keys of a tenant are on one server. If a
+server of the cluster fails, Redis counts as down for all tenants.
 
 See decision 090 in docs/decisions.
 """
@@ -34,18 +35,21 @@ _RECONNECT_INTERVAL_S = 1.0
 _MAX_BATCH_CALLS = 64
 _FLUSH_S = 2.0
 
-# Further error codes that concern the server, not the key.
+# Error codes, besides those of `is_unavailable`, that mean a problem of the server, not of the key.
 _CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
-# No tenant's name begins with a dot.
+# Tenant name for test calls. Names of real tenants never begin with a dot.
 _PROBE = ".probe"
 
 Answer = tuple[ScriptCall, "list[int] | None"]
-"""A call and the script's numbers; None if Redis did nothing, or if the outcome is unknown."""
+"""A call, and the numbers that the script returned.
+
+The numbers are None if Redis did nothing, or if the outcome is unknown.
+"""
 
 
 class ScriptCaller:
-    """Caller of the script. Accepts calls from an event loop, and returns the answers on it."""
+    """Caller of the script. Takes calls from an event loop, and delivers the answers there."""
 
     def __init__(
         self,
@@ -57,18 +61,19 @@ class ScriptCaller:
         on_answers: Callable[[Sequence[Answer]], None],
         on_connected: Callable[[], None],
     ) -> None:
-        """Connect nowhere yet.
+        """Prepare a caller. `start` connects to Redis.
 
         Args:
-            url: in a form of `lora_store.redis_url`.
-            timeout_s: seconds of each read.
-            on_up: called from any thread, with True if Redis answers in time.
-            on_refused: called from the thread, for each tenant whose key holds what does not fit.
-            on_answers: called on the event loop.
-            on_connected: called on the event loop whenever there is a new connection.
+            url: URL of Redis, in a form that `lora_store.redis_url` describes.
+            timeout_s: timeout of each read in seconds.
+            on_up: called from any thread when `up` may have changed, with its new value.
+            on_refused: called from the caller's thread when a tenant's key in Redis has invalid
+                content.
+            on_answers: called on the event loop with the answers to submitted calls.
+            on_connected: called on the event loop after each new connection.
 
         Raises:
-            ValueError: the URL has another form.
+            ValueError: the URL is invalid.
         """
         self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
         self._primary = Primary(
@@ -87,21 +92,25 @@ class ScriptCaller:
         self._closing = threading.Event()
         self._sha = ""
         self.epoch = 0
-        """A number that changes when Redis is lost, because Redis may have lost its data."""
+        """Number that changes with each lost connection, after which Redis may have lost data."""
 
     @property
     def up(self) -> bool:
-        """True while Redis answers in time. After one request gave up, others do not wait."""
+        """True while Redis answers in time.
+
+        After one request has waited in vain, False until an answer arrives: others need not wait.
+        """
         return self._is_connected and not self._is_late
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         started = asyncio.Event()
         done = partial(self._post, started.set)
-        # No thread pool: this thread must not delay the interpreter's exit.
+        # Use a daemon thread: a thread of a pool would delay the interpreter's exit.
         self._thread = threading.Thread(target=self._work, args=(done,), name="limits", daemon=True)
         self._thread.start()
-        # The first request should find Redis, but resolving a name may take seconds.
+        # Wait for the connection, so that the first request is counted in Redis. Limit the wait,
+        # because resolving a name may take long.
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await started.wait()
@@ -109,20 +118,23 @@ class ScriptCaller:
             log.warning("Redis does not answer; limits are not shared yet")
 
     async def close(self) -> None:
-        """Send the submitted calls, within two seconds."""
+        """Send the calls that were submitted, and end the thread. Waits up to two seconds."""
         self._closing.set()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _FLUSH_S)
 
     def submit(self, call: ScriptCall) -> bool:
-        """Return True if the call will be answered; False while Redis is down."""
+        """Hand a call to the thread. Return False, and drop the call, while Redis is down.
+
+        An accepted call is always answered, if necessary with None.
+        """
         with self._lock:
             if self._is_connected:
                 self._inbox.put(call)
             return self._is_connected
 
     def set_late(self, is_late: bool) -> None:
-        """Record that a request was not answered in time, or that answers arrive again."""
+        """Record that a request was not answered in time (True), or that answers arrive (False)."""
         if is_late != self._is_late:
             with self._lock:
                 was_up, self._is_late = self.up, is_late
@@ -133,9 +145,9 @@ class ScriptCaller:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            return  # the loop has ended, and all its requests
+            return  # the event loop is closed, so nothing waits for the callback
 
-    # In the thread:
+    # The methods below run in the caller's thread.
 
     def _work(self, started: Callable[[], object]) -> None:
         if not self._connect():
@@ -154,7 +166,7 @@ class ScriptCaller:
         self._primary.close()
 
     def _make_round_trip(self) -> bool:
-        """Make one round trip. Return True if it was the last."""
+        """Send the waiting calls to Redis in one round trip. Return True if it was the last."""
         batch, ended = self._next_batch()
         try:
             with self._primary.use() as client:
@@ -162,22 +174,23 @@ class ScriptCaller:
                     answers = self._run(client, batch)
                     self._post(self._on_answers, [*zip(batch, answers, strict=True)])
                 elif not isinstance(client, load().RedisCluster):
-                    client.ping()  # detect a demotion even without calls
+                    client.ping()  # notice even without calls if the server becomes a replica
         except failure_types() as error:
             log.warning("limits are not shared now: Redis fails: %s", describe(error))
             self._disconnect(batch)
-        except Exception:  # all requests wait for this thread
+        except Exception:  # the thread must continue: all requests with limits depend on it
             log.exception("limits are not shared now")
             self._disconnect(batch)
         return ended
 
     def _connect(self) -> bool:
-        """Return True if Redis can be used from now on."""
+        """Connect to Redis and run the script once as a test. Return True on success."""
         probe = LimitRequest(tenant=_PROBE, limits={"concurrent_requests": 10**9}, slots=1)
         try:
             with self._primary.use() as client:
                 self._sha = client.script_load(script.SCRIPT)
-                # A Redis that lacks replicas or memory accepts scripts, but refuses their writes.
+                # Test a script that writes: a Redis that lacks replicas or memory loads scripts,
+                # but refuses their writes.
                 self._run(client, [Lease(_PROBE, lambda: 0.0).call(probe)])
         except failure_types() as error:
             self._why = describe(error)
@@ -189,7 +202,10 @@ class ScriptCaller:
         return True
 
     def _next_batch(self) -> tuple[list[ScriptCall], bool]:
-        """Return the waiting calls, up to a limit, and True if they are the last."""
+        """Wait for calls. Return the waiting calls, at most 64, and True if no more will follow.
+
+        Return no calls if none arrives until the next check of the server's role is due.
+        """
         batch: list[ScriptCall] = []
         try:
             call = self._inbox.get(timeout=ROLE_CHECK_S)
@@ -203,14 +219,14 @@ class ScriptCaller:
         return batch, True
 
     def _run(self, client: Any, calls: Sequence[ScriptCall]) -> list[list[int] | None]:
-        """Return the script's answers, in one round trip.
+        """Run calls in one round trip, and return the script's answers.
 
-        An answer is None, as if Redis had done nothing, if the call failed by its key or the answer
-        makes no sense. Raise the first error that does not concern a key.
+        An answer is None if the call failed because of its key's content, or if the answer is
+        invalid. Any other error of a call is raised.
         """
         results, lost = self._run_pipelines(client, calls), errors().NoScriptError
         if any(isinstance(result, lost) for result in results):
-            # Redis' cache of scripts was emptied; these calls had no effect.
+            # Redis has lost the script, so these calls had no effect. Load it, and repeat them.
             self._sha = client.script_load(script.SCRIPT)
             again = [i for i, result in enumerate(results) if isinstance(result, lost)]
             renewed = self._run_pipelines(client, [calls[i] for i in again])
@@ -235,8 +251,9 @@ class ScriptCaller:
         return answer
 
     def _run_pipelines(self, client: Any, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Return the results of one pipeline for each server; a cluster client's own makes two
-        trips.
+        """Run calls in one pipeline for each server, and return their results in order.
+
+        (The pipeline of redis-py's cluster client would need two round trips.)
         """
         lease_ms = int(LEASE_S * 1000)
         commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
@@ -250,13 +267,17 @@ class ScriptCaller:
                 pipeline.execute_command(*commands[i])
             answers = pipeline.execute(raise_on_error=False)
             for i, answer in zip(indices, answers, strict=True):
-                # The key has moved: nothing was done, and the cluster's client finds it.
+                # If the key has moved to another server, the call had no effect. Repeat it with the
+                # cluster's client, which finds the key's server.
                 moved = isinstance(answer, errors().AskError)
                 results[i] = _redirect(client, commands[i]) if moved else answer
         return results
 
     def _disconnect(self, batch: Sequence[ScriptCall]) -> None:
-        """Mark Redis as down: its grants are void, and all waiting calls fail."""
+        """Mark Redis as down, and answer all waiting calls with None.
+
+        The new epoch voids all units that Redis has granted.
+        """
         with self._lock:
             self.epoch += 1
             self._is_connected = False

@@ -1,4 +1,8 @@
-"""Recent demand of a tenant for one unit at this process, to size the next block of units."""
+"""Recent demand of a tenant at this process, from which the next request to Redis is sized.
+
+A process asks Redis for blocks of units (requests, tokens or concurrent requests) in advance. Time
+is divided into ticks of equal length.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import NamedTuple
 
 _RECENT_TICKS = 4
 _MIN_REQUESTS = 4
-"""Requests, in the recent ticks or per block, below which a block does not pay."""
+"""Minimum number of requests, recent and in a block, for which a block of units is worthwhile."""
 
 
 class _Tick(NamedTuple):
@@ -17,7 +21,7 @@ class _Tick(NamedTuple):
 
 
 class UnitDemand:
-    """Units that requests took and gave back in the last ticks."""
+    """Number of units of one type that requests took and gave back in the last ticks."""
 
     __slots__ = ("_high", "_level", "_low", "_recent", "_requests", "_tick", "_units")
 
@@ -25,9 +29,9 @@ class UnitDemand:
         self._recent: deque[_Tick] = deque([_Tick(0, 0, 0)] * _RECENT_TICKS)
         self._level = self._low = self._high = 0
         self._requests = self._units = 0
-        """Sums over the recent ticks and the present one."""
+        """Requests, and units that they took, in the recent ticks and the present tick."""
         self._tick = 0, 0
-        """The sums at the start of the present tick."""
+        """Values of `_requests` and `_units` at the start of the present tick."""
 
     def take(self, units: int) -> None:
         self._requests += 1
@@ -40,7 +44,7 @@ class UnitDemand:
         self._level -= units
 
     def roll(self) -> None:
-        """Begin another tick."""
+        """End the present tick, and begin the next one."""
         requests, units = self._tick
         rise = self._high - self._low
         self._recent.append(_Tick(self._requests - requests, self._units - units, rise))
@@ -52,12 +56,12 @@ class UnitDemand:
 
     @property
     def floor(self) -> int:
-        """Units of a few requests: a smaller block is of no use."""
+        """Number of units that four average requests take. A smaller block is of no use."""
         return _MIN_REQUESTS * max(1, -(-self._units // max(1, self._requests)))
 
     @property
     def wish(self) -> int:
-        """Units that the next tick may take above those in use; 0 if requests are rare."""
+        """Number of spare units that the next tick may need; 0 if requests are rare."""
         if self._requests < _MIN_REQUESTS:
             return 0
         rise = max([self._high - self._low, *[tick.rise for tick in self._recent]])

@@ -1,8 +1,10 @@
-"""The limits of one tenant at this process: units granted by Redis, and requests that they admit.
+"""Lease of one tenant: units that Redis has granted to this process in advance.
 
-Redis counts granted units as used until the process reports otherwise, or its lease ends. A request
-that fits into the spare units is therefore admitted locally by a few additions. Windows of seconds
-count it in the second of its report: a later one, never an earlier one.
+The units of limits are requests, tokens and slots (concurrent requests). Redis counts granted units
+as used until the process reports how many were really used, or until the lease expires. A request
+that fits into the unused ("spare") units is therefore admitted by this process alone, with a few
+additions. The sliding windows in Redis count the request in the second of the report, which may be
+later than the request, but never earlier.
 
 See decision 089 in docs/decisions.
 """
@@ -32,9 +34,12 @@ LEASE_S = 15.0
 TICK_S = 0.25
 _RENEW_INTERVAL_S = 5.0
 _MAX_REPORT_DELAY_S = 1.0
-"""Latest report of a request to Redis, if no later request of its tenant reports it."""
+"""Seconds after which a locally admitted request must have been reported to Redis."""
 _MAX_REFUSAL_AGE_S = 1.0
-"""Time for which a refusal is repeated without asking Redis, which may have been emptied."""
+"""Seconds for which a refusal is repeated without asking Redis.
+
+Limited, because Redis may lose its counts in the meantime.
+"""
 
 
 def _units(request: LimitRequest) -> tuple[int, int, int]:
@@ -42,12 +47,15 @@ def _units(request: LimitRequest) -> tuple[int, int, int]:
 
 
 class Lease:
-    """The units of one tenant. Belongs to one thread, with at most one call under way.
+    """Units of one tenant that this process may use, and the reports to Redis about them.
+
+    Not thread-safe. At most one call to Redis may be in flight.
 
     Attributes:
         in_flight: True while the last call has no answer.
         called_at: time of the last call, in seconds of the clock.
-        is_urgent: True if others may wait for what the next call gives back.
+        is_urgent: True if the next call should be sent at once, because other gateways may wait for
+            the units that it gives back.
     """
 
     def __init__(
@@ -56,9 +64,9 @@ class Lease:
         """Start without units.
 
         Args:
-            tenant: its name.
-            clock: the monotonic time in seconds.
-            epoch: a number that changes when Redis may have lost its grants.
+            tenant: the tenant's name.
+            clock: returns the monotonic time in seconds.
+            epoch: returns a number that changes when Redis may have lost its grants.
         """
         self.tenant = tenant
         self.in_flight = False
@@ -71,7 +79,7 @@ class Lease:
         self._limits: dict[LimitName, int] = {}
         self._budgets: Mapping[LimitName, int] = {}
         self._known_budgets: Mapping[LimitName, int] | None = None
-        """The budgets of the last spending, which are among `_budgets`."""
+        """Budgets of the last `spend`, all of which are in `_budgets`."""
         self._spare, self._shares = [0, 0, 0], [0, 0, 0]
         self._held = [0, 0, 0]
         self._used, self._known = [0, 0], [0, 0]
@@ -86,7 +94,7 @@ class Lease:
         self.called_at = 0.0
 
     def decide(self, request: LimitRequest) -> Decision | None:
-        """Admit or refuse a request by what is known here; return None if Redis must be asked."""
+        """Admit or refuse a request without asking Redis. Return None if Redis must be asked."""
         limits, units, spare, known = request.limits, _units(request), self._spare, self._quotas
         kinds = units_of_request(request)
         for name, unit, _ in kinds.limits:
@@ -117,8 +125,9 @@ class Lease:
         return Decision(None, 0, quotas, now_ms)
 
     def build_refusal(self, request: LimitRequest, grant: Grant) -> Decision:
-        """Return the refusal that a call was answered with, and remember one that holds for a
-        while.
+        """Return the decision for a request that Redis has refused.
+
+        A refusal that stays true for a while is stored, and `decide` repeats it.
         """
         quotas: dict[str, Quota] = {}
         for name, unit, is_budget in units_of_request(request).limits:
@@ -128,7 +137,8 @@ class Lease:
             else:
                 quotas[name] = quota._replace(used=quota.used - spare)
         decision = Decision(grant.refused, grant.wait_ms, quotas, grant.now_ms)
-        # Requests are never given back: without spare ones, the limit is exhausted until then.
+        # Store refusals by requests_per_minute only: requests are never given back, so without
+        # spare ones the limit stays exhausted for `wait_ms`.
         if grant.refused == "requests_per_minute" and not grant.may_return and grant.wait_ms > 0:
             self._refusal = request, decision
         return decision
@@ -155,7 +165,8 @@ class Lease:
             freed[TOKENS] = max(0, released - still_held - used)
         self._held[SLOTS] -= slots
         now = self._clock()
-        # Near a limit, or above a lowered one, Redis distributes the units.
+        # Reuse freed units here only far from all limits. Near a limit, give them back, so that
+        # Redis can distribute them.
         may_reuse = self._is_covered(now) and self._is_calm
         for unit in (TOKENS, SLOTS):
             self._demands[unit].give_back(freed[unit])
@@ -170,7 +181,8 @@ class Lease:
 
     def spend(self, spending: Spending) -> None:
         if spending.budgets is not self._known_budgets:
-            # Never remove budgets: requests from before a new budget must not omit it.
+            # Never remove budgets: a request from before a configuration change, which does not
+            # know a new budget, must still be counted in it.
             self._budgets = {**self._budgets, **spending.budgets}
             self._known_budgets = spending.budgets
         self._spent += spending.tokens
@@ -182,12 +194,15 @@ class Lease:
         self._changed = True
 
     def _update_calm(self) -> None:
-        """Record whether each limit is so far away that no gateway waits for returned units."""
+        """Set `_is_calm`: True if no limit is so close that a gateway may wait for units."""
         units = {UNITS[name] for name in self._limits}
         self._is_calm = all(self._shares[unit] >= self._demands[unit].floor for unit in units)
 
     def _is_covered(self, now: float) -> bool:
-        """Return True while Redis counts the units that are spare here; otherwise forget them."""
+        """Return True while Redis counts this lease's spare units as used.
+
+        Otherwise drop the spare units and return False.
+        """
         if now < self._valid_until and self._epoch == self._now_epoch():
             return True
         self._spare = [0, 0, 0]
@@ -195,7 +210,7 @@ class Lease:
 
     @property
     def has_surplus(self) -> bool:
-        """True if spare units are unused here and may be wanted elsewhere."""
+        """True if there are more spare units than needed here, and other gateways may need them."""
         if self._is_calm:
             return False
         bounds = zip(self._spare, self._demands, self._shares, strict=True)
@@ -203,11 +218,11 @@ class Lease:
 
     @property
     def is_idle(self) -> bool:
-        """True if everything is reported to Redis, and Redis counts nothing for this process."""
+        """True if no report to Redis is due, and this process holds no units of the tenant."""
         return not (self._changed or self.in_flight or any(self._held) or any(self._spare))
 
     def tick(self) -> bool:
-        """Record that TICK_S has passed. Return True if a call is due."""
+        """Record that `TICK_S` seconds have passed. Return True if a call to Redis is due."""
         for demand in self._demands:
             demand.roll()
         self._update_calm()
@@ -217,12 +232,12 @@ class Lease:
         return any(self._held) and now - self.called_at >= _RENEW_INTERVAL_S
 
     def lose(self) -> None:
-        """Record that a call has no answer, so that it may have been executed or not."""
+        """Record that a call will not be answered. Redis may have executed it or not."""
         self.in_flight = False
         self._schedule_report(0.0)
 
     def restate(self) -> None:
-        """Record that Redis may have lost everything."""
+        """Record that Redis may have lost its data: a full report is due now."""
         self._schedule_report(0.0)
 
     def call(
@@ -232,12 +247,14 @@ class Lease:
         *,
         is_last: bool = False,
     ) -> ScriptCall:
-        """Return the next call to Redis. Until it is answered, only the spare units admit requests.
+        """Return the next call to Redis, which reports usage and asks for units.
+
+        Until the call is answered, only the spare units can admit requests.
 
         Args:
-            head: the first waiting request.
-            queued: some requests that wait behind it.
-            is_last: give up all spare units, since the process ends.
+            head: the first waiting request, which the script decides; None if none waits.
+            queued: further waiting requests, for which the script grants units if it can.
+            is_last: give up all spare units, because the process ends.
         """
         wished = [0 if is_last else demand.wish for demand in self._demands]
         now = self._clock()
@@ -281,14 +298,17 @@ class Lease:
         )
 
     def _learn_limits(self, request: LimitRequest) -> None:
-        """Replace the known limits on the units that a request takes."""
+        """Store a request's limits. They replace all known limits on the same units."""
         taken = units_of_request(request).units
         others = {n: limit for n, limit in self._limits.items() if UNITS[n] not in taken}
         self._limits = {**request.limits, **others}
         self._budgets = {**self._budgets, **request.budgets}
 
     def apply(self, call: ScriptCall, grant: Grant) -> None:
-        """Add the granted units. Ignore an answer of an earlier epoch: it may be out of date."""
+        """Add the units that Redis has granted in the answer to a call.
+
+        An answer to a call of an earlier epoch is ignored, because Redis may have lost the grant.
+        """
         self.in_flight = False
         if call.epoch != self._now_epoch():
             self._schedule_report(0.0)

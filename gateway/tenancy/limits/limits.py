@@ -1,4 +1,4 @@
-"""A tenant's limits: the choice between Redis and local counting, and the errors of refusals."""
+"""Tenants' limits, counted in Redis or by this process, and the errors for refused requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from gateway.tenancy.limits.reservation import CountedRequest, Reservation
 
 
 class Limits:
-    """Counts in Redis; without Redis, counts as the configuration says."""
+    """Counter of all tenants' limits.
+
+    Counts in Redis. While Redis is down, counts locally, refuses requests or admits them, as
+    `when_redis_is_away` in the configuration says. Without Redis, always counts locally.
+    """
 
     def __init__(
         self,
@@ -29,13 +33,13 @@ class Limits:
         standings: BudgetUsage | None = None,
         on_alone: Callable[[], object] = lambda: None,
     ) -> None:
-        """Count with `shared`, if any.
+        """Start with nothing counted by this process.
 
         Args:
-            shared: the limits in Redis.
+            shared: the limits in Redis; None without Redis.
             on_refused: called with the tenant and the limit of each refused request.
             standings: usage of budgets, as reported by `shared`.
-            on_alone: called for each request that Redis should have counted and did not.
+            on_alone: called for each request that was not counted in Redis because Redis is down.
         """
         self._shared = shared
         self._local = LocalLimits(lambda: time.monotonic_ns() // 1_000_000)
@@ -46,13 +50,16 @@ class Limits:
         self._last_quotas: dict[
             str, dict[tuple[LimitName, ...], tuple[Mapping[str, Quota], float]]
         ] = {}
-        """Last quotas and their time, by tenant and the limits of a request."""
+        """Quotas of the last request, and the time of it, by tenant and set of limits.
+
+        The time is in seconds of `time.monotonic`.
+        """
 
     def report(self, tenant: str) -> dict[LimitName, Quota]:
         """Return the usage of a tenant's limits, as of its last request at this process.
 
-        Counts of a minute that have expired since are reported as 0. Entries stay in memory: their
-        number is that of configured tenants.
+        Counts of a minute that have expired since then are reported as 0. Usage is stored for every
+        tenant forever, because there are only as many as configured tenants.
         """
         now = time.monotonic()
         known: dict[LimitName, Quota] = {}
@@ -69,7 +76,7 @@ class Limits:
 
     @property
     def counts_alone(self) -> bool:
-        """True while Redis should count and does not."""
+        """True while this process counts without Redis, although Redis is configured."""
         return self._shared is not None and not self._shared.up
 
     @property
@@ -95,7 +102,10 @@ class Limits:
         return reservation
 
     async def take(self, request: LimitRequest) -> CountedRequest:
-        """Count a request and return the decision, also for a refusal. Raise LimitsUnavailable."""
+        """Count a request if its limits allow it, and return the decision, which may be a refusal.
+
+        Raise LimitsUnavailable if Redis is down and a limit must not be counted locally.
+        """
         if self._shared is not None:
             decision = self._shared.decide(request)
             decision = (
@@ -117,7 +127,7 @@ class Limits:
         known[tuple(request.limits)] = decision.quotas, time.monotonic()
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Count tokens of the tenant's budgets; without Redis, once it is back."""
+        """Count used tokens in the tenant's budgets; while Redis is down, once it is up again."""
         if self._shared is not None and (budgets := tenant.budgets):
             self._shared.spend(Spending(tenant.name, budgets, tokens))
 
@@ -129,10 +139,11 @@ class Limits:
         return _build_refusal(taken.request, taken.decision, limit, quotas)
 
     def _refuse_by_budget(self, request: LimitRequest) -> Decision | None:
-        """Return the refusal of a request that cannot fit a budget, by the last report of Redis.
+        """Refuse a request if its tenant's budget was exhausted by the last report of Redis.
 
-        Redis need not be asked: usage of a budget grows until its period ends. A late answer, on a
-        busy machine for example, therefore lets no tenant overspend.
+        Called when Redis has not answered. Within a period the usage of a budget only grows, so an
+        old report suffices for a refusal. Without this, a tenant could overspend whenever Redis is
+        slow. Return None if the reports do not justify a refusal.
         """
         for name, limit in request.budgets.items():
             standing = self._standings.used_and_reset(request.tenant, name)
@@ -143,7 +154,10 @@ class Limits:
         return None
 
     def _select_local_limits(self, request: LimitRequest) -> LimitRequest:
-        """Return the request with the limits that apply without Redis. Raise LimitsUnavailable."""
+        """Return the request with only those limits that are counted locally without Redis.
+
+        Raise LimitsUnavailable if the configuration refuses requests with one of its limits.
+        """
         local_limits: dict[LimitName, int] = {}
         for name, limit in request.limits.items():
             away: RedisUnavailablePolicy = getattr(self._unavailable_policies, name)
@@ -165,7 +179,8 @@ def _build_refusal(
     if wait_ms == NEVER:
         message = f"Request too large for the limit of {facts}."
         return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
-    # Tokens that running requests have reserved may be returned soon.
+    # Report an exhausted budget only if used tokens alone exceed it. Otherwise the reserved tokens
+    # of running requests fill it, and some of these may be given back soon.
     if LIMITS[refused].budget and quota.used + requested > quota.limit:
         again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
         used = f"limit {quota.limit}, used {quota.used}, requested {requested}"

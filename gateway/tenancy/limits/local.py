@@ -1,7 +1,8 @@
 """Limits counted by this process alone, with the same arithmetic as in Redis (`script.lua`).
 
-A window slides by full seconds: counts of second s expire when second s + 61 begins. No 60 seconds
-therefore exceed the limit. (A token bucket would admit twice the limit in its first minute.)
+A window slides by full seconds: counts of second s expire when second s + 61 begins. The limit is
+therefore never exceeded in any 60 seconds. (A token bucket would admit twice the limit in its first
+minute.)
 
 See decision 088 in docs/decisions.
 """
@@ -25,13 +26,16 @@ from gateway.tenancy.limits.request import (
 
 
 class Window:
-    """Counts of each of the last seconds."""
+    """Sliding window of one minute: an amount for each of the last seconds.
+
+    Seconds are numbers of the clock's full seconds.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def total(self, second: int) -> int:
-        """Return the sum of counts that have not expired, and drop the others."""
+        """Return the sum of amounts that have not expired in `second`, and drop all others."""
         for old in [at for at in self._counts if at < second - WINDOW_S]:
             del self._counts[old]
         return sum(self._counts.values())
@@ -40,7 +44,10 @@ class Window:
         self._counts[second] = self._counts.get(second, 0) + amount
 
     def wait_ms(self, now_ms: int, excess: int) -> int:
-        """Return the time until at least `excess` expires; BUSY_WAIT_MS if less is counted."""
+        """Return the milliseconds until counts of at least `excess` in total have expired.
+
+        Return BUSY_WAIT_MS if all counts together are less than `excess`.
+        """
         if excess <= 0:
             return 0
         for second, amount in sorted(self._counts.items()):
@@ -50,7 +57,7 @@ class Window:
         return BUSY_WAIT_MS
 
     def reset_ms(self, now_ms: int) -> int:
-        """Return the time until all counts have expired."""
+        """Return the milliseconds until all counts have expired."""
         return _expiry_ms(max(self._counts)) - now_ms if self._counts else 0
 
 
@@ -67,13 +74,14 @@ class _Counts:
 
 
 class LocalLimits:
-    """Limits of all tenants. Belongs to one event loop.
+    """Counter of all tenants' limits in this process.
 
-    Budgets are not counted: a restart would forget them.
+    Not thread-safe: use an instance in one event loop only. Budgets are not counted, because a
+    restart would reset them.
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
-        """Start with nothing counted. `clock_ms` never goes back."""
+        """Start with nothing counted. `clock_ms` returns the monotonic time in milliseconds."""
         self._clock_ms = clock_ms
         self._tenants: defaultdict[str, _Counts] = defaultdict(_Counts)
 
@@ -118,7 +126,7 @@ class LocalLimits:
             counts.windows["requests_per_minute"].add(second, request.requests)
 
     def settle(self, settlement: Settlement) -> None:
-        """Count used tokens in the present second, and release the rest."""
+        """Count the used tokens in the present second, and release the other units."""
         request, released, used, still_held, slots = settlement
         counts = self._tenants[request.tenant]
         counts.tokens += still_held - released
@@ -128,8 +136,13 @@ class LocalLimits:
 
 
 def find_longest_wait(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:
-    """Return the limit with the longest wait, the first of equal ones; (None, 0) if no limit is
-    reached.
+    """Return the limit with the longest wait, and this wait in milliseconds or NEVER.
+
+    Of several limits with the longest wait, the first is returned. Return (None, 0) if no limit
+    requires a wait.
+
+    Args:
+        waits: the wait for each limit in milliseconds, or NEVER.
     """
     if never := [name for name, wait in waits.items() if wait == NEVER]:
         return never[0], NEVER

@@ -1,9 +1,9 @@
-"""Limits counted in Redis, together with all workers and gateways.
+"""Limits counted in Redis, shared by all workers and gateways.
 
-A tenant has the key ``limits:{<tenant>}``, and with budgets ``budgets:{<tenant>}``; `script.lua`
-describes their content. A request that fits into its tenant's spare units needs no call. Others
-wait for a call. Each tenant has one call at a time, and requests that arrive during it share the
-next one.
+A tenant has the key ``limits:{<tenant>}`` and, if it has budgets, ``budgets:{<tenant>}``.
+`script.lua` describes their content. A request that fits into the tenant's spare units (see
+`lease`) is admitted without a call to Redis. All other requests wait for a call. Each tenant has at
+most one call in flight; requests that arrive meanwhile share the next call.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ from gateway.tenancy.limits.script import ScriptCall, parse_grant, parse_reports
 
 log = logging.getLogger(__name__)
 
-# Redis answers in well under a millisecond, but pauses while it forks for a snapshot.
+# Redis usually answers in less than a millisecond, but pauses while it forks for a snapshot.
 TIMEOUT_S = 0.25
 _LATE_LOG_INTERVAL_S = 60.0
 _MAX_QUEUED_REQUESTS = 64
-"""Requests behind the first whose units a call asks for, too."""
+"""Maximum number of requests behind the first one for whose units a call also asks."""
 
-# Wait of a refused request that other gateways' spare units would admit: all are returned by then.
+# Seconds for which a request is retried before it is refused, if spare units of other gateways
+# would admit it. Within this time, other gateways give back spare units that they do not need.
 _RETURN_WAIT_S = TICK_S + 0.15
 _RETURN_POLL_INTERVAL_S = 0.05
 
 
 class _Pending:
-    """A request that waits for a call.
+    """A request that waits for a call to Redis.
 
     Attributes:
-        refusal: its answer if no units are returned.
-        until: when it is refused even if others may return enough.
+        request: the request.
+        answer: the decision; None if Redis fails.
+        refusal: the decision that the request gets unless other gateways give units back.
+        until: time from which the request is refused even if other gateways may give units back.
     """
 
     __slots__ = ("answer", "refusal", "request", "until")
@@ -75,11 +78,11 @@ class _Account:
         self.lease = lease
         self.waiting: deque[_Pending] = deque()
         self.is_polling = False
-        """True while the first request was refused and will be asked for again."""
+        """True while a timer runs after which Redis is asked again for a refused request."""
 
 
 class SharedLimits:
-    """Limits in Redis. Use as an async context manager on the event loop of the requests."""
+    """Limits in Redis. Use as an async context manager, on the event loop of the requests."""
 
     def __init__(
         self,
@@ -90,19 +93,20 @@ class SharedLimits:
         on_refused: Callable[[], object] = lambda: None,
         on_budget: Callable[[BudgetReport], object] = lambda report: None,
     ) -> None:
-        """Connect nowhere yet.
+        """Prepare the limits. Entering the context connects to Redis.
 
         Args:
-            url: in a form of `lora_store.redis_url`.
-            on_up: called, from any thread, with True if Redis answers in time.
-            timeout_s: seconds of each read.
-            on_refused: called, from a thread, for each tenant whose key holds what does not fit.
-            on_budget: called for each budget of which tokens were counted.
+            url: URL of Redis, in a form that `lora_store.redis_url` describes.
+            on_up: called from any thread when `up` may have changed, with its new value.
+            timeout_s: timeout of each read in seconds.
+            on_refused: called, from a thread, when a tenant's key in Redis has invalid content.
+            on_budget: called on the event loop with each report of a budget's usage.
 
         Raises:
-            ValueError: the URL has another form.
+            ValueError: the URL is invalid.
         """
-        # A request may wait for other batches, a cluster's redirections, or a slow proxy.
+        # Longer than one read: a request may wait for an earlier batch, for redirections in a
+        # cluster, or for a slow proxy.
         self._max_wait_s = 2 * timeout_s
         self._on_budget = on_budget
         self._caller = ScriptCaller(
@@ -116,7 +120,7 @@ class SharedLimits:
         self._log_late_at = 0.0
         self._accounts: dict[str, _Account] = {}
         self._active: set[_Account] = set()
-        """Accounts that are not idle."""
+        """Accounts that hold units, or have something to report to Redis."""
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -125,7 +129,7 @@ class SharedLimits:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give up spare units, and send unreported usage, within two seconds."""
+        """Give up all spare units and report all usage to Redis. Waits up to two seconds."""
         self._ticks.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticks
@@ -135,11 +139,11 @@ class SharedLimits:
 
     @property
     def up(self) -> bool:
-        """True while Redis counts. After it was late for one request, the next ones do not wait."""
+        """True while Redis answers in time. See `ScriptCaller.up`."""
         return self._caller.up
 
     def decide(self, request: LimitRequest) -> Decision | None:
-        """Admit or refuse a request by what is known here; return None if Redis must be asked."""
+        """Admit or refuse a request without asking Redis. Return None if Redis must be asked."""
         account = self._account(request.tenant)
         return None if account.waiting else account.lease.decide(request)
 
@@ -169,16 +173,16 @@ class SharedLimits:
         return None
 
     async def _wait(self, account: _Account, pending: _Pending) -> None:
-        """Return once the request is answered or refused, or a call has had no answer for too long.
+        """Wait until the request is answered or refused, or until a call takes too long.
 
-        A tenant's refusals take a call each if its requests differ. A request that waits behind
-        many says nothing about Redis, so neither it nor other requests may be counted locally for
-        that.
+        The limit of the wait applies to each call, not to the request. If the requests of a tenant
+        differ, each refusal takes a call of its own. A request that waits behind many others is
+        therefore no sign of a slow Redis, and must not cause local counting.
         """
         lease, left_s = account.lease, self._max_wait_s
         while left_s > 0:
-            # Unlike a surrounding timeout, this sees an answer that arrived while the loop was
-            # busy.
+            # Use asyncio.wait instead of a surrounding timeout: it returns an answer that arrived
+            # while the loop was busy, even if the time is over.
             await asyncio.wait([pending.answer], timeout=left_s)
             if pending.answer.done() or pending.refusal is not None:
                 return
@@ -186,16 +190,16 @@ class SharedLimits:
             left_s = self._max_wait_s - waited_s
 
     def settle(self, settlement: Settlement) -> None:
-        """Give units back. Returns at once; the tenant's next call reports it, very soon."""
+        """Give units back. Returns at once; the tenant's next call reports them to Redis."""
         account = self._account(settlement.request.tenant)
         account.lease.settle(settlement)
         if account.lease.is_urgent:
             self._submit_call(account)
 
     def spend(self, spending: Spending) -> None:
-        """Count tokens of budgets. Returns at once.
+        """Count used tokens in budgets. Returns at once.
 
-        The tenant's calls repeat the report until Redis is known to have counted it once.
+        The tenant's calls report the tokens until an answer shows that Redis has counted them.
         """
         self._account(spending.tenant).lease.spend(spending)
 
@@ -208,7 +212,7 @@ class SharedLimits:
         return account
 
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
-        """Give back the units of a request that was cancelled while it waited."""
+        """Give back the units that a request got at the moment in which it was cancelled."""
         if decision is not None and decision.refused is None:
             units = units_of_request(request).units
             tokens = request.tokens if TOKENS in units else 0
@@ -216,7 +220,11 @@ class SharedLimits:
             self.settle(Settlement(request, released=tokens, slots=slots))
 
     def _submit_call(self, account: _Account) -> None:
-        """Submit a call for the first waiting request, unless one is under way."""
+        """Submit a call for the waiting requests, or only a report if none waits.
+
+        Does nothing while a call of the tenant is in flight, or while a refused request waits for
+        its retry.
+        """
         lease, waiting = account.lease, account.waiting
         while waiting and waiting[0].answer.done():
             waiting.popleft()
@@ -265,9 +273,16 @@ class SharedLimits:
     def _refuse(
         self, account: _Account, request: LimitRequest, refusal: Decision, *, may_return: bool
     ) -> None:
-        """Refuse the first request, and those behind it that ask for the same.
+        """Refuse the first waiting request, and the equal requests directly behind it.
 
-        While other gateways may return enough units, they wait a little.
+        If other gateways may give back enough units, the requests first wait a little and are tried
+        again.
+
+        Args:
+            account: the tenant's account.
+            request: the refused request.
+            refusal: the decision.
+            may_return: True if spare units of other gateways would admit the request.
         """
         waiting, now = account.waiting, self._loop.time()
         same = takewhile(lambda one: one.answer.done() or one.request == request, waiting)
@@ -297,11 +312,14 @@ class SharedLimits:
                         self._submit_call(account)
                     elif account.lease.is_idle:
                         self._active.discard(account)
-            except Exception:  # all limits depend on this task
+            except Exception:  # the task must continue: the limits of all tenants depend on it
                 log.exception("what was used of limits could not be reported")
 
     def _restate(self) -> None:
-        """Report everything at once: Redis may have lost it, or have units of ended requests."""
+        """Report the state of all accounts after a new connection.
+
+        Redis may have lost its data, or may still count units of requests that have ended.
+        """
         for account in self._active:
             account.lease.restate()
             self._submit_call(account)

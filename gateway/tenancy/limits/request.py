@@ -1,4 +1,4 @@
-"""Requests to a tenant's limits, and decisions. Both counters, local and Redis, use them."""
+"""Types that the local counter and the counter in Redis share: requests, decisions, settlements."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from gateway.errors import Quota
 WINDOW_S = 60
 NEVER = -1
 REQUESTS, TOKENS, SLOTS = range(3)
-"""Indices of the units that limits count."""
+"""Indices of the three units that limits count. A slot is one concurrent request."""
 _UNIT_BY_WORD: Mapping[Counted, int] = {"requests": REQUESTS, "tokens": TOKENS, "slots": SLOTS}
 UNITS: Mapping[LimitName, int] = {name: _UNIT_BY_WORD[kind.counts] for name, kind in LIMITS.items()}
 _NO_BUDGETS: Mapping[LimitName, int] = MappingProxyType({})
 BUSY_WAIT_MS = 1000
-"""Retry time if the wait depends on when a running request ends, which is unknown."""
+"""Suggested retry time if the wait depends on the unknown end of a running request."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LimitRequest:
-    """Units that a request of `tenant` asks for, and its `limits`."""
+    """Numbers of requests, tokens and slots to count for `tenant`, if all `limits` allow it."""
 
     tenant: str
     limits: Mapping[LimitName, int]
     budgets: Mapping[LimitName, int] = field(default_factory=lambda: _NO_BUDGETS)
-    """The limits over a day or a month."""
+    """All budgets of the tenant: limits of tokens per day or month."""
     requests: int = 1
     tokens: int = 0
     slots: int = 0
 
     def amount_of(self, limit: LimitName) -> int:
-        """Return the units that the request asks for of a limit."""
+        """Return how many units of `limit` the request asks for."""
         wanted: int = getattr(self, LIMITS[limit].counts)
         return wanted
 
 
 class RequestUnits(NamedTuple):
-    """The limits of a request, each with its unit and True for a budget, and the set of units."""
+    """Limits and units of a request.
+
+    Attributes:
+        limits: name, unit, and True for a budget, of each limit.
+        units: all units that the limits count.
+    """
 
     limits: tuple[tuple[LimitName, int, bool], ...]
     units: frozenset[int]
@@ -58,13 +63,14 @@ def _units_of_limits(names: tuple[LimitName, ...]) -> RequestUnits:
 
 
 class Decision(NamedTuple):
-    """A counter's answer to a request.
+    """Answer of a counter to a request.
 
     Attributes:
-        refused: the limit with the longest wait; None if the request is admitted.
-        wait_ms: milliseconds until the request could pass, or NEVER.
-        quotas: the limits that were asked, with the request counted if it was admitted.
-        now_ms: time of the decision, by the counter's clock.
+        refused: the limit that refuses the request for the longest time; None if the request is
+            admitted.
+        wait_ms: milliseconds until the request could be admitted, or NEVER.
+        quotas: usage of the request's limits, including the request if it is admitted.
+        now_ms: time of the decision in milliseconds of the counter's clock.
     """
 
     refused: LimitName | None
@@ -74,14 +80,16 @@ class Decision(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """Units that a request gives back, at its end or while it runs.
+    """Change of the units that a request holds, at its end or while it runs.
+
+    The request gives back `released` - `used` - `still_held` tokens.
 
     Attributes:
-        request: the request that took them.
-        released: tokens that it held until now.
-        used: tokens of those that were used by now.
-        still_held: tokens of those that it holds on to.
-        slots: slots that are free again.
+        request: the request that took the units.
+        released: number of reserved tokens that this settlement accounts for.
+        used: number of tokens that were used, and count as used from now on.
+        still_held: number of tokens that remain reserved.
+        slots: number of slots that the request gives back.
     """
 
     request: LimitRequest
@@ -92,7 +100,7 @@ class Settlement(NamedTuple):
 
 
 class Spending(NamedTuple):
-    """Further tokens used of a tenant's `budgets`."""
+    """Tokens to count as used in all `budgets` of a tenant."""
 
     tenant: str
     budgets: Mapping[LimitName, int]

@@ -1,4 +1,4 @@
-"""Units of its tenant's limits that one request holds, from its admission until its answer ends."""
+"""Reservation: the slots and tokens of a tenant's limits that one request holds while it runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gateway.tenancy.limits.request import (
     units_of_request,
 )
 
-# Used tokens are recorded in steps of this size: a process that dies loses the rest.
+# Used tokens are recorded once there are this many. A process that dies loses fewer than that.
 _RECORD_STEP_TOKENS = 32
 
 
 class LimitCounter(Protocol):
-    """Counter of limits: Redis, or this process."""
+    """Counter of limits, in Redis or in this process."""
 
     def settle(self, settlement: Settlement) -> None:
         """Give units back. Returns at once."""
 
 
 class CountedRequest(NamedTuple):
-    """A counter's decision on a request."""
+    """A request, the decision on it, and the counter that decided."""
 
     request: LimitRequest
     decision: Decision
@@ -38,13 +38,16 @@ class CountedRequest(NamedTuple):
 
 
 class Ledger(Protocol):
-    """The limits, as a reservation needs them."""
+    """Interface of `Limits` that a reservation uses."""
 
     async def take(self, request: LimitRequest) -> CountedRequest:
-        """Count a request and return the decision. Raise LimitsUnavailable."""
+        """Count a request if its limits allow it, and return the decision.
+
+        Raise LimitsUnavailable if a limit cannot be counted now.
+        """
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
-        """Count tokens of the tenant's budgets. Returns at once."""
+        """Count used tokens in the tenant's budgets. Returns at once."""
 
     def build_refusal(
         self, taken: CountedRequest, limit: LimitName, quotas: Mapping[str, Quota]
@@ -53,7 +56,7 @@ class Ledger(Protocol):
 
 
 class _ReservedTokens(NamedTuple):
-    """Tokens that are reserved and not used yet."""
+    """Tokens that one counted request has reserved, and that are not recorded as used yet."""
 
     counter: LimitCounter
     request: LimitRequest
@@ -61,13 +64,14 @@ class _ReservedTokens(NamedTuple):
 
 
 class Reservation:
-    """Slots and tokens of one request. A `with` gives them back at its end, unless it is detached.
+    """Slots and tokens that one request holds, as a context manager.
 
-    `quotas` are the tenant's limits, by name, with this request counted.
+    Leaving the context gives the slots and tokens back, unless the reservation was detached.
+    `quotas` has the usage of the tenant's limits, by name, with this request counted.
 
-    A reservation counts in full as long as it may still be used. Used tokens count from when they
-    are recorded, a few tokens later. So if answers stay within their reservation, no 60 seconds
-    have more tokens than the limit, and no day or month more than the budget.
+    Reserved tokens count in the limits until they are recorded as used or given back. Used tokens
+    count from their record, which is a few tokens late. As long as answers stay within their
+    reservations, the limit is therefore not exceeded in any 60 seconds, and no budget is exceeded.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -93,12 +97,12 @@ class Reservation:
             self.close(0)
 
     def detach(self) -> None:
-        """Leave the reservation open at the end of the `with`; the caller must close it."""
+        """Leave the reservation open when the context ends. The caller must then call `close`."""
         self._is_detached = True
 
     @property
     def counts_tokens(self) -> bool:
-        """True if tokens are reserved."""
+        """True if tokens are reserved in a limit of the tenant."""
         return bool(self._reserved)
 
     async def take(self, request: LimitRequest) -> None:
@@ -127,15 +131,15 @@ class Reservation:
             await self.take(_build_token_request(self._tenant, tokens))
 
     async def extend(self, tokens: int) -> bool:
-        """Return True if further tokens are reserved.
+        """Reserve further tokens for the answer. Return False if a limit does not allow it.
 
-        Tokens that cannot be counted now are granted: an admitted request is not ended for that.
+        If a limit cannot be counted now, return True: an admitted request is not ended for that.
         """
         assert self._tenant is not None
         try:
             taken = await self._ledger.take(_build_token_request(self._tenant, tokens))
         except LimitsUnavailable:
-            return True  # an admitted request is not ended for that
+            return True
         if taken.decision.refused is not None:
             return False
         if taken.request.limits:
@@ -149,10 +153,10 @@ class Reservation:
         return sum([held.tokens for held in self._reserved]) - (used - self._recorded)
 
     def record_used(self, used: int) -> None:
-        """Record how many tokens have been used in total, which never decreases. Call this
-        regularly.
+        """Record that `used` tokens have been used in total. Call this regularly.
 
-        Used tokens count from now on as used, and the others remain reserved.
+        The tokens used since the last record now count as used; the others remain reserved. Fewer
+        than 32 new tokens are not recorded yet.
         """
         if self._reserved and used - self._recorded >= _RECORD_STEP_TOKENS:
             last, left = self._reserved[-1], max(0, self.remaining_tokens(used))
@@ -161,7 +165,10 @@ class Reservation:
             self._recorded = used
 
     def close(self, used: int) -> None:
-        """End the reservation, with the total of tokens used. Call this once."""
+        """End the reservation, and give back its slots and unused tokens. Call this once.
+
+        `used` is the total number of tokens used by the request.
+        """
         self._closed = True
         freed = 0
         for request, _, counter in self._slots:
@@ -175,7 +182,13 @@ class Reservation:
         self._reserved.append(_ReservedTokens(taken.counter, taken.request, taken.request.tokens))
 
     def _release(self, used: int = 0, still_held: int = 0, slots: int = 0) -> None:
-        """Give back all reserved tokens: `used` count now, and `still_held` remain reserved."""
+        """Settle all reserved tokens, and record used tokens.
+
+        Args:
+            used: number of tokens that count as used from now on.
+            still_held: number of tokens that remain reserved.
+            slots: number of slots to give back in the same settlement.
+        """
         if used and self._tenant is not None:
             self._ledger.spend(self._tenant, used)
         for counter, request, tokens in reversed(self._reserved):

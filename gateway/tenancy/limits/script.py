@@ -1,4 +1,4 @@
-"""Arguments of `script.lua`, and its answers."""
+"""Conversion of calls to the arguments of `script.lua`, and of the script's answers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ _DECISION_NUMBERS, _UNIT_NUMBERS, _LIMIT_NUMBERS = 5, 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCall:
-    """A run of the script: a gateway process' report on one tenant, and its request.
+    """A call of the script: the report of one gateway process on one tenant, and a request.
 
     Attributes:
-        state: the script's fields that a lease knows.
-        limits: the tenant's limits, in the order of the script's list.
-        head: the waiting request, if any.
-        epoch: see `Lease`.
-        sent_at: when the state was read, in seconds of the lease's clock.
+        tenant: the tenant's name.
+        state: fields of the script's JSON argument that `Lease` sets.
+        limits: the tenant's limits, in the order in which the answer has them.
+        budgets: the tenant's budgets.
+        used: totals of used requests and tokens that the call reports.
+        spent: total of the budgets' used tokens that the call reports.
+        spare: spare units that the process may use while the call is in flight.
+        head: the first waiting request, which the script decides; None if none waits.
+        epoch: the lease's epoch at the call.
+        sent_at: time at which `state` was read, in seconds of the lease's clock.
     """
 
     tenant: str
@@ -55,7 +60,7 @@ class ScriptCall:
         state = {**self.state, "gateway": gateway, "lease_ms": lease_ms, "limits": limits}
         keys = [self.key]
         if self.budgets:
-            # One total for all budgets, so all of them are reported.
+            # Send all budgets, not only those of the request: `spent` counts in each of them.
             state["codes"] = "".join([LIMITS[name].code for name in self.budgets])
             keys.append(f"budgets:{{{self.tenant}}}")
         return ("EVALSHA", sha, len(keys), *keys, orjson.dumps(state))
@@ -63,16 +68,18 @@ class ScriptCall:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The script's answer to a call.
+    """Answer of the script to a call.
 
     Attributes:
-        refused: the limit with the longest wait for the waiting request; None if it fits.
-        wait_ms: until it may pass, or NEVER.
-        now_ms: the time of Redis' clock.
-        may_return: whether spare units of other gateways would admit the request.
-        granted: units that the gateway may use now, in addition to its spare ones.
-        shares: units that a gateway may have spare at most.
-        quotas: the limits, with all granted units counted as used.
+        refused: the limit that refuses the call's request for the longest time; None if the request
+            is admitted, or if the call has none.
+        wait_ms: milliseconds until the request could be admitted, or NEVER.
+        now_ms: time in milliseconds of Redis' clock.
+        may_return: True if the request would be admitted if other gateways gave back their spare
+            units.
+        granted: number of further spare units for this process, by unit.
+        shares: maximum number of spare units for one process, by unit.
+        quotas: usage of the limits, with all granted units counted as used.
     """
 
     refused: LimitName | None
@@ -85,7 +92,7 @@ class Grant:
 
 
 def parse_grant(call: ScriptCall, numbers: Sequence[int]) -> Grant:
-    """Parse an answer that passed `is_answer`."""
+    """Parse the script's answer to `call`. The answer must have passed `is_answer`."""
     refused, wait_ms, now_ms, _, may_return = numbers[:_DECISION_NUMBERS]
     units = numbers[_DECISION_NUMBERS:][:_UNIT_NUMBERS]
     index = _DECISION_NUMBERS + _UNIT_NUMBERS
@@ -99,12 +106,12 @@ def parse_grant(call: ScriptCall, numbers: Sequence[int]) -> Grant:
 
 
 def count_unfit_fields(numbers: Sequence[int]) -> int:
-    """Return how many fields of the tenant's keys have an unknown form."""
+    """Return how many fields of the tenant's keys in Redis have invalid content."""
     return numbers[3]
 
 
 def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetReport]:
-    """Yield a report for each budget of a call."""
+    """Yield a report for each budget of a call, from the script's answer."""
     if not call.budgets:
         return
     counted, *numbers_of_budgets = numbers[-1 - 2 * len(call.budgets) :]
@@ -116,7 +123,7 @@ def parse_reports(call: ScriptCall, numbers: Sequence[int]) -> Iterator[BudgetRe
 
 
 def is_answer(call: ScriptCall, answer: object) -> bool:
-    """Return True if the answer has the numbers that belong to the call, all in range."""
+    """Return True if the script's answer is valid: the right count of numbers, all in range."""
     expected = _DECISION_NUMBERS + _UNIT_NUMBERS + _LIMIT_NUMBERS * len(call.limits)
     if call.budgets:
         expected += 1 + 2 * len(call.budgets)

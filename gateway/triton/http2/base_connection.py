@@ -15,11 +15,11 @@ from gateway.triton.http2.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-# After a larger read, the next one waits until its messages are delivered. If a server sends faster
-# than tokens can be passed on, uvloop would otherwise read 32 times in one iteration of the loop,
-# and undelivered messages would pile up in memory.
+# After a read of more bytes than this, reading pauses until the received messages are delivered. If
+# a server sends faster than tokens can be passed on, uvloop would otherwise read 32 times in one
+# iteration of the loop, and undelivered messages would pile up in memory.
 _SMALL_READ_BYTES = 2**16
-# A small read this soon after the one before delays the next one by `_GATHER_S`.
+# If a small read follows the one before it within this time, the next read waits for `_GATHER_S`.
 _FREQUENT_READ_S = 0.003
 _GATHER_S = 0.002
 # Maximum bytes of uploads written in one iteration of the loop: well below a millisecond.
@@ -33,7 +33,7 @@ _CLOSE_WITHIN_S = 1.0
 class BaseConnection(asyncio.Protocol):
     """Reading, writing and closing; `Http2Connection` adds the meaning of the frames.
 
-    `on_change` is called with the connection when it is closed and when it is gone.
+    `on_change` is called with the connection when `closed` and when `gone` is set.
     """
 
     def __init__(self, on_change: Callable[[Any], None]) -> None:
@@ -41,14 +41,14 @@ class BaseConnection(asyncio.Protocol):
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
         self._uploads = Uploads()
-        # Bytes after the last complete frame.
+        # Received bytes of an incomplete frame.
         self._rest = b""
         self._paused = False
         self._unsent_answers = 0
         self._read_at = 0.0
         self._can_gather = False
         self._gathering: asyncio.TimerHandle | None = None
-        # Number of tasks that wait for a message, such as their stream's first.
+        # Number of tasks that wait in `RpcCall.read`, such as for the first message of a stream.
         self._waits = 0
         self._deliveries = delivery_queue()
         self._pump_scheduled = False
@@ -59,7 +59,7 @@ class BaseConnection(asyncio.Protocol):
 
     @abstractmethod
     def _greeting(self) -> bytes:
-        """Return the first bytes that a client sends."""
+        """Return the bytes with which a client begins a connection."""
 
     @abstractmethod
     def _consume(self, data: bytes) -> int:
@@ -77,7 +77,7 @@ class BaseConnection(asyncio.Protocol):
         if not self.closed:
             self._transport.write(frames.goaway(code))
             self._transport.close()
-            # The server may never read what is still to be written.
+            # Abort if the server does not read the bytes that are still to be written.
             self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
             self._mark_lost(why)
 
@@ -96,7 +96,8 @@ class BaseConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        # Below TLS, uvloop reads although reading is paused, and drops the paused data at the end.
+        # Do not pause reading with TLS: uvloop reads nevertheless, and drops the data that it has
+        # read during the pause if the connection ends.
         self._can_gather = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
@@ -135,12 +136,12 @@ class BaseConnection(asyncio.Protocol):
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
-        """Put off the next read if this one of `size` bytes was small and followed another soon.
+        """Delay the next read if this one of `size` bytes was small and followed another soon.
 
-        Called while many streams run. Otherwise each token would be a poll, a read and a sleep of
-        the process, a third of its cost. A task that waits for a message, such
-        as the first of its stream, must not wait longer for this; nor must uploads, which need the
-        server's windows.
+        This is called while many streams run. Without the delay each token would need a poll, a
+        read and a sleep of the process, which are a third of its cost. There is no delay while a
+        task waits for a message, such as the first one of its stream, or while there are uploads,
+        which need the server's window updates.
         """
         now = self._loop.time()
         often = now - self._read_at < _FREQUENT_READ_S
@@ -152,7 +153,7 @@ class BaseConnection(asyncio.Protocol):
             self._gathering = self._loop.call_later(_GATHER_S, self._resume_reading)
 
     def begin_wait(self) -> None:
-        """Count a waiting task, and make up for a read that was put off; see `StreamControl`."""
+        """Count a waiting task, and end a delay of the next read; see `StreamControl`."""
         self._waits += 1
         self._deliveries.waits += 1
         self._stop_gathering()
@@ -172,7 +173,7 @@ class BaseConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pump(self) -> None:
-        """Write a part of the uploads; schedule the next part after other callbacks of the loop."""
+        """Write a part of the uploads. Schedule the next part after other callbacks of the loop."""
         if self._paused or self._pump_scheduled or self.closed or not self._uploads.has_ready():
             return
         self._transport.writelines(self._uploads.frames(_WRITE_BYTES))

@@ -11,12 +11,12 @@ from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
 from gateway.triton.transport import MAX_MESSAGE_BYTES, OnEnded
 
-# Bytes that a server may send before they are read. Tokens need a few KB; logits a megabyte and
-# more.
+# Bytes that a server may send on a stream before they are read. Tokens need a few KB, logits a
+# megabyte and more.
 WINDOW = 2**20
 _LOW_WINDOW_BYTES = WINDOW // 2
 
-# gRPC's prefix of each message: compressed or not, length.
+# gRPC's prefix of each message: a byte that is 1 if the message is compressed, and its length.
 PREFIX = struct.Struct(">BI")
 _PREFIX_BYTES = PREFIX.size
 
@@ -24,32 +24,35 @@ T = TypeVar("T")
 
 
 class StreamControl(Protocol):
-    """The interface of a connection to its calls."""
+    """The part of a connection that its calls use."""
 
     arrived: list[RpcCall[Any]]
     """Calls with new messages, to be delivered once everything received has been processed."""
 
     def reset(self, stream_id: int, code: Code) -> None:
-        """End the stream from our side; nothing of it is delivered any more."""
+        """End the stream from our side. No more of its messages are delivered."""
 
     def abandon(self, stream_id: int, ended: OnEnded | None) -> None:
-        """Let the server end the stream within a grace, then reset it; `ended` is told which."""
+        """Let the server end the stream, and reset it after `ABANDON_GRACE_S`; see `OnEnded`."""
 
     async def wait_sent(self, stream_id: int) -> None:
         """Return when the stream's request is written or aborted."""
 
     def begin_wait(self) -> None:
-        """Read at once until `end_wait`: a task waits for its next message."""
+        """Do not delay reads until `end_wait`, because a task waits for its next message."""
 
     def end_wait(self) -> None:
-        """End what one `begin_wait` began."""
+        """End the effect of one `begin_wait`."""
 
     def credit(self, stream_id: int, increment: int) -> None:
         """Allow the server to send `increment` more bytes on the stream."""
 
 
 class RpcCall(Generic[T]):
-    """A `ResponseStream`. Fed messages cost no task switch, read ones at most one."""
+    """Implementation of `ResponseStream`.
+
+    A message costs no task switch with `feed`, and at most one with `read`.
+    """
 
     __slots__ = (
         "_arrived",
@@ -81,13 +84,14 @@ class RpcCall(Generic[T]):
         self._parse = parse
         self._messages: list[bytes] = []
         self._discarded = 0
-        # The reader that waits, and the function that is given messages meanwhile. The result is
-        # True if that function has returned False.
+        # `_waiter` is the future for which the reader waits. While a reader waits in `feed`,
+        # `_take` gets the messages. The future's result is True if `_take` has returned False.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
         self._window = WINDOW
-        # Payloads without a complete message yet; examined again once `_needed` bytes are held.
+        # Received payloads that do not have a complete message yet. They are joined and examined
+        # once they have `_needed` bytes.
         self._chunks: list[bytes] = []
         self._held_bytes = 0
         self._needed = _PREFIX_BYTES
@@ -116,7 +120,7 @@ class RpcCall(Generic[T]):
                 return True  # the window is refilled when more is requested
             if self._has_ended():
                 return False
-            # Not in a coroutine of its own, which every waiting stream would hold.
+            # Wait here and not in another coroutine: that would take memory in each waiting stream.
             try:
                 if await self._wait(take):
                     return True
@@ -148,8 +152,10 @@ class RpcCall(Generic[T]):
             ended(self.status == Status.OK)
 
     def _give_up(self) -> bool:
-        """Mark the call as cancelled, for its reader, too. Return False if the RPC has ended
-        before."""
+        """Mark the call as cancelled, and end a waiting read with CancelledError.
+
+        Return False if the RPC has ended before.
+        """
         if self.status is not None:
             return False
         self._cancelled = True
@@ -159,7 +165,10 @@ class RpcCall(Generic[T]):
         return True
 
     def _has_ended(self) -> bool:
-        """Return True if the stream has ended well. Raises for any other end."""
+        """Return True if the RPC has ended successfully, False if it is running.
+
+        Raises CancelledError after a cancellation, GatewayError if the RPC has failed.
+        """
         if self._cancelled:
             raise asyncio.CancelledError
         if self.status is None or self.status == Status.OK:
@@ -178,9 +187,10 @@ class RpcCall(Generic[T]):
         return messages
 
     def deliver(self) -> None:
-        """Hand unread messages to the reader, after all that came with them has been received.
+        """Hand the unread messages to the waiting reader.
 
-        Do nothing if a reader has taken them in the meantime.
+        This is called once all bytes that arrived with the messages have been processed. Do nothing
+        if a reader has taken them in the meantime.
         """
         waiter = self._waiter
         if waiter is None or waiter.done() or not self._messages:
@@ -202,10 +212,11 @@ class RpcCall(Generic[T]):
     def receive(
         self, data: bytes, start: int, stop: int, is_complete: bool = False, padding: int = 0
     ) -> None:
-        """Process the payload of a DATA frame, ``data[start:stop]``; called once per token.
+        """Process the payload of a DATA frame, ``data[start:stop]``. This is called once per token.
 
-        `is_complete` says that the payload is exactly one message with its prefix, if no part of
-        another is held. `padding` counts against the window, too.
+        `is_complete` is True if the payload looks like exactly one message with its prefix. It is
+        ignored if the beginning of another message is held. `padding` is the number of padding
+        bytes, which count against the window, too.
         """
         self._window -= stop - start + padding
         if self._window < 0:
@@ -245,7 +256,10 @@ class RpcCall(Generic[T]):
             self._refill()
 
     def _split(self) -> bool:
-        """Move complete messages to the unread ones. Return False if the call was refused."""
+        """Move complete messages from the held payloads to the unread messages.
+
+        Return False if the call was ended because of an invalid message.
+        """
         data = b"".join(self._chunks)
         start = 0
         while True:

@@ -31,19 +31,23 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
-# A vanished host does not even report that it is gone. Triton ends connections that ping while
-# idle, so the kernel watches instead: data unacknowledged for this long breaks the connection.
+# A host that vanishes does not close its connections. Pings cannot detect that, because Triton ends
+# connections that ping while idle. So the kernel does: it ends a connection if sent data is not
+# acknowledged for this time.
 _UNACKNOWLEDGED_MS = 20_000
 
 T = TypeVar("T")
 
 
 class Http2Transport:
-    """`transport.Transport` by the package `http2`. Connects on the first call."""
+    """Implementation of `transport.Transport` over HTTP/2. It connects on the first call."""
 
     def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
-        """Prepare the transport. Raises OSError if a certificate cannot be read, ValueError for bad
-        metadata."""
+        """Prepare the transport.
+
+        Raises OSError if a certificate cannot be read, ValueError for metadata that gRPC does not
+        allow.
+        """
         self._endpoint = endpoint
         self._tls = options.load_tls() if endpoint.tls else None
         self._metadata = headers.metadata_block(options.metadata)
@@ -82,7 +86,7 @@ class Http2Transport:
             call = await self._call(path, [request], partial(RpcCall, parse=bytes), extra)
             try:
                 reply = await call.read()
-                # The status comes after the reply.
+                # Read on for the status, which comes after the reply.
                 more = await call.read()
             except EngineUnavailable:
                 if call.status == Status.DEADLINE_EXCEEDED:
@@ -134,7 +138,10 @@ class Http2Transport:
         return block
 
     def _find_free_connection(self) -> Http2Connection | None:
-        """Return the first free connection, so that those added under load become idle again."""
+        """Return the first connection that can open a call, or None.
+
+        Always the first is used, so that connections added under load become idle again.
+        """
         for connection in self._connections:
             if connection.can_open:
                 return connection
@@ -143,8 +150,9 @@ class Http2Transport:
     async def _connect(self) -> None:
         """Wait for one more connection.
 
-        Raises EngineUnreachable: at once while the server is known to be unreachable, except for
-        the one call in each pause that retries.
+        Raises EngineUnreachable if the attempt fails. After a failed attempt there is a pause, in
+        which this raises at once. The first caller after the pause makes the next attempt; while
+        that lasts, this raises at once for other callers.
         """
         if self._dial_task is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
@@ -155,7 +163,7 @@ class Http2Transport:
             self._dial_task = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise no_connection(self._why)
-        # A caller that is cancelled leaves the attempt to others that wait for it.
+        # Shield the attempt: if this caller is cancelled, other callers may still wait for it.
         if not await asyncio.shield(self._dial_task):
             raise no_connection(self._why)
 
@@ -165,7 +173,7 @@ class Http2Transport:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
-                # The connection is usable once the server has told how many streams it takes.
+                # The connection is usable once the server has sent its limit on streams.
                 await connection.settled.wait()
             if not connection.can_open:
                 raise ConnectionError(self._explain_unusable(connection))
@@ -189,8 +197,7 @@ class Http2Transport:
             self._dial_task = None
 
     async def _reach(self, connection: Http2Connection) -> None:
-        """Connect the transport to the first of the name's addresses that accepts. Raises
-        OSError."""
+        """Connect to the first address of the endpoint's host that accepts. Raises OSError."""
         loop = asyncio.get_running_loop()
         port = self._endpoint.port
         context = None if self._tls is None else self._tls.value.context
@@ -218,7 +225,7 @@ class Http2Transport:
         why = connection.why_closed or "the server takes no streams"
         if connection.greeted or self._tls is not None:
             return why
-        # Triton's HTTP port closes the connection without an answer.
+        # Suggest a cause: Triton's HTTP port closes such a connection without an answer.
         return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
 
     def _on_connection_change(self, connection: Http2Connection) -> None:
@@ -235,8 +242,7 @@ class Http2Transport:
 
 def _reason(error: OSError | TimeoutError) -> str:
     text = str(error)
-    # asyncio's text, which differs from uvloop's, may contain several addresses with one error
-    # each.
+    # Search the text, too: unlike uvloop, asyncio may put the errors of several addresses into one.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused"
     return text or f"no answer in {CONNECT_TIMEOUT_S:g} seconds"

@@ -1,10 +1,10 @@
-"""An HTTP/2 connection to Triton: frames in, frames out, and the calls they belong to.
+"""An HTTP/2 connection to Triton: received frames, sent frames, and the calls they belong to.
 
-Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a core, takes 17 us
-of CPU here and 36 to 40 us with grpc.aio; at full speed 3 and 24 us (2 cores, `python -m
-bench.transport`). So the work per token is kept together in `_consume` and `RpcCall.receive`.
-Everything else happens once per request or less, and is written to be read. `BaseConnection` moves
-the bytes.
+Receiving a token from a real Triton takes 17 us of CPU here and 36 to 40 us with grpc.aio, with 100
+streams of a token each 20 ms, pinned to a core. At full speed it takes 3 and 24 us (2 cores,
+`python -m bench.transport`). To be that fast, `_consume` and `RpcCall.receive` do all the work per
+token. The other code runs once per request or less, and is written to be readable.
+`BaseConnection` reads and writes the bytes.
 
 See decision 054 in docs/decisions.
 """
@@ -29,14 +29,15 @@ from gateway.triton.transport import ABANDON_GRACE_S, MAX_ABANDONED, Message, On
 
 log = logging.getLogger(__name__)
 
-# Bytes that all streams together may send ahead of us. Credit is given on arrival: how much one
-# slow reader may leave unread is limited by the window of its own stream.
+# Bytes that the server may send on all streams together before it gets new credit. It gets credit
+# when bytes arrive, not when they are read: the window of each stream limits what its slow reader
+# may leave unread.
 _CONNECTION_WINDOW = 2**25
 _LOW_WINDOW_BYTES = _CONNECTION_WINDOW // 2
-# Bytes that an abandoned stream may still send: tokens that were on their way, or some logits.
+# Bytes that the server may still send on an abandoned stream: tokens on their way, or some logits.
 ABANDONED_ALLOWANCE_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
-# Gathering reads pays only from this number of streams on.
+# Number of receiving streams from which on reads are delayed (`_gather`): it pays only with many.
 _MIN_STREAMS_TO_GATHER = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
@@ -48,17 +49,18 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 _LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
 _PREFIX_BYTES = PREFIX.size
-# A frame's head and the prefix of the message that most begin with: unpacking takes most of the
-# time here.
+# A frame's head together with a message's prefix, with which most DATA frames begin. Both are
+# unpacked in one step, because unpacking takes most of the time here.
 _BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
 _BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
 class _AbandonedStream:
-    """A stream without a reader, until the server ends it or `timer` does.
+    """A stream without a reader, which exists until the server ends it or `timer` resets it.
 
-    `window` is what the server may send, `allowance` the credit that it may still get, in bytes.
+    `window` is the number of bytes that the server may send now, `allowance` the number for which
+    it may still get credit.
     """
 
     timer: asyncio.TimerHandle
@@ -68,16 +70,16 @@ class _AbandonedStream:
 
 
 class Http2Connection(BaseConnection):
-    """A connection that calls can be opened on.
+    """A connection on which calls can be opened.
 
-    `on_change` is called when it is closed, gone, or has one call less.
+    `on_change` is called with the connection when it is closed or gone, and when a call has ended.
     """
 
     def __init__(self, on_change: Callable[[Http2Connection], None]) -> None:
         super().__init__(on_change)
         self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
         self._calls: dict[int, RpcCall[Any]] = {}
-        # Calls whose response headers have arrived, so that DATA is allowed.
+        # Calls whose response headers have arrived, so DATA may follow.
         self._receiving: dict[int, RpcCall[Any]] = {}
         self._abandoned: dict[int, _AbandonedStream] = {}
         self.arrived: list[RpcCall[Any]] = []
@@ -88,7 +90,7 @@ class Http2Connection(BaseConnection):
         self._block: tuple[int, int, bytearray] | None = None
         self._draining = False
         self.greeted = False
-        """True once the server has sent settings, as HTTP/2 begins."""
+        """True once the server has sent its SETTINGS, with which HTTP/2 begins."""
         self.settled = asyncio.Event()
         """Set when the server's settings have arrived, or the connection is lost."""
 
@@ -116,14 +118,15 @@ class Http2Connection(BaseConnection):
         self._calls[stream_id] = call
         head = frames.frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
         if self._uploads.fits(size):
-            # Not queued behind the uploads: it is no longer than one of their chunks.
+            # Send the request at once, before queued uploads: it is no longer than one of their
+            # chunks.
             self._uploads.window -= size
             data = _HEAD.pack(size << 8 | frames.DATA, frames.END_STREAM, stream_id)
             self._transport.write(b"".join((head, data, *message)))
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
-            # the upload needs the server's windows, so the next read must not be put off
+            # Do not delay the next read: the upload needs the server's window updates.
             self._stop_gathering()
             self._pump()
 
@@ -147,8 +150,10 @@ class Http2Connection(BaseConnection):
             self._credit_abandoned(stream_id, left, 0)
 
     def _credit_abandoned(self, stream_id: int, left: _AbandonedStream, size: int) -> None:
-        """Give an abandoned stream credit, since the server could not end it behind a full
-        window."""
+        """Process `size` bytes received on an abandoned stream, and give the server new credit.
+
+        Without credit the server could not send the rest, and so not end the stream.
+        """
         left.window -= size
         increment = min(WINDOW - left.window, left.allowance)
         if left.window < WINDOW // 2 and increment > 0:
@@ -180,7 +185,7 @@ class Http2Connection(BaseConnection):
         del self._calls[call.stream_id]
         self._receiving.pop(call.stream_id, None)
         if self._uploads.drop(call.stream_id):
-            # The server has answered without waiting for the end of the request.
+            # Stop the upload: the server has answered without waiting for the end of the request.
             self._transport.write(frames.rst_stream(call.stream_id, Code.CANCEL))
         call.end(status, text)
         self._call_ended()
@@ -240,7 +245,7 @@ class Http2Connection(BaseConnection):
             else:
                 stream_id &= frames.STREAM_ID
                 self._frame(word & 0xFF, flags, stream_id, data[body:stop])
-                if self.closed:  # and so no stream is receiving
+                if self.closed:  # all calls have ended, so ignore the remaining frames
                     return end
             start = stop
         self._window -= received
@@ -254,7 +259,7 @@ class Http2Connection(BaseConnection):
         return start
 
     def _renew_window(self) -> None:
-        """Let the server send a window's worth of DATA again, in all streams."""
+        """Allow the server to send `_CONNECTION_WINDOW` bytes of DATA again, over all streams."""
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
         self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
@@ -321,14 +326,17 @@ class Http2Connection(BaseConnection):
         if stream_id != self._block[0]:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of another stream")
         self._block[2].extend(payload)
-        # Empty frames are refused, too: there could be any number of them.
+        # Refuse empty frames, too, since a server could send any number of them.
         if len(self._block[2]) > _MAX_HEADER_BYTES or not payload:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "an endless header block")
         if flags & frames.END_HEADERS:
             self._on_block()
 
     def _on_block(self) -> None:
-        """Process a complete header block. Always decode it, to keep the decoder's state."""
+        """Process a complete header block.
+
+        It is decoded even if its call has ended: later blocks depend on the decoder's state.
+        """
         assert self._block is not None
         stream_id, flags, block = self._block
         self._block = None
@@ -409,8 +417,10 @@ class Http2Connection(BaseConnection):
             self._answer(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _on_goaway(self, stream_id: int, payload: bytes) -> None:
-        """Let running calls finish; fail those that the server has not seen. New calls use other
-        connections."""
+        """Let running calls finish, and fail the calls that the server has not processed.
+
+        New calls use other connections.
+        """
         if stream_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "GOAWAY on a stream")
         last, code, debug = frames.read_goaway(payload)
@@ -424,8 +434,10 @@ class Http2Connection(BaseConnection):
             self.close("the server has asked for a new connection")
 
     def _call(self, stream_id: int) -> RpcCall[Any] | None:
-        """Return the call of a stream, or None if it has ended. Raises ConnectionFault if it never
-        existed."""
+        """Return the call of a stream, or None if the call has ended.
+
+        Raises ConnectionFault if the stream never existed.
+        """
         if not stream_id % 2 or stream_id >= self._next_id:
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of stream {stream_id}")
         return self._calls.get(stream_id)

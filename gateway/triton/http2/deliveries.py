@@ -12,61 +12,72 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-# One in each turn would give a new request's steps less to wait for, but costs more than the turns:
-# of tokens that are written in one turn, the later ones find code and kernel in the caches.
+# Maximum number of deliveries in one turn (iteration) of the event loop, and the same while a task
+# waits for a message. With a single delivery per turn, the steps of new requests would wait for
+# less. But then each token costs more: of the tokens written in one turn, all but the first find
+# the code and the kernel's data in the CPU's caches.
 _DELIVERIES_PER_TURN = 16
 _DELIVERIES_BESIDE_WAITS = 4
-# A queue that has not been empty for so long is late. From then on deliveries get so many times the
-# time that a turn takes besides: new requests must not starve the streams that began before them.
+# A queue that was never empty for this time is late. Its deliveries then get `_LATE_SHARE` times as
+# much time as the rest of a turn takes, so new requests do not starve streams that began earlier.
 _LATE_S = 0.02
 _LATE_SHARE = 6.0
-# What a turn counts for in that, at most: deliveries must not hold up a turn for much longer.
+# Maximum time that the rest of a turn counts for, so that deliveries do not delay a turn for longer
+# than `_LATE_SHARE` times this.
 _MAX_REST_S = 0.0025
-# While requests are refused, messages wait for so long, so that several of a stream are written at
-# once: at 50 tokens/s that is a third of a token's CPU. The loop then serves more requests.
+# While the gateway is overloaded, messages are held for this time, so that several messages of a
+# stream are written at once. At 50 tokens/s that saves a third of the CPU time per token, and the
+# loop serves more requests.
 _HOLD_S = 0.04
-# Large reads in that time. Further ones end it, as undelivered messages fill the memory.
+# Maximum number of large reads while messages are held. A further one ends the hold, because
+# undelivered messages fill the memory.
 _READS_PER_HOLD = 8
 
 
 class Receiver(Protocol):
-    """A call with messages that nobody has read."""
+    """A call with unread messages."""
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if a task waits for the next message and is to be woken with it."""
+        """Return True if a task waits for the next message, so the message should wake it."""
 
     def deliver(self) -> None:
-        """Hand the messages to the reader; do nothing if it has taken them."""
+        """Hand the messages to their reader. Do nothing if the reader has already taken them."""
 
 
 class DeliveryQueue:
-    """Deliveries that are still to be made in one event loop, a few in each of its turns.
+    """Queue of the deliveries that are still to be made in one event loop.
 
-    One read may bring tokens of some hundred streams, which take 15 to 20 us of CPU each. If one
-    turn delivered all of them, each step of a new request would wait for milliseconds: its arrival,
-    its first message and its answer. While a task waits for a message, turns deliver still fewer.
+    Each turn (iteration) of the loop makes only a few deliveries. One read may have tokens of some
+    hundred streams, which take 15 to 20 us of CPU each. If one turn delivered all of them, each
+    step of a new request would wait for milliseconds: its arrival, its first message and its
+    answer. While a task waits for a message, a turn makes even fewer deliveries.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.waits = 0
-        """Tasks that wait for a message, on whichever connection."""
+        """Number of tasks that wait for a message, over all connections."""
         self._due: deque[Receiver | _Callback] = deque()
         self._clock = clock
         self._filled_at = self._ran_at = 0.0
-        """When the queue was empty for long last, and when the last turn's deliveries ended."""
+        """`_filled_at` is the time since which the queue was never empty for long. `_ran_at` is the
+        time of the last delivery."""
         self._is_overloaded: Callable[[], bool] = lambda: False
         self._hold: asyncio.TimerHandle | None = None
         self._hold_reads = 0
 
     def gather_while(self, is_overloaded: Callable[[], bool]) -> None:
-        """Deliver several messages of a stream together while `is_overloaded` returns True."""
+        """Hold messages for `_HOLD_S` while `is_overloaded` returns True.
+
+        So several messages of a stream are delivered together.
+        """
         self._is_overloaded = is_overloaded
 
     def add(self, calls: Sequence[Receiver]) -> None:
-        """Deliver the messages of `calls`: now if one turn may, else after those before.
+        """Deliver the messages of `calls`: now if they are few, otherwise in later turns.
 
-        Tasks that wait for one of the messages are woken now. Each resumes in another turn anyway.
+        Later deliveries are made in the order in which they were added. Tasks that wait for one of
+        the messages are woken now in any case: each task resumes in a turn of its own anyway.
         """
         due = self._due
         holds = not due and self._is_overloaded()
@@ -80,7 +91,8 @@ class DeliveryQueue:
                     call.deliver()
         if not due:
             now = self._clock()
-            # A connection whose read was put off fills the queue again at once.
+            # A short time without deliveries does not count as empty: a connection whose read was
+            # delayed fills the queue again at once.
             if now - self._ran_at > _LATE_S:
                 self._filled_at = self._ran_at = now
             loop = asyncio.get_running_loop()
@@ -91,9 +103,10 @@ class DeliveryQueue:
         due.extend(calls)
 
     def call_after(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in another turn, once everything added so far is delivered.
+        """Call `callback` in a later turn, after all deliveries that were added before.
 
-        Messages that are held for others of their stream do not count, while they are few.
+        While messages are held because of an overload, `callback` does not wait for them, up to
+        `_READS_PER_HOLD` times. Then the hold is ended.
         """
         loop = asyncio.get_running_loop()
         if self._hold is not None:
@@ -110,7 +123,7 @@ class DeliveryQueue:
 
     @property
     def is_late(self) -> bool:
-        """Return True if messages have come faster than they are delivered for some time."""
+        """Return True if messages have for some time arrived faster than they were delivered."""
         return self._ran_at - self._filled_at > _LATE_S > self._clock() - self._ran_at
 
     @property
@@ -136,7 +149,7 @@ class DeliveryQueue:
 
 
 class _Callback:
-    """A function in the place of a delivery."""
+    """An entry of the queue that calls a function instead of delivering messages."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self.deliver = callback
@@ -146,5 +159,5 @@ _QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, DeliveryQueue] = WeakKeyDi
 
 
 def delivery_queue() -> DeliveryQueue:
-    """Return the running event loop's queue."""
+    """Return the queue of the running event loop, which all its connections share."""
     return _QUEUES.setdefault(asyncio.get_running_loop(), DeliveryQueue())

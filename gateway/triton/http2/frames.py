@@ -8,7 +8,8 @@ from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-# Length (24 bits) and type (8) as one number, flags, stream id with its reserved bit.
+# Head of a frame: length (24 bits) and type (8 bits) as one number, flags, and the stream id with
+# its reserved bit.
 HEAD = struct.Struct(">IBI")
 HEAD_BYTES = HEAD.size
 _SETTING = struct.Struct(">HI")
@@ -42,7 +43,8 @@ MAX_HEADER_LIST_SIZE = 6
 STREAM_ID = 0x7FFF_FFFF
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 2**16 - 1
-# Also the longest frame that we accept: we never announce another length.
+# The default limit for both sides. It is also the longest frame that we accept, since we never
+# announce another limit.
 DEFAULT_MAX_FRAME = 2**14
 
 
@@ -87,19 +89,22 @@ def rst_stream(stream_id: int, code: Code) -> bytes:
 
 
 def goaway(code: Code) -> bytes:
-    """Return a GOAWAY frame. We accept no streams, so the last processed one is always 0."""
+    """Return a GOAWAY frame. We accept no streams from the server, so its last stream id is 0."""
     return frame(GOAWAY, 0, 0, _GOAWAY.pack(0, code))
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Return (identifier, value) pairs. Raises ConnectionFault."""
+    """Return the (identifier, value) pairs of a SETTINGS frame. Raises ConnectionFault."""
     if len(payload) % _SETTING.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
     return _SETTING.iter_unpack(payload)
 
 
 def read_u32(payload: bytes) -> int:
-    """Return the payload of RST_STREAM or WINDOW_UPDATE. Raises ConnectionFault."""
+    """Return the number that is the payload of RST_STREAM or WINDOW_UPDATE.
+
+    Raises ConnectionFault.
+    """
     if len(payload) != 4:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"{len(payload)} bytes in place of 4")
     value: int = _U32.unpack(payload)[0]
@@ -107,7 +112,7 @@ def read_u32(payload: bytes) -> int:
 
 
 def read_goaway(payload: bytes) -> tuple[int, int, bytes]:
-    """Return (last stream id, error code, debug data). Raises ConnectionFault."""
+    """Return (last stream id, error code, debug data) of a GOAWAY frame. Raises ConnectionFault."""
     if len(payload) < _GOAWAY.size:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY of a broken length")
     last, code = _GOAWAY.unpack_from(payload)

@@ -1,8 +1,7 @@
 """Header blocks: prepared bytes for requests, and the contents of answers.
 
-Requests use no HPACK state at all: every field is a literal that is never indexed, so one block
-serves any stream of any connection and costs nothing to make. (A hundred more bytes on the wire per
-request.)
+Requests use no HPACK state: every field is a literal that is never indexed. So one prepared block
+can be sent on any stream of any connection. That takes a hundred more bytes per request.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from hpack import Decoder
 from gateway.triton.failures import Status
 from gateway.triton.transport import Metadata
 
-# Announces a dynamic table of size 0 (RFC 7541, 6.3): valid whatever size the peer allows.
+# Sets the size of the dynamic table to 0 (RFC 7541, 6.3), which any peer must allow.
 _NO_TABLE = b"\x20"
 _NEVER_INDEXED = b"\x10"
-# The default limit of gRPC servers. A block so short is always one frame.
+# The default limit of gRPC servers. A block of at most this size always fits into one frame.
 _MAX_METADATA_BYTES = 8192
 _METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
 
-# HTTP statuses of proxies that answer instead of the server (grpc's http-grpc-status-mapping.md).
+# gRPC statuses for the HTTP statuses of proxies that answer instead of the server (grpc's
+# http-grpc-status-mapping.md).
 _OF_HTTP = {
     b"400": Status.INTERNAL,
     b"401": Status.UNAUTHENTICATED,
@@ -48,9 +48,9 @@ class StreamStatus(NamedTuple):
     Attributes:
         fields: all fields, unchanged.
         informational: the status is 1xx, so the real answer is still to come.
-        ends: there is a grpc-status, as in trailers.
-        refusal: what is wrong with an answer that is not gRPC, as (status, text).
-        outcome: grpc-status and grpc-message of trailers.
+        ends: the block has a grpc-status, so it is the trailers.
+        refusal: (status, text) of the error if the answer is not gRPC, otherwise None.
+        outcome: (grpc-status, grpc-message), if the block is the trailers.
     """
 
     fields: Fields
@@ -63,9 +63,9 @@ class StreamStatus(NamedTuple):
 class BlockDecoder:
     """Decoder of the header blocks of one connection, with a cache.
 
-    The server sends the same two blocks with every answer. Decoding and reading them takes a
-    twentieth of a request's total cost here. So they are cached, until a block changes what the
-    next ones refer to.
+    The server sends the same two blocks with every answer. Decoding and reading them each time
+    would be a twentieth of a request's total cost here. So decoded blocks are cached, until a block
+    changes the dynamic table to which other blocks refer.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -100,7 +100,7 @@ class BlockDecoder:
 
 
 def request_block(path: str, authority: str, *, tls: bool) -> bytes:
-    """Return the block for all calls of one method at one endpoint."""
+    """Return the header block that all calls of one method at one endpoint have in common."""
     fields = {
         ":method": "POST",
         ":scheme": "https" if tls else "http",
@@ -114,7 +114,10 @@ def request_block(path: str, authority: str, *, tls: bool) -> bytes:
 
 
 def metadata_block(metadata: Metadata) -> bytes:
-    """Return more fields for the end of a block. Raises ValueError if gRPC does not allow them."""
+    """Return metadata as fields to append to a header block.
+
+    Raises ValueError if gRPC does not allow the metadata.
+    """
     for name, value in metadata.items():
         if not _METADATA_NAME.fullmatch(name) or name.endswith("-bin"):
             raise ValueError(f"{name!r} is no name of text metadata")
@@ -135,7 +138,10 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    """Return a string without Huffman coding; its length in 7 bits and then as many as needed."""
+    """Return a string encoded for HPACK, without Huffman coding.
+
+    Its length comes first, as an integer with a 7-bit prefix (RFC 7541, 5.1).
+    """
     raw = text.encode("ascii")
     if len(raw) < 127:
         return bytes([len(raw)]) + raw

@@ -1,7 +1,8 @@
-"""Requests longer than one frame, or than the server's window, on their way out.
+"""Sending of requests that are longer than one frame or than the server's window.
 
-A LoRA adapter of 500 MB shares the connection with all tokens. So uploads alternate chunk by chunk,
-and each keeps to two windows, its own and the connection's (RFC 9113, 5.2).
+The upload of a LoRA adapter of 500 MB shares the connection with all other requests. So uploads
+alternate chunk by chunk. Each keeps to two flow-control windows, that of its stream and that of the
+connection (RFC 9113, 5.2).
 
 See decision 059 in docs/decisions.
 """
@@ -23,7 +24,7 @@ from gateway.triton.http2.frames import (
     ConnectionFault,
 )
 
-# Servers may allow frames of 16 MiB, which would delay other uploads for long.
+# Maximum payload of one frame. A server may allow 16 MiB, which would delay other uploads for long.
 _MAX_CHUNK_BYTES = 2**16
 
 
@@ -32,14 +33,14 @@ class _Upload:
 
     def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
         self.stream_id = stream_id
-        # As bytes, whatever the items of the view were.
+        # Cast to bytes, because a view may have larger items.
         self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
         self.bytes_left = sum(len(piece) for piece in self.pieces)
         self.window = window
         self.ended = asyncio.Event()
 
     def take(self, size: int) -> list[memoryview]:
-        """Return the next `size` bytes, uncopied."""
+        """Return views of the next `size` bytes, and remove these bytes from the upload."""
         pieces = []
         self.bytes_left -= size
         while size:
@@ -55,7 +56,10 @@ class _Upload:
 
 
 class Uploads:
-    """The sending side of flow control on one connection. `window` is the connection's."""
+    """The unfinished uploads of one connection, and the sending side of its flow control.
+
+    `window` is the number of bytes that may now be sent on the connection.
+    """
 
     def __init__(self) -> None:
         self.window = DEFAULT_WINDOW
@@ -66,7 +70,7 @@ class Uploads:
         self._ready: deque[_Upload] = deque()
 
     def fits(self, size: int) -> bool:
-        """Return True if a new request can be sent at once, as one frame."""
+        """Return True if a new request of `size` bytes can be sent at once, as one frame."""
         return size <= self.window and size <= self._initial and size <= self.max_frame
 
     @property
@@ -85,7 +89,7 @@ class Uploads:
             self._ready.append(upload)
 
     def drop(self, stream_id: int) -> bool:
-        """Forget an upload. Return True if it was unfinished."""
+        """Drop the upload of a stream. Return False if there is none, or it was finished."""
         upload = self._open.pop(stream_id, None)
         if upload is None:
             return False
@@ -99,7 +103,7 @@ class Uploads:
             self.drop(stream_id)
 
     async def wait_ended(self, stream_id: int) -> None:
-        """Return when the last frame was handed out, or the upload dropped."""
+        """Return when `frames` has returned the upload's last frame, or the upload was dropped."""
         upload = self._open.get(stream_id)
         if upload is not None:
             await upload.ended.wait()
@@ -117,9 +121,10 @@ class Uploads:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window overflows")
 
     def set_initial(self, window: int) -> None:
-        """Set INITIAL_WINDOW_SIZE. Open streams also get the difference, which may be negative.
+        """Set the server's INITIAL_WINDOW_SIZE, in bytes.
 
-        Raises ConnectionFault.
+        The windows of open uploads change by the difference, which may be negative. Raises
+        ConnectionFault if a window overflows.
         """
         difference = window - self._initial
         self._initial = window
@@ -127,7 +132,7 @@ class Uploads:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window overflows")
 
     def frames(self, limit: int) -> list[bytes | memoryview]:
-        """Return DATA frames for about `limit` bytes, to be written in this order."""
+        """Return DATA frames with about `limit` bytes of the uploads, in the order of writing."""
         out: list[bytes | memoryview] = []
         while limit > 0 and self.has_ready():
             upload = self._ready.popleft()

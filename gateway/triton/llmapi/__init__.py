@@ -1,1 +1,1 @@
-"""The protocol of TensorRT-LLM's llmapi repository: text in, the text so far out."""
+"""Protocol of TensorRT-LLM's llmapi repository: a prompt as text, answered by the text so far."""

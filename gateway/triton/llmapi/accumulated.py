@@ -1,4 +1,6 @@
-"""The new part of a text that is sent complete each time, at a cost of the new part only.
+"""Finding the new part of a text that is sent complete each time.
+
+The time taken depends only on the length of the new part.
 
 See decision 063 in docs/decisions.
 """
@@ -10,20 +12,22 @@ import codecs
 from gateway.errors import EngineError
 
 _REPLACEMENT = "\ufffd".encode()
-# Bytes of delivered text that are compared again before more is delivered.
+# Bytes at the end of the delivered text that are compared with the next text, to detect changes.
 _SEAM_BYTES = 64
-# More than any incomplete character is shown as. A model may write nothing but U+FFFD, and going
-# back over all of it each time would block the event loop.
+# Maximum number of U+FFFD at the end of a text that are held back. An incomplete character is shown
+# as fewer. Without a limit, a model that writes nothing but U+FFFD would block the event loop:
+# all of them would be searched again for each response.
 _MAX_HELD_BACK_CHARS = 64
 _decode = codecs.utf_8_decode
 
 
 class AccumulatedText:
-    """Reader of the texts so far, UTF-8, each one complete; delivered text stays delivered.
+    """Reader of a growing text (UTF-8) that is received complete each time. It delivers new parts.
 
-    In a growing text only the end may change: a character whose last tokens are missing is one or
-    more U+FFFD, or half of its bytes, and is held back until it is complete. Only the text after
-    the delivered part is read, and the seam between both is compared.
+    Delivered text cannot be changed any more. So a character whose last tokens are missing is held
+    back until it is complete: until then the text ends in one or more U+FFFD, or in half of the
+    character's bytes. Only the text after the delivered part is decoded. The end of the delivered
+    part, the seam, is compared with each received text.
     """
 
     def __init__(self) -> None:
@@ -31,17 +35,16 @@ class AccumulatedText:
         self._seam = b""
 
     def take_new(self, data: bytes, start: int = 0, end: int | None = None) -> str:
-        """Return what ``data[start:end]`` adds to the delivered text, without an incomplete
-        character at its end.
+        """Return what the text ``data[start:end]`` adds to the delivered text.
 
-        A text that is shorter than the delivered one, and equals its beginning as far as known,
-        adds nothing. Raises EngineError if the delivered text has changed: nothing after it would
-        be right.
+        An incomplete character at its end is held back. A text that is shorter than the delivered
+        one adds nothing, if it agrees with the seam. Raises EngineError if the delivered text has
+        changed, because nothing after it would be right.
         """
         end = len(data) if end is None else end
         new = start + self._delivered_bytes
         seam = new - len(self._seam)
-        # Only a text that was cut short has less of it than the seam.
+        # A text that is shorter than the delivered one has only a part of the seam, or none of it.
         if not data.startswith(self._seam, seam, end) and (
             end >= new or data[seam:end] != self._seam[: max(0, end - seam)]
         ):

@@ -1,7 +1,8 @@
 """Recognition and capabilities of the llmapi repository's model.
 
-Its tensors alone identify it. Tokenizer and detokenizer are inside, and so are the facts that
-others state in an engine's config.json. So limits come from the settings.
+The model is recognised by its tensors alone. Its tokenizer is inside the model, and so are the
+limits that other models have in an engine's config.json. So the limits are taken from the gateway's
+settings.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from gateway.triton.model_capabilities import (
 )
 from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_inputs
 
-# All of these identify the model; inflight_batcher_llm's models have none or only the last.
+# Inputs that identify the model together; no model of inflight_batcher_llm has all of them.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Without these an answer contains the prompt, or is cut after 32 tokens.
+# Inputs that the model must have. For example, an answer would contain the prompt without
+# `exclude_prompt`, and be cut after 32 tokens without `max_tokens`.
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
-# Added by the release that streams token by token.
+# Input that was added by the release that streams token by token.
 _SINCE_STREAMING = "lora_id"
-# A parameter of this project's model only.
+# Parameter that only this project's model declares; see `LlmapiModel.polls_ended`.
 _POLLS_ENDED = "polls_ended_requests"
 
 
 def is_llmapi(config: Any) -> bool:
-    """Return True if an `inference.ModelConfig` is that of the llmapi repository, of any
-    release."""
+    """Return True if an `inference.ModelConfig` is of any release of the llmapi model."""
     names = {tensor.name for tensor in config.input}
     return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
 
 
 def streams_tokens(config: Any) -> bool:
-    """Return True if the release of such a model streams token by token."""
+    """Return True if an llmapi model is of a release that streams token by token."""
     return any(tensor.name == _SINCE_STREAMING for tensor in config.input)
 
 
@@ -51,10 +52,10 @@ def read_llmapi_capabilities(
     vocab_size: int,
     tokens_per_block: int,
 ) -> ModelCapabilities:
-    """Return the capabilities of a model that `is_llmapi`.
+    """Return the capabilities of the llmapi repository's model.
 
-    Raises EngineUnavailable if it cannot be used: a tensor is missing, it is configured with
-    batches, which its code does not support, or nothing states the maximum sequence length.
+    Raises EngineUnavailable if the model cannot be used: a tensor is missing, it is configured with
+    batching, which its code does not support, or `max_seq_len` is None.
     """
     inputs = read_inputs(config, LLMAPI)
     missing = ["/".join(LLMAPI[logical]) for logical in _NEEDED if logical not in inputs]
@@ -76,14 +77,14 @@ def read_llmapi_capabilities(
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
-        # Its encoding and decoding cannot be configured from outside.
+        # The model has no parameters for special tokens, so the defaults apply to them.
         text=TextModel(accumulates=True, prefers_single_response=True, token_by_token=False),
         llmapi=LlmapiModel(
             streams=streams_tokens(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
-        # Release 0.19 has no such input: its model polls whether its callers are still connected.
+        # Release 0.19 has no input `stop`. Its model checks whether a request was cancelled.
         stop=StopModel(model, inputs) if "stop" in inputs else None,
         passes_cancellation=True,
         max_batch_size=None,

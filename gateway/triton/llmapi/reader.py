@@ -1,8 +1,8 @@
 """Reader of the responses of the llmapi repository's model.
 
-All outputs but one of dimension [1] are BYTES on the wire, numbers in decimal, too, whatever the
-model's configuration declares. Outputs that were not requested or are unknown are absent, or the
-text ``None``. A final response may have no outputs at all.
+The outputs read here are sent as BYTES with one text each, also if the model's configuration
+declares numbers: these are written in decimal. Outputs that were not requested or have no value are
+absent, or have the text ``None``. A final response may have no outputs at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATUS_OUTPUTS = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_bl
 _LENGTH_BYTES = 4  # the length before each text of a BYTES tensor
 
 _FINISH_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-# The request was aborted, and not by this gateway.
+# Finish reasons of a request that was aborted, though not by this gateway.
 _ABORT_REASONS = frozenset({"cancelled", "timeout"})
 
 
@@ -39,24 +39,30 @@ class LlmapiReader:
         self._stats: EngineStats | None = None
 
     def learn(self, data: bytes, response: pb.ModelInferResponse) -> None:
-        """Learn the layout of a response: `data` parsed as `response`."""
+        """Store the layout of a response, by which `find_text` reads later responses.
+
+        `data` is the serialized response, `response` is the parsed one.
+        """
         if not is_final(response):
             self._template = TextTemplate.of(data, response)
 
     def find_text(self, data: bytes) -> tuple[int, int] | None:
-        """Return the range of the text in a response, or None if the response may have more than a
-        text."""
+        """Return (start, end) of the text's bytes in a serialized response.
+
+        Return None if the response may have more than a text, so it has to be parsed.
+        """
         return None if self._template is None else self._template.text(data)
 
     def text_delta(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
-        """Return the delta of a response that has only a text, in the range from `find_text`."""
+        """Return the delta of a response that has only a text, whose range `find_text` returned."""
         return TokenDelta([], False, self._stats, text=self._text.take_new(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
-        """Return the new text. The last delta has the finish reason, if the engine reported one.
+        """Return the delta of a parsed response, with its new text.
 
-        Raises EngineError if the engine changes text that it gave before, EngineUnavailable if it
-        ended the request for another reason than the request's own.
+        The last delta has the finish reason if the engine reported one. Raises EngineError if the
+        engine has changed text that it sent before, EngineUnavailable if it has aborted the
+        request.
         """
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -78,7 +84,8 @@ class LlmapiReader:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
             self._finish = _FINISH_REASONS.get(value)
         elif name == "stop_reason":
-            # The id of an end token that is not the tokenizer's own. Engines count that one.
+            # If the value is an id, an end token other than the tokenizer's has ended the answer.
+            # It has no text, but engines count it.
             self._unshown = int(value.isdecimal())
         elif value.isdecimal():
             self._stats = EngineStats(reused_tokens=int(value) * self._tokens_per_block)

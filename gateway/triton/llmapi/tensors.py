@@ -1,6 +1,6 @@
 """Requests to the llmapi repository's model.
 
-It has no batch dimension: shapes are [1], and [n] for texts.
+Its inputs have no batch dimension: their shapes are [1], and [n] for texts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ def generation_request(
 ) -> InferRequest:
     """Return the request for one generation, streaming only if the client streams.
 
-    Upstream's model puts Triton at risk with each stream, so complete responses are not streamed.
-    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows an
-    adapter by its id alone, and reads the folder if it does not hold that id.
+    Each streamed answer of upstream's model is a risk for Triton, so other answers are not
+    streamed.
 
-    No stop strings are sent: the engine would look for them as sequences of tokens, and some
-    releases fail on them. The gateway finds them in the text.
+    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine identifies an
+    adapter by its id alone, and reads the folder if it does not hold an adapter with that id.
 
-    Raises EngineUnavailable for parameters that this model does not support. They were accepted for
-    a text model of the other repository, which was served before or on another replica.
+    Stop strings are not sent but found in the text by the gateway: the engine would look for them
+    as sequences of tokens, and some releases fail on them.
+
+    Raises EngineUnavailable for parameters that this model does not support. The gateway has
+    accepted such a request for a text model of the other repository, which was served before or is
+    served on another replica.
     """
     if generation.beams or generation.params.guide or text.bad or text.bias:
         raise EngineUnavailable("The inference server has just changed; try again.")
@@ -57,7 +60,7 @@ def generation_request(
 
 
 def stop_request(model: StopModel, request_id: str) -> InferRequest:
-    """Return a request to abort the one with this id; the answer is always an error."""
+    """Return a stop request for the request with this id. The model answers it with an error."""
     build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
     build.texts("prompt", [""])
     build.scalar("stop", True)

@@ -1,8 +1,9 @@
-"""Probe whether an engine that may be dead still makes tokens.
+"""Probe of an engine that may be dead: does it still generate tokens?
 
-The llmapi repository's model answers for a dead engine as for a failed request, and Triton reports
-it as ready. One failure proves nothing, as it may be the request's own. So the engine is asked for
-a token; a token of any other request in the meantime is as good a proof.
+If its engine is dead, the llmapi repository's model answers as for any failed request, and Triton
+still reports the model as ready. So a failed request does not show whether the engine is dead. The
+probe requests one token from the engine. A token for any other request in the meantime also shows
+that the engine works.
 
 See decision 065 in docs/decisions.
 """
@@ -22,22 +23,28 @@ from gateway.triton.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 
-# Seconds without a token for any request: longer than a step on a long prompt takes.
+# Seconds without a token for any request after which a probe fails. A step on a long prompt takes
+# less.
 _PROBE_TIMEOUT_S = 60.0
 _PROMPT = "Hello"
 
 
 class TokenProbe:
-    """The probe of one engine. `is_doubted` from a failure on until a token is made."""
+    """The probe of one engine.
+
+    `is_doubted` is True from a failed request on, until the engine generates a token for any
+    request.
+    """
 
     def __init__(self) -> None:
         self.is_doubted = False
-        # Since the engine was asked: a later failure may be a request's own.
+        # True if any request has got a token since the probe began. Then the engine works, even if
+        # the probe's own request fails.
         self._token_made = False
         self.silences = 0
         """Number of consecutive probes, since the last token, that the engine left unanswered."""
         self.requested = asyncio.Event()
-        """Set by a failure, so that the engine is probed."""
+        """Set by a failed request, so that the engine is probed at once."""
 
     def doubt(self) -> None:
         if not self.is_doubted:
@@ -57,20 +64,21 @@ class TokenProbe:
         *,
         in_use: bool,
     ) -> None:
-        """Return when the engine makes a token, for any request; at once if it is not doubted.
+        """Return when the engine generates a token, for any request; at once if not `is_doubted`.
 
-        If no token comes by the deadline and `is_silence_fatal` is False, the doubt stays and this
-        returns. The doubt also stays if the engine is full and `in_use`. An engine that was
-        unavailable does not become available by being full.
+        The doubt stays in two cases in which this returns without a token: none came by the
+        deadline and `is_silence_fatal` returns False, or the engine is full and `in_use`. An engine
+        that was unavailable does not become available by being full.
 
         Args:
-            ask: begins a generation with a deadline.
-            give_up: called if the engine is dead: requests that wait for it wait in vain.
-            is_silence_fatal: returns True if no token since that time shows a dead engine.
-            in_use: the engine is available now.
+            ask: begins a generation, given its deadline.
+            give_up: called if the engine is dead, to end the requests that wait for it in vain.
+            is_silence_fatal: called with the time at which the probe began. Returns True if the
+                engine must be dead, given that no request has got a token since then.
+            in_use: True if the engine counts as available now.
 
         Raises:
-            EngineUnavailable: the engine makes no tokens.
+            EngineUnavailable: the engine generates no tokens.
         """
         if not self.is_doubted:
             return

@@ -1,8 +1,9 @@
 """Check that the gateway's tokenizer is the one that Triton's engine was made for.
 
-With another one the engine takes ids for other words, and answers nonsense with 200. If
-`preprocessing` is served, it is asked for the ids of texts. Otherwise Triton's configuration is
-compared: the folder of its tokenizer, the engine's vocabulary size and its end and padding ids.
+With another tokenizer the engine takes the ids for other words, and answers nonsense with HTTP
+status 200. If Triton serves the model `preprocessing`, that is asked for the ids of texts.
+Otherwise Triton's configuration is compared: the folder of its tokenizer, the engine's vocabulary
+size and its end and padding ids.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ log = logging.getLogger(__name__)
 
 TokenizerPolicy = Literal["refuse", "warn"]
 
-# Failed questions before the configuration is compared instead.
+# Number of failed calls after which the check is made without them. For example, if preprocessing
+# cannot be asked for ids, only the configuration is compared.
 _MAX_FAILURES = 3
-# Unanswered questions if the policy is to refuse: with a second between two, for a minute. A served
-# model that is slow, such as one that is warming up, answers by then.
+# The same for unanswered questions, if the policy is to refuse. With a timeout of 5 s and a second
+# between two questions, these take a minute. A slow model, such as one that warms up, has answered
+# by then.
 _MAX_SILENT_TRIES = 10
 _ANSWER_WITHIN_S = 5.0
 # Until preprocessing has answered, it is asked at growing intervals: it may load after the engine.
@@ -43,7 +46,7 @@ _PARTS = ("preprocessing", "postprocessing")
 
 
 class TokenizerCheck:
-    """The check of one Triton."""
+    """Check of the gateway's tokenizer against that of one Triton server."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class TokenizerCheck:
         *,
         answer_within_s: float = _ANSWER_WITHIN_S,
     ) -> None:
-        """Make a check. `answer_within_s` is how long preprocessing may take for one text."""
+        """Make a check. `answer_within_s` is the time in seconds to answer one question."""
         self._server = server
         self._own = own
         self._policy = policy
@@ -69,11 +72,11 @@ class TokenizerCheck:
 
     @property
     def due(self) -> bool:
-        """True if preprocessing has not answered yet and is to be asked again now."""
+        """Return True if preprocessing has not answered yet and should be asked again now."""
         return not self._answered and asyncio.get_running_loop().time() >= self._due_at
 
     async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
-        """Return a warning for operators; None if nothing differs.
+        """Check the tokenizer. Return a warning for operators, or None if nothing differs.
 
         Args:
             core: the name of the core model.
@@ -91,7 +94,7 @@ class TokenizerCheck:
         await self._ask(configs, found, ready=ready)
         engine = await asyncio.to_thread(read_engine, capabilities.engine_dir, found)
         if self._answered:
-            # Preprocessing gives the same ids, so the engine's size is only a doubt.
+            # Preprocessing has shown the ids, so another vocabulary size is only a doubt.
             if size := size_difference(self._own, engine):
                 found.doubts.append(size)
         else:
@@ -138,7 +141,10 @@ class TokenizerCheck:
         return configs
 
     async def _ask(self, configs: Mapping[str, Any], found: Findings, *, ready: bool) -> None:
-        """Ask preprocessing. Raises EngineUnavailable if it did not answer and still may."""
+        """Ask the models that tokenize for ids, and add what differs to `found`.
+
+        Raises EngineUnavailable if a model did not answer and will be asked again.
+        """
         for name, config in configs.items():
             if not can_be_asked(config):
                 continue
@@ -161,7 +167,10 @@ class TokenizerCheck:
         ready: bool,
         tries: int = _MAX_FAILURES,
     ) -> None:
-        """Note a failure, or raise EngineUnavailable if the question will be repeated first."""
+        """Add a failed question to the doubts in `found`.
+
+        Raises EngineUnavailable instead if the question will be repeated first.
+        """
         if isinstance(error, EngineUnreachable):
             raise error
         message = error.message if isinstance(error, GatewayError) else str(error) or "timeout"
@@ -186,14 +195,14 @@ class TokenizerCheck:
         if not special:
             return
         text, known = "".join(special), set(special.values())
-        # Some tokenizers write a space before each.
+        # Compare only the ids of special tokens: some tokenizers insert a space before each token.
         answered = [each for each in await self._ids(config, text) if each in known]
         wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
         if answered in wanted:
             return
         missing = [token for token, token_id in special.items() if token_id not in answered]
         if any(answered == [each for each in ids if each in answered] for ids in wanted):
-            # Such as a padding token that was added for training.
+            # Only a doubt: the missing token may be a padding token that was added for training.
             found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
             return
         found.differences.append(
@@ -204,12 +213,15 @@ class TokenizerCheck:
         return await ask_ids(self._server, config, text, self._answer_within_s)
 
     def _own_ids(self, text: str) -> list[list[int]]:
-        """Return the ids with and without special tokens: Triton's tokenizer may do either."""
+        """Return the ids of a text twice, with and without the special tokens that are added to it.
+
+        Triton's tokenizer may add them or not.
+        """
         return [self._own.encode(text, special=special) for special in (True, False)]
 
 
 def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) -> str:
-    """Return the first difference from the ids of the more similar way to encode."""
+    """Return a sentence on where `ids` first differ from the more similar of the `expected` ids."""
     at, own = max((_common(ids, each), each) for each in expected)
     has, here = ids[at : at + _SHOWN_IDS], own[at : at + _SHOWN_IDS]
     return (
@@ -219,6 +231,6 @@ def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) ->
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many ids at the beginning are equal."""
+    """Return how many ids are equal at the beginning of both sequences."""
     equal = zip(ids, others, strict=False)
     return next((at for at, (one, other) in enumerate(equal) if one != other), len(ids))

@@ -1,4 +1,4 @@
-"""Comparison of the gateway's tokenizer with what Triton's configuration shows of the engine's."""
+"""Comparison of the gateway's tokenizer with Triton's configuration and the engine's own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ TEXT = (
 )
 """Text by which tokenizers are compared: several scripts, digits, spaces and code."""
 
-# Engines pad the embedding's rows to a multiple. More rows than this mean another vocabulary.
+# An engine may have more embedding rows than there are tokens, since it pads them to a multiple. A
+# larger difference than the greater of these two means another vocabulary.
 _MAX_PADDING_ROWS, _MAX_PADDING_SHARE = 1024, 0.025
-# Tokens above the engine's vocabulary that no text makes, such as a padding token.
+# Maximum number of added tokens with ids above the engine's vocabulary. A few are harmless, such as
+# a padding token, since no text is encoded with them.
 _MAX_SPARE_TOKENS = 64
 
 
@@ -44,23 +46,30 @@ class OwnTokenizer(Protocol):
     def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text, with what the tokenizer adds to each if `special`."""
+        """Return the ids of a text.
+
+        If `special`, they include the special tokens that the tokenizer adds to every text.
+        """
 
     def are_added(self, first: int) -> bool:
-        """Return True if all tokens from the id `first` on are added ones, not the model's own."""
+        """Return True if all tokens from the id `first` on are added tokens.
+
+        Added tokens are not part of the tokenizer model's own vocabulary.
+        """
 
     def difference_from(self, folder: Path, text: str) -> str | None:
-        """Return how another folder's tokens, or its ids of a text, differ; None if they do not.
+        """Compare with the tokenizer in another folder, by its tokens and its ids of `text`.
 
-        Raises OSError and ValueError.
+        Return a phrase on what differs, or None if nothing does. Raises OSError and ValueError.
         """
 
 
 @dataclass
 class Findings:
-    """Findings, and True in `compared` if anything could be compared.
+    """Findings of a comparison, as sentences for operators.
 
-    `differences` show another tokenizer, `doubts` what could not be compared or is odd.
+    `compared` is True if anything could be compared. `differences` show that Triton has another
+    tokenizer. `doubts` name what could not be compared or is unusual.
     """
 
     compared: bool = False
@@ -69,8 +78,10 @@ class Findings:
 
 
 def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
-    """Return the engine's facts, or None if its file is not readable here; a broken file is a
-    doubt."""
+    """Return the facts in the engine's config.json, or None if the file is missing or broken.
+
+    A broken file is added to the doubts in `found`.
+    """
     if folder == Path() or not (folder / "config.json").is_file():
         return None
     try:
@@ -81,10 +92,10 @@ def read_engine(folder: Path, found: Findings) -> EngineConfig | None:
 
 
 def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
-    """Return the difference in size; None if the engine has a row for each token, or its size is
-    unknown.
+    """Return a sentence if the vocabulary sizes of the tokenizer and the engine do not fit.
 
-    Rows without a token are usual: 50,295 tokens in 51,200, 100,002 in 102,400.
+    Return None if the engine has an embedding row for each token, or if its size is unknown. Some
+    rows without a token are usual: 51,200 rows for 50,295 tokens, 102,400 for 100,002.
     """
     size = 0 if engine is None else engine.vocab_size or 0
     padding = max(_MAX_PADDING_ROWS, int(_MAX_PADDING_SHARE * size))
@@ -96,7 +107,10 @@ def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | Non
 async def compare(
     own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Findings
 ) -> None:
-    """Add the differences between a tokenizer, the configurations of models, and their engine."""
+    """Compare the tokenizer with the models' configurations and with their engine.
+
+    Differences and doubts are added to `found`.
+    """
     found.compared = engine is not None and bool(engine.vocab_size)
     if size := size_difference(own, engine):
         extra = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
@@ -114,7 +128,7 @@ async def compare(
     folders = {parameter(config, "tokenizer_dir") for config in configs.values()} - {""}
     for folder in map(Path, sorted(folders)):
         if not await asyncio.to_thread(folder.is_dir):
-            continue  # on another machine, or a name of Hugging Face's
+            continue  # the folder is on another machine, or this is a name on Hugging Face
         try:
             differs = await asyncio.to_thread(own.difference_from, folder, TEXT)
         except (OSError, ValueError) as error:

@@ -13,13 +13,17 @@ from gateway.triton.protobuf import pb
 from gateway.triton.tokenizer.triton_api import TritonApi
 
 _TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
-# One number of each data type, little-endian: 1 for integers, 0 for the others.
+# Values for other required inputs, by data type: one number, little-endian. It is 1 for integers
+# and 0 for other types.
 _ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
 _ONE |= {"UINT64": _ONE["INT64"], "FP32": bytes(4), "BOOL": b"\0"}
 
 
 class QuestionFailed(Exception):
-    """An answer that cannot be read; the message says why."""
+    """Error for a model that cannot be asked, or an answer that cannot be read.
+
+    The message says why.
+    """
 
 
 def can_be_asked(config: Any) -> bool:
@@ -30,10 +34,10 @@ def can_be_asked(config: Any) -> bool:
 
 
 async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) -> list[int]:
-    """Return the ids of a text, without padding.
+    """Ask a model for the ids of a text, and return them without padding.
 
-    Raises GatewayError, TimeoutError after `within_s`, and QuestionFailed for an answer without
-    ids, or a model that needs more than a text.
+    Raises GatewayError, TimeoutError after `within_s` seconds, and QuestionFailed if the answer has
+    no ids or the model needs other inputs that cannot be made up.
     """
     reply = await server.infer_once(_request(config, text), within_s)
     try:
@@ -47,13 +51,15 @@ async def ask_ids(server: TritonApi, config: Any, text: str, within_s: float) ->
         raise QuestionFailed(f"its {_IDS} is {kind} of {len(raw)} bytes; expected: INT32")
     ids = array("i", raw).tolist()
     lengths = array("i", found[_LENGTH][1]) if _LENGTH in found else ()
-    # Padded on the left, if at all.
+    # Keep the last ids: if the answer is padded, then on the left.
     return ids[-lengths[0] :] if lengths and 0 < lengths[0] < len(ids) else ids
 
 
 def _request(config: Any, text: str) -> bytes:
-    """Return a serialized ModelInferRequest with the text, and minimal values of other required
-    inputs."""
+    """Return a serialized ModelInferRequest with the text.
+
+    Other required inputs get an empty text or the number in `_ONE`.
+    """
     request = pb.ModelInferRequest(model_name=config.name)
     batch = [1] if config.max_batch_size else []
     for tensor in config.input:

@@ -1,4 +1,4 @@
-"""Calls to Triton that the comparison of tokenizers needs."""
+"""Interface of the calls to Triton that the comparison of tokenizers needs."""
 
 from __future__ import annotations
 

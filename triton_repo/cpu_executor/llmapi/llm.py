@@ -29,19 +29,18 @@ class LLM:
     """A model, its tokenizer and its executor in this process.
 
     Args:
-        model: a Hugging Face folder of a Llama or GPT-2, or an engine folder of the CPU executor;
-            with the tokenizer's files, unless `tokenizer` names another folder for them.
-        tokenizer: see `model`.
-        arguments: see `llm_args`.
+        model: a Hugging Face folder of a Llama or GPT-2, or an engine folder of the CPU executor.
+        tokenizer: folder of the tokenizer's files; None if they are in the model's folder.
+        arguments: the fields of `llm_args.LlmArgs`; GPU settings are ignored.
 
-    Raises ``ValueError``, which names an argument unknown to the CPU executor.
+    Raises ``ValueError`` for an argument that the CPU executor does not know.
     """
 
     def __init__(self, model: str, tokenizer: str | None = None, **arguments: Any) -> None:
         args = read_args({"model": model, "tokenizer": tokenizer, **arguments})
         self._args = args
         self.tokenizer = TextTokenizer(args.tokenizer_folder)
-        # The executor has read the folder when its constructor returns.
+        # Delete the engine folder at once: the executor's constructor has read it.
         with tempfile.TemporaryDirectory() as workspace:
             folder = args.engine_folder(Path(workspace))
             config = load_config(folder)
@@ -50,7 +49,8 @@ class LLM:
             if config.lora_target_modules:
                 self._lora = LoraAdapters(folder, (args.lora_config or {}).get("max_cpu_loras"))
             self._executor = Executor(folder, ModelType.DECODER_ONLY, args.executor_config())
-        # Adapters are read in a thread, as in TensorRT-LLM's worker: callers run an event loop.
+        # Read adapters in a thread, as TensorRT-LLM's worker does: callers run an event loop, which
+        # must not block.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self._lock = threading.Lock()
         self._running: dict[int, RequestOutput] = {}
@@ -65,12 +65,17 @@ class LLM:
         prompt_adapter_request: None = None,
         streaming: bool = False,
     ) -> RequestOutput:
-        """Start a request. Not thread-safe; in an event loop the answer belongs to that loop.
+        """Start a request and return its answer in progress. Not thread-safe.
+
+        If called in an event loop, the answer can be awaited in that loop only.
 
         Args:
             inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
-            lora_request: ignored unless it is a `LoRARequest`: the `model.py` of release 1.2 passes
-                `streaming` here. The adapter is read in a thread; the answer reports its errors.
+            sampling_params: None selects the defaults.
+            lora_request: the adapter, which is read in a thread; the answer raises its errors. Any
+                other object is ignored, because release 1.2's `model.py` passes `streaming` here.
+            prompt_adapter_request: not supported; must be None.
+            streaming: True to get a response for each step.
 
         Raises ``ValueError`` for a request that cannot run.
         """
@@ -104,14 +109,17 @@ class LLM:
         return output
 
     def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
-        """Return the finished answer of `generate_async`; a list for a list of prompts."""
+        """Wait for and return the finished answer; a list of answers for a list of prompts.
+
+        Arguments are those of `generate_async`.
+        """
         if isinstance(inputs, str | Mapping) or all(isinstance(each, int) for each in inputs):
             return self.generate_async(inputs, *arguments, **more).result()
         started = [self.generate_async(each, *arguments, **more) for each in inputs]
         return [output.result() for output in started]
 
     def shutdown(self) -> None:
-        """Take no more requests, and return when the accepted ones are done."""
+        """Refuse new requests, and return once the accepted requests have ended."""
         self._reader.shutdown()
         self._executor.shutdown()
         self._dispatcher.join()
@@ -143,7 +151,10 @@ class LLM:
             )
 
     def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
-        """Return what ends an answer besides EOS: the reported stop reason and its token ids."""
+        """Return the stop strings and stop token ids of a request, as (stop reason, token ids).
+
+        The request's end id is not among them.
+        """
         stops: list[tuple[int | str, list[int]]] = [
             (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings
         ]
@@ -157,7 +168,7 @@ class LLM:
         return self.tokenizer.end_id if params.end_id is None else params.end_id
 
     def _begin(self, output: RequestOutput, request: Request) -> None:
-        # Under the lock, or a response could come before its id is known.
+        # Hold the lock: otherwise a response could arrive before its id is in `_running`.
         with self._lock:
             engine_id = output.request_id = self._executor.enqueue_request(request)
             self._running[engine_id] = output
@@ -171,21 +182,24 @@ class LLM:
         output: RequestOutput,
         request: Callable[..., Request],
     ) -> None:
-        """Start the request in the reader's thread. Errors are the answer to this request."""
+        """Read the adapter and start the request, in the reader's thread.
+
+        An error becomes the answer to the request.
+        """
         try:
             self._begin(output, request(lora_config=adapters.get(wanted)))
         except Exception as error:
             output.receive(Response(output.request_id, str(error)))
 
     def _abort(self, output: RequestOutput) -> None:
-        """Cancel the request; if its adapter is still being read, as soon as it has started."""
+        """Cancel the request. If its adapter is still being read, `_begin` cancels it later."""
         with self._lock:
             output.aborted = True
             if self._running.get(output.request_id) is output:
                 self._executor.cancel_request(output.request_id)
 
     def _dispatch(self) -> None:
-        """Pass each response to its request, until the executor has shut down."""
+        """Pass each response to its request's output, until the executor has shut down."""
         while True:
             try:
                 responses = self._executor.await_responses()

@@ -1,4 +1,4 @@
-"""The arguments of ``LLM`` that matter on the CPU, and the engine folder built from them."""
+"""The arguments of ``LLM`` that the CPU executor uses, and the engine folder built from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from adapters.config_json import read_config
 from triton_repo.cpu_executor import engine
 from triton_repo.cpu_executor.executor_config import ExecutorConfig, KvCacheConfig
 
-# Default block size of TensorRT-LLM's PyTorch backend.
+# Default KV cache block size, in tokens, of TensorRT-LLM's PyTorch backend.
 TOKENS_PER_BLOCK = 32
-# Settings of GPU placement and execution, which do not change an answer.
+# Arguments that are ignored: they only affect the GPUs and the execution, not the answers.
 _OF_GPUS = frozenset(
     {
         *("backend", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
@@ -27,11 +27,13 @@ _LORA = {"lora_target_modules", "max_lora_rank", "max_loras", "max_cpu_loras"}
 
 @dataclass(frozen=True, kw_only=True)
 class LlmArgs:
-    """Names and defaults of the LLM API; lengths in tokens, ``max_seq_len`` is prompt and output.
+    """Arguments of ``LLM``, with the names and defaults of the LLM API. Lengths are in tokens.
 
-    ``kv_cache_config``: ``enable_block_reuse``, ``max_tokens``, ``tokens_per_block``.
-    ``lora_config``: ``lora_target_modules``, ``max_lora_rank``, ``max_cpu_loras``; None for an
-    engine without adapters.
+    Attributes:
+        max_seq_len: limit of prompt plus output; None for the model's context length.
+        kv_cache_config: uses ``enable_block_reuse``, ``max_tokens`` and ``tokens_per_block``.
+        lora_config: uses ``lora_target_modules``, ``max_lora_rank`` and ``max_cpu_loras``; None
+            for an engine without adapters.
     """
 
     model: str
@@ -60,9 +62,10 @@ class LlmArgs:
         )
 
     def engine_folder(self, workspace: Path) -> Path:
-        """Return the engine folder: `model` itself if it is one, else one built in `workspace`.
+        """Return `model` if it is an engine folder, else an engine folder built in `workspace`.
 
-        Raises ``ValueError`` for settings that an engine folder has already fixed.
+        Raises ``ValueError`` for arguments that contradict an engine folder, which defines its own
+        limits.
         """
         model = Path(self.model)
         if "pretrained_config" in read_config(model).values:
@@ -85,9 +88,9 @@ class LlmArgs:
 
 
 def read_args(given: Mapping[str, Any]) -> LlmArgs:
-    """Parse ``LLM``'s keywords; None means unset.
+    """Return the arguments of ``LLM`` from its keywords; None means unset.
 
-    Raises ``ValueError``, which names an unknown one.
+    Raises ``ValueError`` with the names of unknown keywords.
     """
     kept = {name: value for name, value in given.items() if value is not None}
     known = {entry.name for entry in fields(LlmArgs)}
@@ -100,7 +103,10 @@ def read_args(given: Mapping[str, Any]) -> LlmArgs:
 def update_llm_args_with_extra_dict(
     llm_args: Mapping[str, Any], llm_args_dict: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments, overridden by those of a YAML file."""
+    """Return ``llm_args`` with the values of ``llm_args_dict``, from a YAML file, in addition.
+
+    Values of the file take precedence.
+    """
     return {**llm_args, **llm_args_dict}
 
 

@@ -1,4 +1,4 @@
-"""``LoRARequest``, and the adapters read from the paths in such requests."""
+"""``LoRARequest``, and a cache of the adapters that are read from these requests' paths."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from adapters.convert import convert
 from adapters.peft import read
 from triton_repo.cpu_executor.request_config import LoraConfig
 
-# Default of the LLM API if `lora_config` has no `max_cpu_loras`.
+# The LLM API's default of `max_cpu_loras` in `lora_config`.
 MAX_CPU_LORAS = 4
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter by its folder on this machine. ``lora_int_id`` alone identifies it."""
+    """Reference to an adapter's folder on this machine.
+
+    Requests with equal ``lora_int_id`` use the same adapter, even if their other fields differ.
+    """
 
     lora_name: str
     lora_int_id: int
@@ -39,23 +42,28 @@ class LoRARequest:
 
 
 class LoraAdapters:
-    """Adapters by id, with eviction of the least recently used one.
+    """Cache of adapters by ``lora_int_id``, which evicts the least recently used adapter.
 
-    The first use of an id reads its path; later ones use the stored adapter. An evicted adapter is
-    read again. Each read has its own number in the executor. Not thread-safe.
+    The first request with an id reads the adapter's folder; later requests use the cached tensors.
+    An evicted adapter is read again when needed. Each read gets a new task id in the executor. Not
+    thread-safe.
     """
 
     def __init__(self, engine_folder: Path, max_cpu_loras: int | None) -> None:
-        """Create an empty set. Raises ``UnsupportedEngine`` for an engine folder without LoRA."""
+        """Create an empty cache. Raises ``UnsupportedEngine`` for an engine folder without LoRA.
+
+        ``max_cpu_loras`` is the number of adapters to hold; None selects `MAX_CPU_LORAS`.
+        """
         self._base = read_base_model(engine_folder, ())
         self._limit = max_cpu_loras or MAX_CPU_LORAS
         self._adapters: OrderedDict[int, LoraConfig] = OrderedDict()
         self._task_ids = itertools.count(1)
 
     def get(self, request: LoRARequest) -> LoraConfig:
-        """Return the executor's tensors.
+        """Return the adapter in the executor's format, from the cache or its folder.
 
-        Raises ``AdapterError``, or ``ValueError`` for other formats.
+        Raises ``AdapterError`` if the adapter cannot be used, ``ValueError`` for a format other
+        than PEFT's.
         """
         key = request.adapter_id
         if key not in self._adapters:
@@ -69,7 +77,8 @@ class LoraAdapters:
         if request.lora_ckpt_source != "hf":
             raise ValueError("lora_ckpt_source: the CPU executor reads hf alone")
         adapter = read(Path(request.lora_path))
-        # As in TensorRT-LLM: the caller is responsible for matching adapter and base model.
+        # Do not compare base model names: as in TensorRT-LLM, the caller has to choose an adapter
+        # of this model.
         settings = replace(adapter.settings, base_model_name_or_path=None)
         converted = convert(replace(adapter, settings=settings), self._base)
         dtype = np.float16 if converted.dtype == "float16" else np.uint16

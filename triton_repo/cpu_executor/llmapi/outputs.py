@@ -1,4 +1,4 @@
-"""``RequestOutput`` and ``CompletionOutput``: the growing answer to one request."""
+"""``RequestOutput`` and ``CompletionOutput``: the answer to a request while it is generated."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class RequestError(RuntimeError):
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """A generated text, accumulated so far.
+    """The text generated so far, and its token ids.
 
-    ``text_diff`` and ``token_ids_diff`` are what the last response added. ``stop_reason`` is the
-    stop string, or the stop token id, that ended the text; None for EOS and for the length.
-    ``cumulative_logprob`` stays None: no field of ``SamplingParams`` here requests it.
+    ``text_diff`` and ``token_ids_diff`` are the parts that the last response added. ``stop_reason``
+    is the stop string or the stop token id that ended the text. It is None if EOS or the length
+    limit ended the text. ``cumulative_logprob`` is always None, because no field of
+    ``SamplingParams`` requests it here.
     """
 
     index: int = 0
@@ -60,11 +61,11 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """An answer in progress: iterate over it with ``async for``, await it, or call ``result``.
+    """An answer in progress. Iterate over it with ``async for``, await it, or call ``result``.
 
-    Each step of the iteration is one response of the engine and yields this same object. Raises
-    ``RequestError`` if the engine refused the request. If created in an event loop, it belongs to
-    it.
+    Each step of the iteration waits for one response of the engine and yields this same object.
+    All three raise ``RequestError`` if the engine refused the request. An answer that is created in
+    an event loop can be awaited in that loop only.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class RequestOutput:
         self.finished = False
         self.aborted = False
         self.abort: Callable[[], None]
-        """Callback that ends the request with the engine's next step; set by `LLM`."""
+        """Callback that cancels the request, set by `LLM`. The engine ends it at its next step."""
         self._params = params
         self._stops = stops
         self._tokenizer = tokenizer
@@ -98,9 +99,9 @@ class RequestOutput:
         self._arrived = asyncio.Event()
 
     def receive(self, response: Response) -> None:
-        """Accept a response of the engine, in any thread."""
+        """Add a response of the engine. May be called in any thread."""
         self._responses.put(response)
-        # Nothing can wait in a closed loop.
+        # Do not wake a closed event loop: no task can wait there.
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
@@ -117,7 +118,7 @@ class RequestOutput:
         return self
 
     async def aresult(self) -> RequestOutput:
-        """Return the finished answer."""
+        """Wait for the end of the answer, and return it."""
         async for _ in self:
             pass
         return self
@@ -126,7 +127,10 @@ class RequestOutput:
         return self.aresult().__await__()
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Return the finished answer; raise ``queue.Empty`` after `timeout` idle seconds."""
+        """Wait for the end of the answer, and return it.
+
+        Raises ``queue.Empty`` after `timeout` seconds without a response.
+        """
         while not self.finished:
             self._take(self._responses.get(timeout=timeout))
         return self

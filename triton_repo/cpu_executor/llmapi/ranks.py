@@ -1,4 +1,4 @@
-"""The MPI rank and size of ``tensorrt_llm._utils``."""
+"""The functions of ``tensorrt_llm._utils`` for the MPI rank and size."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def global_mpi_rank() -> int:
 
 
 def global_mpi_size() -> int:
-    """Return 1: the CPU executor is one process, and the leader does all the work."""
+    """Return 1, because the CPU executor runs in one process, the leader."""
     return 1

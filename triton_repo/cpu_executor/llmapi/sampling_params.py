@@ -11,11 +11,11 @@ from triton_repo.cpu_executor.sampling_config import SamplingConfig
 class SamplingParams:
     """Sampling parameters; ``None`` means unset.
 
-    Other fields of the LLM API are refused as unknown.
+    Other fields of the LLM API raise TypeError. Stop strings are encoded separately and matched as
+    token ids. ``end_id`` None selects the tokenizer's EOS; the ids in ``generation_config.json``
+    end an answer too.
 
-    ``stop`` is matched as the tokens of each string encoded separately. ``end_id`` None is the
-    tokenizer's EOS; the ids of ``generation_config.json`` end an answer too. Raises ``ValueError``,
-    which names a field that is out of range or unsupported by the CPU executor.
+    Raises ``ValueError`` for a field that is out of range or not supported by the CPU executor.
     """
 
     end_id: int | None = None
@@ -57,7 +57,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is chosen: by a parameter, or because none is set."""
+        """True if the most likely token is chosen: by parameters, or because they are all unset."""
         return (
             self.temperature is self.top_k is self.top_p is None
             or self.top_k == 1
@@ -72,10 +72,7 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
     def sampling_config(self) -> SamplingConfig:
-        """Return the executor's settings.
-
-        Without any parameter they are greedy at every temperature.
-        """
+        """Return the parameters as the executor's ``SamplingConfig``."""
         greedy = self.is_greedy
         return SamplingConfig(
             temperature=None if greedy else self.temperature,

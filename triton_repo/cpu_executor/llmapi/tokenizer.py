@@ -12,9 +12,10 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextTokenizer:
-    """``tokenizer.json`` of a folder, without transformers, whose import takes seconds.
+    """Tokenizer read from a folder's ``tokenizer.json``.
 
-    BOS is what its post-processor adds in front. Raises ``ValueError`` for a folder without it.
+    Does not use transformers, whose import takes seconds. BOS is added only if the tokenizer's
+    post-processor adds it. Raises ``ValueError`` for a folder without ``tokenizer.json``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -22,7 +23,7 @@ class TextTokenizer:
         self._tokenizer = fast.backend_tokenizer
         self.end_id = fast.eos_token_id
         self.end_ids = _generation_ends(folder)
-        """End ids in ``generation_config.json``, which may name more than the tokenizer does."""
+        """End ids in ``generation_config.json``. There may be more than the tokenizer's EOS."""
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -34,18 +35,22 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """The text of a growing sequence: complete characters only, each token decoded about twice."""
+    """Incremental decoder of a growing sequence. ``text`` never ends with half a character.
+
+    Each token is decoded about twice.
+    """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special: bool) -> None:
         self.text = ""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        # Decoded again with each step, because a token's text can depend on those before it.
+        # The previous step's ids. They are decoded again before new ids, because a token's text can
+        # depend on the tokens before it.
         self._context: list[int] = []
         self._pending: list[int] = []
 
     def add(self, ids: Sequence[int], *, flush: bool) -> None:
-        """Add new ids. An incomplete character is held back, unless `flush` marks the end."""
+        """Append the text of new ids. Hold an incomplete character back unless `flush` is True."""
         self._pending += ids
         before, text = (
             self._tokenizer.decode(ids, skip_special=self._skip_special)

@@ -1,9 +1,9 @@
-"""Watch for disconnected clients like TensorRT-LLM's model.py, to reproduce its crash in tests.
+"""Watcher for disconnected clients that reproduces a crash of TensorRT-LLM's model.py, for tests.
 
-Upstream's watcher is a thread, and another thread sends streamed answers. So requests are polled
-for cancellation while their final response is being sent, and afterwards. By then Triton 2.51 has
-freed the polled object, and dies of signal 11. A non-streaming answer is removed from the watcher
-before it is sent.
+Upstream polls requests for cancellation in one thread and sends streamed answers in another.
+Therefore a request may still be polled while or after its final response is sent. By then Triton
+2.51 has freed the polled object and dies of signal 11. Non-streaming answers are removed from the
+watcher before they are sent.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 
 class WatchedAnswer(Protocol):
-    """A request that is being answered; `ended` is True once its final response was sent."""
+    """A request that is being answered. `ended` is True once its final response was sent."""
 
     @property
     def ended(self) -> bool: ...
 
 
 class UpstreamWatch:
-    """Poller of each request every `period_s` seconds, and of streamed ones once after their end.
+    """Thread that polls each request for cancellation every `period_s` seconds.
 
-    `on_left` is called in the watcher's thread for a request whose client has disconnected.
+    A streamed request is polled once more after its end. `on_left` is called in this thread with
+    each request whose client has disconnected.
     """
 
     def __init__(self, period_s: float, on_left: Callable[[Any], object]) -> None:
@@ -36,12 +37,12 @@ class UpstreamWatch:
         self._thread.start()
 
     def add(self, answer: WatchedAnswer, request: Any) -> None:
-        """Watch a request of Triton's."""
+        """Start polling `request`, Triton's object of the request that `answer` answers."""
         with self._lock:
             self._requests[answer] = request
 
     def remove(self, answer: WatchedAnswer) -> None:
-        """Return once the request is no longer polled and will not be again."""
+        """Stop polling a request. After the return, the request is not polled any more."""
         with self._lock:
             self._requests.pop(answer, None)
 

@@ -1,8 +1,8 @@
-"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17 and of all_models/gpt.
+"""Detokenizer: token ids to text. Used by inflight_batcher_llm (v0.17) and by all_models/gpt.
 
-The latter sends no lengths, so complete rows are decoded. Stateless: each call is decoded
-separately, so in a stream a leading space may be lost and a character split over two calls becomes
-U+FFFD. The gateway detokenizes itself.
+all_models/gpt sends no lengths; complete rows are then decoded. Each call is decoded separately. In
+a stream, a leading space may therefore be lost, and a character that is split over two calls
+becomes U+FFFD. The gateway does not use this model: it detokenizes itself.
 """
 
 import json
@@ -37,14 +37,14 @@ class TritonPythonModel:
             for beams, lengths in zip(batch, inputs.get("SEQUENCE_LENGTH", whole), strict=True)
             for tokens, length in zip(beams, lengths, strict=True)
         ]
-        # One dimension [B * beams] without a batch dimension: clients rely on it.
+        # Return one dimension, [B * beams], without a batch dimension: clients rely on this shape.
         output = np.array([text.encode() for text in texts], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
 
 
 def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
     value = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves missing values as ${name}.
+    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
     if not value or value.startswith("${"):
         return default
     try:

@@ -1,6 +1,6 @@
-"""Text to token ids, as in preprocessing of inflight_batcher_llm v0.17.
+"""Tokenizer: text to token ids, like preprocessing of inflight_batcher_llm v0.17.
 
-No chat template is applied. Multimodal inputs are refused by name.
+No chat template is applied. Multimodal inputs raise an error with their name.
 """
 
 import json
@@ -48,7 +48,7 @@ class TritonPythonModel:
                 error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             )
         wanted = request.requested_output_names()
-        # Triton 2.51 frees outputs that were not requested without holding the interpreter's lock.
+        # Return no other outputs: Triton 2.51 frees them without holding the interpreter's lock.
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
         )
@@ -79,7 +79,8 @@ class TritonPythonModel:
             "OUT_PAD_ID": pad_ids,
         }
         if "PROMPT_TABLE_EXTRA_ID" in inputs:
-            # Ids past the vocabulary refer to rows of the prompt embedding table.
+            # Set extra ids only for virtual tokens: ids above the vocabulary refer to rows of the
+            # prompt embedding table.
             virtual = input_ids >= self._tokenizer.vocab_size
             extra = np.where(virtual, inputs["PROMPT_TABLE_EXTRA_ID"], np.uint64(0))
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = extra.astype(np.uint64)
@@ -90,17 +91,17 @@ class TritonPythonModel:
         return ids
 
     def _prompts(self, texts: npt.NDArray[np.object_]) -> tuple[Ids, Ids]:
-        """Encode texts [B, 1] to ids int32 [B, longest] and lengths int32 [B, 1]."""
+        """Return the token ids int32 [B, longest] and lengths int32 [B, 1] of texts [B, 1]."""
         rows = [self._encode(_text(row[0]), special=self._add_special_tokens) for row in texts]
         ids = _pad(rows, max(len(row) for row in rows), self._pad_id)
         return ids, np.array([[len(row)] for row in rows], np.int32)
 
     def _words(self, texts: npt.NDArray[np.object_] | None, batch: int) -> Ids:
-        """Encode word lists [B, words] to the sparse form int32 [B, 2, N].
+        """Return word lists [B, words] in the executor's format, int32 [B, 2, N].
 
-        Row 0 is the ids of all words joined, padded with 0; row 1 is the end offset of each word,
-        padded with -1. N is the longest id total of the batch, at least 1; 0 when no list was sent
-        at all.
+        Row 0 has the ids of all words, joined and padded with 0. Row 1 has the end offset of each
+        word, padded with -1. N is the largest number of ids in a list, at least 1; or 0 if the
+        request has no lists.
         """
         if texts is None:
             return np.empty((batch, 2, 0), np.int32)
@@ -114,7 +115,10 @@ class TritonPythonModel:
         return np.stack([_pad(ids, width, 0), _pad(ends, width, -1)], axis=1)
 
     def _bias(self, inputs: dict[str, npt.NDArray[Any]], batch: int) -> npt.NDArray[np.float32]:
-        """Spread word weights over token ids: float32 [B, vocabulary], [B, 0] without words."""
+        """Return the bias of each token id, float32 [B, vocabulary]; [B, 0] without bias words.
+
+        The weight of a word is added to each of its token ids.
+        """
         words = inputs.get("EMBEDDING_BIAS_WORDS")
         weights = inputs.get("EMBEDDING_BIAS_WEIGHTS")
         if words is None or weights is None:
@@ -128,7 +132,7 @@ class TritonPythonModel:
         bias = np.zeros((batch, len(self._tokenizer)), np.float32)
         for row, row_words, row_weights in zip(bias, words, weights, strict=True):
             for word, weight in zip(row_words, row_weights, strict=True):
-                # Repeated ids of one word count each time, hence add.at.
+                # Use add.at, which adds the weight once for each repetition of an id in the word.
                 np.add.at(row, self._encode(_text(word), special=True), weight)
         return bias
 
@@ -148,7 +152,7 @@ def _text(value: bytes) -> str:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves missing values as ${name}.
+    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
     return "" if value.startswith("${") else value
 
 

@@ -1,4 +1,4 @@
-"""The executor available on this host, and the conversion of its tensors."""
+"""The executor API of TensorRT-LLM or, without it, of the CPU executor; conversion of tensors."""
 
 import ctypes
 from pathlib import Path
@@ -15,18 +15,18 @@ try:
     import torch
 
     if trtllm.__name__ == CPU_EXECUTOR:
-        # Its `install` was run for this folder: `torch` may be a stand-in with only what upstream
-        # uses.
+        # Do not use torch with the CPU executor's `install`: it may be the CPU executor's own
+        # module, which has only the names that upstream uses.
         torch = None
 except ModuleNotFoundError as missing:
-    # An installed TensorRT-LLM that fails to load must not be replaced by the CPU executor.
+    # Do not replace an installed TensorRT-LLM that fails to load: let its error show.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor import bindings as trtllm
 
     torch = None
 
-# Inputs of a request and parameters of the model: the sizes of LookaheadDecodingConfig, in order.
+# Names of inputs and of model parameters: the arguments of LookaheadDecodingConfig, in order.
 LOOKAHEAD = (
     "lookahead_window_size",
     "lookahead_ngram_size",
@@ -37,7 +37,7 @@ __all__ = ["LOOKAHEAD", "RequestRow", "drop_unset", "tokenizer_info", "triton_te
 
 
 class RequestRow:
-    """A row of a request's batch: its input tensors without the batch dimension."""
+    """A row of a request's batch: the input tensors without their batch dimension."""
 
     def __init__(self, tensors: dict[str, Any], index: int) -> None:
         self._tensors = tensors
@@ -50,7 +50,7 @@ class RequestRow:
         if name not in self._tensors:
             return None
         row: npt.NDArray[Any] = np.asarray(self._tensors[name].as_numpy()[self._index])
-        # An ensemble passes an empty row for an input that its client omitted.
+        # Treat an empty row as missing: an ensemble passes one if its client omitted the input.
         return row if row.size else None
 
     def ids(self, name: str) -> list[int] | None:
@@ -76,9 +76,10 @@ class RequestRow:
         return value
 
     def engine_tensor(self, name: str) -> Any:
-        """Return the row in the executor's form: a torch tensor for TensorRT-LLM, else numpy.
+        """Return the row as the executor's tensor type; None if missing or empty.
 
-        numpy has no BF16; the CPU executor takes its bits as uint16.
+        This is a torch tensor for TensorRT-LLM, a numpy array for the CPU executor. numpy has no
+        BF16: the array then has its bits as uint16.
         """
         if name not in self._tensors:
             return None
@@ -90,7 +91,7 @@ class RequestRow:
 
 
 class _Head(ctypes.Structure):
-    """The beginning of a DLManagedTensor (dlpack.h), up to the type code of its elements."""
+    """The first fields of a DLManagedTensor (dlpack.h), up to the elements' type code."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -101,7 +102,7 @@ class _Head(ctypes.Structure):
 
 
 class _Bits:
-    """A tensor for numpy's `from_dlpack` that presents BF16 as uint16."""
+    """Wrapper of a Triton tensor for numpy's `from_dlpack`, which passes BF16 as uint16."""
 
     UINT, BFLOAT = 1, 4
 
@@ -122,15 +123,15 @@ class _Bits:
 
 
 def triton_tensor(name: str, tensor: Any) -> Any:
-    """Return a batch of one from an executor's tensor: the reverse of `engine_tensor`."""
+    """Return an executor's tensor as a Triton tensor, with a batch dimension of 1 in front."""
     if torch is None:
         return pb_utils.Tensor(name, np.asarray(tensor)[None])
     return pb_utils.Tensor.from_dlpack(name, tensor[None].contiguous())
 
 
 def tokenizer_info(folder: str) -> dict[str, Any]:
-    """Return the facts about the tokenizer in `folder` for `GuidedDecodingConfig`."""
-    # Imported late: these take a second to load, and only this function needs them.
+    """Return the keyword arguments of `GuidedDecodingConfig` for the tokenizer in `folder`."""
+    # Import late: these modules take a second to load, and only this function needs them.
     if torch is None:
         from triton_repo.cpu_executor.tokenizer_info import FastTokenizer, xgrammar_tokenizer_info  # noqa: PLC0415
 
@@ -143,5 +144,5 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
 
 
 def drop_unset(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None; others keep the constructors' own defaults."""
+    """Return the keyword arguments that are not None: all others keep the callee's defaults."""
     return {name: value for name, value in values.items() if value is not None}

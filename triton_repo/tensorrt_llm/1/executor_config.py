@@ -20,14 +20,17 @@ REFUSED = (
 
 
 class ModelParameters:
-    """The `parameters` of a model configuration, parsed by type; None if unset."""
+    """Parser of the `parameters` in a model configuration.
+
+    Methods return None for an unset parameter, and raise TritonModelException for a wrong value.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._parameters = config.get("parameters", {})
 
     def text(self, name: str) -> str | None:
         value: str = self._parameters.get(name, {}).get("string_value", "")
-        # fill_template.py leaves missing values as ${name}.
+        # Treat ${name} as unset: fill_template.py leaves it for a missing value.
         return None if not value or value.startswith("${") else value
 
     def integer(self, name: str) -> int | None:
@@ -45,7 +48,7 @@ class ModelParameters:
         )
 
     def paths(self, name: str) -> list[list[int]] | None:
-        """Return the paths of a token tree, written `{0, 0}, {0, 1}`."""
+        """Return the paths of a token tree, which is written as `{0, 0}, {0, 1}`."""
         return self._read(
             name,
             lambda value: [
@@ -103,7 +106,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
             peft_cache_config=_peft_cache(parameters),
             decoding_config=_decoding(parameters),
             gpu_weights_percent=parameters.number("gpu_weights_percent"),
-            # The limit of Triton's own queue; 0 means no limit for both.
+            # Use the limit of Triton's own queue. In both, 0 means no limit.
             max_queue_size=queue.get("max_queue_size"),
             extended_runtime_perf_knob_config=_perf_knobs(parameters),
             guided_decoding_config=_guided_decoding(parameters),
@@ -141,7 +144,7 @@ def _scheduler(parameters: ModelParameters) -> Any:
 
 def _kv_cache(parameters: ModelParameters) -> Any:
     return trtllm.KvCacheConfig(
-        # Documented as off in v0.17, where the executor's own default is on.
+        # Default to off, as v0.17 documents; the executor's own default is on.
         enable_block_reuse=bool(parameters.boolean("enable_kv_cache_reuse")),
         **drop_unset(
             max_tokens=parameters.integer("max_tokens_in_paged_kv_cache"),
@@ -156,7 +159,7 @@ def _kv_cache(parameters: ModelParameters) -> Any:
 
 
 def _parallel(parameters: ModelParameters) -> Any:
-    # Groups for several instances are joined by `;`. Only one instance exists, hence one group.
+    # Read one group: groups for several instances would be joined by `;`, but only one exists.
     device_ids = parameters.integers("gpu_device_ids")
     return None if device_ids is None else trtllm.ParallelConfig(device_ids=device_ids)
 
@@ -212,7 +215,7 @@ def _perf_knobs(parameters: ModelParameters) -> Any:
             enable_context_fmha_fp32_acc=parameters.boolean("enable_context_fmha_fp32_acc"),
         )
     )
-    # These two are properties, not arguments of the constructor.
+    # Set these two as attributes: the constructor does not take them.
     for name, value in drop_unset(
         cuda_graph_mode=parameters.boolean("cuda_graph_mode"),
         cuda_graph_cache_size=parameters.integer("cuda_graph_cache_size"),

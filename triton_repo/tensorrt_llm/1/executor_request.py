@@ -5,8 +5,8 @@ from typing import Any
 
 from executor_api import LOOKAHEAD, RequestRow, drop_unset, trtllm
 
-# The executor's keyword by input tensor. A rendered module has only the names of its release:
-# executors of other releases refuse them.
+# By input tensor: the keyword of SamplingConfig. A rendered module has only the names of its
+# release, because an executor refuses the names of other releases.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -31,7 +31,7 @@ PERF_METRICS = (
     "return_kv_cache_reuse_stats",  # until 0.17
     "return_perf_metrics",  # since 0.19
 )
-# The executor's GuideType by the input's value.
+# By value of the input guided_decoding_guide_type: the name of the executor's GuideType.
 GUIDE_TYPES = {
     "json": "JSON",
     "json_schema": "JSON_SCHEMA",
@@ -46,11 +46,11 @@ def executor_request(row: RequestRow, *, exclude_input: bool) -> Any:
 
     Args:
         row: the inputs, named as in config.pbtxt.
-        exclude_input: default for rows without exclude_input_in_output.
+        exclude_input: value for rows without the input exclude_input_in_output.
 
     Raises:
         ValueError: a tensor is missing, has the wrong form or is not supported.
-        RuntimeError, TypeError: the executor's own constructors refused a value.
+        RuntimeError, TypeError: a constructor of the executor refused a value.
     """
     for name in REFUSED:
         if row.array(name) is not None:
@@ -99,15 +99,16 @@ def _sampling(row: RequestRow) -> Any:
     found = ((keyword, row.scalar(name)) for name, keyword in SAMPLING.items())
     values = {keyword: value for keyword, value in found if value is not None}
     if values.get("top_p", 1) <= 0:
-        # Clients send 0 for "unset".
+        # Omit top_p, because clients send 0 for "unset".
         del values["top_p"]
     return trtllm.SamplingConfig(**values)
 
 
 def _words(row: RequestRow, name: str) -> list[list[int]] | None:
-    """Parse the sparse form int32 [2, N]: ids of all words joined, then their end offsets.
+    """Return the words, as lists of token ids, of an input int32 [2, N]; None if it is missing.
 
-    The offsets rise and are padded with -1; padding in the first row has no meaning.
+    Row 0 has the ids of all words, joined; row 1 the end offset of each word, rising and padded
+    with -1. Raises ValueError for other offsets.
     """
     array = row.array(name)
     if array is None:
@@ -175,9 +176,9 @@ def _lora(row: RequestRow) -> Any:
 
 
 def _guide(row: RequestRow) -> Any:
-    """Parse the guide. An unknown type is refused; upstream v0.19 drops the guide.
+    """Return the guide of a row; None if there is none.
 
-    Unknown types are refused; upstream v0.19 ignores them and omits the guide.
+    Raises ValueError for an unknown type, where upstream v0.19 silently ignores the guide.
     """
     kind = row.text("guided_decoding_guide_type")
     guide = row.text("guided_decoding_guide")
@@ -237,7 +238,7 @@ def _retention(row: RequestRow) -> Any:
 
 
 def _duration(milliseconds: int | None) -> timedelta | None:
-    """Return the duration; -1 never expires, which is None for the executor."""
+    """Return the duration; None, which never expires, for None and -1."""
     if milliseconds is None or milliseconds == -1:
         return None
     return timedelta(milliseconds=milliseconds)

@@ -6,7 +6,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-# By metric family: description, label, and the statistics' field by label value.
+# By name of the metric family: its description, its label, and by label value the field of the
+# statistics.
 GAUGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "nv_trt_llm_request_metrics": (
         "TRT LLM request metrics",
@@ -67,10 +68,10 @@ TOKEN_BUCKETS = [10, 50, 100, 500, 1000]
 
 
 class Gauges:
-    """The gauges of the model; each is written only when its value changes."""
+    """The gauges of the model. A gauge is written only when its value changes."""
 
     def __init__(self, labels: Mapping[str, str], *, inflight: bool) -> None:
-        # A metric lives as long as its family.
+        # Keep references to the families: a metric is deleted together with its family.
         self._families = []
         self._metrics = []
         for name, (description, label, fields) in (
@@ -85,7 +86,7 @@ class Gauges:
         self._last: dict[str, float] = {}
 
     def update(self, stats: Any) -> None:
-        """Apply one `IterationStats`."""
+        """Set the gauges to the values of one `IterationStats`."""
         for field, metric in self._metrics:
             value = _read(stats, field)
             if value is not None and value != self._last.get(field):
@@ -105,7 +106,7 @@ def _read(stats: Any, field: str) -> float | None:
 
 
 class TokenHistograms:
-    """Prompt and generated tokens, one observation each per finished request."""
+    """Histograms of prompt and generated tokens, with one observation per finished request."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._families = []

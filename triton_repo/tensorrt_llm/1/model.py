@@ -1,12 +1,12 @@
-"""The core model, token ids in and out, as tensorrt_llm of inflight_batcher_llm v0.17 and v0.19.
+"""The core model `tensorrt_llm` of inflight_batcher_llm v0.17 and v0.19: token ids in, ids out.
 
-Only config.pbtxt decides between the two; both have guided decoding, which is from v0.19. Written
-against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not installed,
-`triton_repo.cpu_executor.bindings` offers the same names on the CPU.
+The two versions differ only in their config.pbtxt; both have guided decoding, which upstream added
+in v0.19. Requests run on the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is
+not installed, `triton_repo.cpu_executor.bindings` provides the same names on the CPU.
 
-A Triton request with B rows becomes B executor requests. One thread awaits the executor's responses
-and sends each immediately; one polls for cancelled RPCs; one publishes metrics. A failure ends only
-the request that it belongs to.
+A Triton request with B rows becomes B executor requests. One thread waits for the executor's
+responses and sends each immediately, one polls for cancelled RPCs, and one publishes metrics. A
+failure ends only the request that it occurs in.
 
 See decisions 003 and 048 in docs/decisions.
 """
@@ -28,7 +28,7 @@ from perf_metrics import perf_tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DEFAULT_PERIOD_MS = 100
-# The executor wakes the awaiter for every response and at shutdown; this only bounds a wait.
+# Longest wait for responses. Rarely reached: responses and shutdown end the wait.
 AWAIT = timedelta(seconds=10)
 
 
@@ -42,11 +42,11 @@ class PendingCaller:
     """The outputs that the client requested."""
     batched: bool
     unfinished: int
-    """Number of executor requests without a final response."""
+    """Number of the request's rows that have no final response yet."""
     cancelled: bool = False
     answered: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)
-    """Triton 2.51 crashes if `is_cancelled` is called while the final response is being sent."""
+    """Lock between `is_cancelled` and the final response: Triton 2.51 crashes if both overlap."""
 
     def send(self, reply: Any, flags: int) -> None:
         if flags != FINAL:
@@ -70,9 +70,9 @@ class RunningRow:
     prompt: int
     """Number of prompt tokens."""
     restated: int
-    """Number of prompt tokens repeated in each response."""
+    """Number of prompt tokens at the start of each response."""
     delta: bool
-    """True if a response has only new tokens, False if all generated so far."""
+    """True if a response has only new tokens, False if it has all generated tokens so far."""
     sequences: int
     generated: int = 0
 
@@ -100,7 +100,7 @@ class TritonPythonModel:
         self._broken: str | None = None
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # A worker rank serves the leader from inside this call until it shuts down.
+            # Block in a worker rank: inside this call it serves the leader, until that shuts down.
             self._executor.shutdown()
             return
         labels = {"model": args["model_name"], "version": args["model_version"]}
@@ -128,7 +128,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._accept(request, sender)
-            # An error in one request is that client's answer.
+            # Answer only this request with the error; the others continue.
             except Exception as error:
                 _send(sender, _error(str(error)), FINAL)
 
@@ -140,10 +140,11 @@ class TritonPythonModel:
             thread.join()
         with self._lock:
             self._cancel(list(self._running))
-        # Waits for running requests, hence the cancellation.
+        # Shut down after cancelling the requests: this call waits for them.
         self._executor.shutdown()
         self._awaiter.join()
-        # Triton 2.51 ends this process by a signal if metrics outlive the shared memory.
+        # Delete the metrics now: Triton 2.51 ends this process by a signal if they outlive the
+        # shared memory.
         del self._gauges, self._histograms
 
     def _accept(self, request: Any, sender: Any) -> None:
@@ -161,7 +162,7 @@ class TritonPythonModel:
             batched=len(rows) > 1,
             unfinished=len(rows),
         )
-        # Under the lock, or a response could come before its id is known.
+        # Hold the lock: otherwise a response could arrive before its id is in `_running`.
         with self._lock:
             if self._broken is not None:
                 raise RuntimeError(self._broken)
@@ -240,7 +241,7 @@ class TritonPythonModel:
                 reply = pb_utils.InferenceResponse(_tensors(running, response.result))
                 if final:
                     self._histograms.observe(running.prompt, running.generated)
-        # This thread carries every stream: an invalid response ends only its own.
+        # End only this request: the thread delivers the responses of all others, too.
         except Exception as error:
             reply, final = _error(f"Error encountered while populating response: {error}"), True
             self._executor.cancel_request(engine_id)
@@ -255,7 +256,7 @@ class TritonPythonModel:
         while not self._stopping.wait(seconds):
             try:
                 action()
-            # The next period may succeed; the end of the thread would go unnoticed.
+            # Log the error and continue: the action may succeed in the next period.
             except Exception as error:
                 pb_utils.Logger.log_error(f"{threading.current_thread().name}: {error!r}")
 
@@ -273,13 +274,16 @@ class TritonPythonModel:
                     )
 
     def _publish_stats(self) -> None:
-        # Gauges: only the newest iteration counts.
+        # Use only the newest iteration, because the metrics are gauges.
         if stats := self._executor.get_latest_iteration_stats():
             self._gauges.update(stats[-1])
 
 
 def _responses(request: Any) -> int:
-    """Return the number of responses without streaming: one per sequence, all beams in one."""
+    """Return the number of responses to a request without streaming.
+
+    Each sample has its own response; all beams are in one.
+    """
     sampling = request.sampling_config
     return 1 if sampling.beam_width > 1 else sampling.num_return_sequences or 1
 
@@ -293,7 +297,8 @@ def _build_running(caller: PendingCaller, index: int, request: Any) -> RunningRo
         index=index,
         prompt=prompt,
         restated=prompt if includes_prompt else 0,
-        # Streamed beams are sent completely each time; everything else adds up, over sequences too.
+        # Streamed beams are sent completely in each response. All other responses have new tokens,
+        # and the counts of several sequences add up.
         delta=not request.streaming or beams == 1,
         sequences=request.sampling_config.num_return_sequences or 1,
     )
@@ -306,7 +311,8 @@ def _error(message: str) -> Any:
 def _send(sender: Any, reply: Any, flags: int) -> None:
     try:
         sender.send(reply, flags)
-    # The server may have closed the sender; the thread has other requests to serve.
+    # Log the error and continue: the server may have closed the sender, and the thread has other
+    # requests to serve.
     except Exception as error:
         pb_utils.Logger.log_error(f"A response could not be sent: {error}")
 
@@ -314,11 +320,15 @@ def _send(sender: Any, reply: Any, flags: int) -> None:
 def _tensors(running: RunningRow, result: Any) -> list[Any]:
     """Return the requested outputs of one `Result`, each with a batch dimension of 1.
 
-    output_ids int32 [1, beams, longest] padded with -1, sequence_length int32 [1, beams],
-    cum_log_probs float32 [1, beams], output_log_probs float32 [1, beams, tokens], context_logits
-    [1, prompt, vocabulary], generation_logits [1, beams, tokens, vocabulary] (streaming: [1,
-    tokens, 1, vocabulary]), all others [1, 1]: times int64, in nanoseconds on the executor's
-    monotonic clock, acceptance_rate float32, counts and indices int32.
+    output_ids: int32 [1, beams, longest], padded with -1.
+    sequence_length: int32 [1, beams].
+    cum_log_probs: float32 [1, beams].
+    output_log_probs: float32 [1, beams, tokens], padded with -1.
+    context_logits: [1, prompt, vocabulary].
+    generation_logits: [1, beams, tokens, vocabulary]; streaming: [1, tokens, 1, vocabulary].
+
+    All others are [1, 1]: times int64, in nanoseconds on the executor's monotonic clock,
+    acceptance_rate float32, counts and indices int32.
     """
     beams = result.output_token_ids
     running.count(beams[0])
@@ -347,6 +357,6 @@ def _tensors(running: RunningRow, result: Any) -> list[Any]:
 
 
 def _pad(rows: list[list[Any]], dtype: type) -> npt.NDArray[Any]:
-    """Return rows of unequal length as [1, rows, longest], padded with -1."""
+    """Return rows of unequal length as an array [1, rows, longest], padded with -1."""
     longest = max(len(row) for row in rows)
     return np.array([[row + [-1] * (longest - len(row)) for row in rows]], dtype)

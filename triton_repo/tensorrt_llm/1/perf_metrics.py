@@ -1,4 +1,4 @@
-"""Translation of a request's `RequestPerfMetrics` to outputs."""
+"""Translation of a request's `RequestPerfMetrics` to output tensors."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# The executor's field and the type, by output.
+# By output name: the field of `RequestPerfMetrics` and the output's type.
 FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "kv_cache_alloc_new_blocks": ("kv_cache_metrics.num_new_allocated_blocks", np.int32),
     "kv_cache_reused_blocks": ("kv_cache_metrics.num_reused_blocks", np.int32),
@@ -28,11 +28,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def perf_tensors(metrics: Any, outputs: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return those of `outputs` that `return_perf_metrics` provides, each [1, 1].
+    """Return the requested performance outputs by name, each of shape [1, 1].
 
-    Blocks and draft tokens are int32, the acceptance rate is float32, and times are int64, in
-    nanoseconds on the executor's monotonic clock; a time not reached yet is 0. Fields of other
-    outputs are not read: the executor of v0.17 may lack those added in v0.19.
+    Blocks and draft tokens are int32, the acceptance rate is float32. Times are int64, in
+    nanoseconds on the executor's monotonic clock; 0 for an event that has not happened yet. Only
+    fields for `outputs` are read, because v0.17's executor may lack fields that v0.19 added.
     """
     tensors = {}
     for name, (field, dtype) in FIELDS.items():

@@ -1,9 +1,9 @@
-"""Text in, text out, as tensorrt_llm_bls of inflight_batcher_llm v0.17 (guided decoding: v0.19).
+"""The text model tensorrt_llm_bls of inflight_batcher_llm v0.17, with v0.19's guided decoding.
 
-Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an instance
-serves one request at a time: bls_instance_count is the concurrency. Unlike upstream, the inner
-request is stopped when the caller's RPC is cancelled. Speculative decoding with a draft model and
-multimodal inputs are refused by name.
+The model calls preprocessing, tensorrt_llm and postprocessing of the same server. As in upstream,
+an instance serves one request at a time: bls_instance_count is the concurrency. Unlike in upstream,
+the request to tensorrt_llm is stopped when the client's RPC is cancelled. Speculative decoding with
+a draft model and multimodal inputs raise an error with their name.
 """
 
 import json
@@ -59,7 +59,7 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # A rendered module has only the names of its release, like tensorrt_llm.
+        # Of the marked lines, a rendered module has only those of its release, like tensorrt_llm.
         *("random_seed", "min_length"),  # until 0.19
         *("seed", "min_tokens"),  # since 0.20
         "return_kv_cache_reuse_stats",  # until 0.17
@@ -93,7 +93,10 @@ class TritonPythonModel:
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._current: tuple[Any, str] | None = None
         self._gate = threading.Lock()
-        """Triton 2.51 crashes if `is_cancelled` is called while a response is being sent."""
+        """Lock for `_current`, which prevents a call of `is_cancelled` while a response is sent.
+
+        Triton 2.51 would crash.
+        """
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellation")
         self._watcher.start()
@@ -101,13 +104,14 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            # Not the caller's id: a stop by id must not end another caller's request.
+            # Use a new id instead of the client's: stopping the request by its id must not end
+            # another client's request.
             inner_id = uuid.uuid4().hex
-            # Only a caller that waits for one response is polled for cancellation: see `_gate`.
+            # Let the watcher poll only requests that wait for a single response: see `_gate`.
             self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
-            # An error in one request is that client's answer.
+            # Answer only this request with the error; the others continue.
             except Exception as error:
                 last = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
             with self._gate:
@@ -122,7 +126,10 @@ class TritonPythonModel:
         self._watcher.join()
 
     def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
-        """Send all responses except the last one, and return that, if any."""
+        """Serve a request. Return the last response, which is not sent yet; None if all are sent.
+
+        Decoupled models send all responses here; others have one response, which is returned.
+        """
         replies = self._replies(request, inner_id)
         if not self._decoupled:
             (reply,) = replies
@@ -141,15 +148,15 @@ class TritonPythonModel:
     def _watch(self) -> None:
         while not self._stopping.wait(self._period_s):
             try:
-                # Repeated each period: the first stop may arrive before the inner request does.
+                # Stop in each period again: the first stop may arrive before the inner request.
                 if inner_id := self._find_abandoned():
                     self._stop(inner_id)
-            # The next period may succeed; the end of the thread would go unnoticed.
+            # Log the error and continue: the next period may succeed.
             except Exception as error:
                 pb_utils.Logger.log_error(f"cancellation: {error!r}")
 
     def _find_abandoned(self) -> str | None:
-        """Return the id of the inner request whose caller has disconnected, else None."""
+        """Return the id of the inner request if its client has disconnected, else None."""
         with self._gate:
             if self._current is None:
                 return None
@@ -174,7 +181,7 @@ class TritonPythonModel:
         core = {PREPROCESSING_OUTPUTS[name]: array for name, array in tokens.items()}
         for key, name in CORE_INPUTS.items():
             if key in inputs:
-                # Scalars declared with `reshape` come as [B], and go as [B, 1] like the others.
+                # Pass scalars as [B, 1]: inputs with `reshape` in config.pbtxt arrive as [B].
                 core[name] = inputs[key] if inputs[key].ndim > 1 else inputs[key][:, None]
         wanted = {"output_ids", "sequence_length", "batch_index", "sequence_index"}
         wanted.update(request.requested_output_names())
@@ -204,7 +211,10 @@ class TritonPythonModel:
     def _call(
         self, model: str, inputs: Mapping[str, Any], outputs: list[str], request_id: str = ""
     ) -> Iterator[Arrays]:
-        """Call another model of this server; yield the outputs of each response that has any."""
+        """Call another model of this server. Yield the outputs of each response that has any.
+
+        Raises RuntimeError with the message of an error response.
+        """
         request = pb_utils.InferenceRequest(
             model_name=model,
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
@@ -246,7 +256,10 @@ def _accumulate(
     lengths: npt.NDArray[np.int32],
     outputs: Arrays,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Replace the new ids [1, 1, n] by all ids of that batch item and sequence."""
+    """Return all ids so far, [1, 1, n], of the response's batch item and sequence, and their count.
+
+    `beams` has the response's new ids, [1, 1, n]; they are added to `ids_so_far`.
+    """
     if beams.shape[1] != 1:
         raise ValueError("Accumulation of tokens is only implemented for beam width = 1")
     batch_index, sequence_index = (
@@ -260,5 +273,5 @@ def _accumulate(
 
 def _text(parameters: Mapping[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves missing values as ${name}.
+    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
     return "" if value.startswith("${") else value

@@ -1,8 +1,9 @@
-"""The GPT repository's core model: token ids in, complete sequences out, as in all_models/gpt.
+"""The core model of the GPT repository (all_models/gpt): token ids in, complete sequences out.
 
-Its requests become requests of the executor, like those of inflight_batcher_llm's `tensorrt_llm`,
-whose modules are rendered beside it. Requests that Triton passes together run together, and later
-ones wait until all have ended: upstream also runs one static batch after another.
+Requests run on the executor. The modules that translate them are those of inflight_batcher_llm's
+`tensorrt_llm`, which are copied beside this file. Requests that Triton passes together run
+together, and later ones wait until all have ended: like upstream, one static batch runs after
+another.
 """
 
 import json
@@ -18,14 +19,14 @@ import triton_python_backend_utils as pb_utils
 from executor_api import RequestRow, trtllm
 from executor_request import executor_request
 
-# Inputs of the executor that have another name here.
+# By input name of this model: the name that `executor_request` reads, where it differs.
 RENAMED = {"output_log_probs": "return_log_probs"}
 DEFAULT_PERIOD_MS = 100
 
 
 @dataclass(eq=False)
 class AcceptedRequest:
-    """A Triton request in progress; `rows` maps the executor's id of each row to its pad id."""
+    """A Triton request in progress. `rows` has the pad id of each row, by the row's executor id."""
 
     request: Any
     rows: dict[int, int]
@@ -37,7 +38,8 @@ class TritonPythonModel:
         engine = _value(parameters, "engine_dir")
         if not engine:
             raise pb_utils.TritonModelException("engine_dir: found nothing; allowed: a folder")
-        # With TensorRT-LLM this file is alone: the reader in `adapters` is not installed.
+        # Read config.json directly: this project's package, which has a reader, is not installed
+        # beside TensorRT-LLM.
         build = json.loads((Path(engine) / "config.json").read_text())["build_config"]
         period = int(_value(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS)
         self._period = timedelta(milliseconds=period)
@@ -48,11 +50,11 @@ class TritonPythonModel:
         )
         self._is_worker = not self._executor.can_enqueue_requests()
         if self._is_worker:
-            # A worker rank serves the leader from inside this call until it shuts down.
+            # Block in a worker rank: inside this call it serves the leader, until that shuts down.
             self._executor.shutdown()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return one response for each request, when all of them are done."""
+        """Run all requests to their end, and return one response for each."""
         begun = [self._begin(request) for request in requests]
         results = self._results([each for each in begun if isinstance(each, AcceptedRequest)])
         return [
@@ -65,7 +67,7 @@ class TritonPythonModel:
             self._executor.shutdown()
 
     def _begin(self, request: Any) -> Any:
-        """Return the accepted request, or the response that refuses it."""
+        """Start a request. Return the accepted request, or an error response if it is refused."""
         tensors = {RENAMED.get(t.name(), t.name()): t for t in request.inputs()}
         batch = len(tensors["input_lengths"].as_numpy())
         try:
@@ -74,13 +76,13 @@ class TritonPythonModel:
             ids = self._executor.enqueue_requests(
                 [executor_request(row, exclude_input=False) for row in rows]
             )
-        # An error in one request is that client's answer.
+        # Answer only this request with the error; the others continue.
         except Exception as error:
             return _error(str(error))
         return AcceptedRequest(request, dict(zip(ids, pads, strict=True)))
 
     def _results(self, accepted: list[AcceptedRequest]) -> dict[int, Any]:
-        """Return the last response of each row, by the executor's id."""
+        """Wait for all rows, and return the last response of each, by the row's executor id."""
         running = {engine_id: each for each in accepted for engine_id in each.rows}
         results = {}
         while running:
@@ -95,10 +97,10 @@ class TritonPythonModel:
 
 
 def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
-    """Return the answer to one request, with the outputs that it requested.
+    """Return the response to a request, with the requested outputs only.
 
-    output_ids int32 [B, beams, longest]: the prompt first, pad ids after the end. log_probs float32
-    [B, longest, beams] of the generated tokens, 0 after the end.
+    output_ids: int32 [B, beams, longest], the prompt and the generated ids, then pad ids.
+    log_probs: float32 [B, longest, beams], of the generated tokens, then zeros.
     """
     responses = [results[engine_id] for engine_id in accepted.rows]
     for response in responses:
@@ -112,14 +114,17 @@ def _response(accepted: AcceptedRequest, results: dict[int, Any]) -> Any:
         log_probs = _pad(values, [0.0] * len(values), np.float32)
         arrays["log_probs"] = np.ascontiguousarray(log_probs.transpose(0, 2, 1))
     requested = accepted.request.requested_output_names()
-    # Triton 2.51 frees outputs that were not requested without holding the interpreter's lock.
+    # Return no other outputs: Triton 2.51 frees them without holding the interpreter's lock.
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in requested]
     )
 
 
 def _pad(rows: list[list[list[Any]]], paddings: Iterable[float], dtype: type) -> npt.NDArray[Any]:
-    """Return each row's beams as [rows, beams, longest], padded after their end."""
+    """Return the beams of all rows as an array [rows, beams, longest].
+
+    Missing values are the row's padding.
+    """
     beams = max(len(row) for row in rows)
     longest = max(len(beam) for row in rows for beam in row)
     padded = [
@@ -136,5 +141,5 @@ def _error(message: str) -> Any:
 
 def _value(parameters: dict[str, Any], name: str) -> str:
     value: str = parameters.get(name, {}).get("string_value", "")
-    # fill_template.py leaves missing values as ${name}.
+    # Treat ${name} as unset: fill_template.py leaves it for a missing value.
     return "" if value.startswith("${") else value

@@ -1,4 +1,4 @@
-"""The LLM API that is available on this host."""
+"""The LLM API: TensorRT-LLM's if it is installed on this host, else the CPU executor's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ try:
     from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 except ModuleNotFoundError as missing:
-    # An installed TensorRT-LLM that fails to load must not be replaced by the CPU executor.
+    # Do not replace an installed TensorRT-LLM that fails to load: let its error show.
     if missing.name != "tensorrt_llm":
         raise
     from triton_repo.cpu_executor.llmapi.llm import LLM
@@ -22,7 +22,11 @@ __all__ = ["LoRARequest", "SamplingParams", "start", "upstream_watch"]
 
 
 def start(arguments: dict[str, Any]) -> Any:
-    """Return the running `LLM`; None arguments take its defaults. Raises for refused arguments."""
+    """Create the `LLM` with the arguments that are not None, and return it.
+
+    Raises RuntimeError in a process of several MPI ranks, and what `LLM` raises for wrong
+    arguments.
+    """
     if global_mpi_size() > 1 or global_mpi_rank() > 0:
         raise RuntimeError(
             "llmapi: this process is one of several MPI ranks; start Triton without mpirun, or by "
@@ -33,9 +37,13 @@ def start(arguments: dict[str, Any]) -> Any:
 
 
 def upstream_watch(period_s: float, on_left: Callable[[Any], object]) -> Any:
-    """Return the watcher that behaves like upstream's, which is for tests only.
+    """Return a watcher for disconnected clients that behaves like upstream's. Only for tests.
 
-    Raises RuntimeError without this project's package.
+    Args:
+        period_s: polling interval in seconds.
+        on_left: called with the answer of each client that has disconnected.
+
+    Raises RuntimeError if this project's package is not installed.
     """
     try:
         from triton_repo.cpu_executor.llmapi.upstream_watch import UpstreamWatch  # noqa: PLC0415

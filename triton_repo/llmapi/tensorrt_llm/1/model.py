@@ -1,12 +1,12 @@
-"""The model of the llmapi repository: text in, accumulated text out, over the LLM API.
+"""The model of the llmapi repository, which generates text with TensorRT-LLM's LLM API.
 
-Written against `tensorrt_llm.LLM`. Where TensorRT-LLM is not installed,
-`triton_repo.cpu_executor.llmapi` offers the same names on the CPU. Clients see the behaviour of
-upstream's model in the release that model.yaml's `triton_config.behaves_as` names.
+Each response has the complete text so far. Where TensorRT-LLM is not installed,
+`triton_repo.cpu_executor.llmapi` provides the same classes on the CPU. The model behaves towards
+clients like upstream's model of the release in model.yaml's `triton_config.behaves_as`.
 
-One thread does all the work in an event loop: it sends requests to the engine, sends responses, and
-polls for disconnected clients. `execute` only passes requests to it. So no sender is polled while
-its final response is being sent, or afterwards: Triton 2.51 would crash.
+One thread with an event loop does all the work: it sends requests to the engine, sends responses,
+and polls for disconnected clients. `execute` only passes requests to this thread. With a single
+thread, no sender is polled while or after its final response is sent, which crashes Triton 2.51.
 
 See decision 049 in docs/decisions.
 """
@@ -29,21 +29,22 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 @dataclass(eq=False)
 class ClientAnswer:
-    """The state of one client's answer."""
+    """The state of the answer to one request."""
 
     sender: Any
     generation: Any = None
-    """The engine's `RequestOutput`, once the engine has the request."""
+    """The `RequestOutput` of the LLM API; None until the engine has the request."""
     ended: bool = False
 
     def send(self, reply: Any, *, final: bool) -> None:
-        """Send a response; ignored after the final one."""
+        """Send a response. Responses after the final one are ignored."""
         if self.ended:
             return
         self.ended = final
         try:
             self.sender.send(reply, FINAL if final else 0)
-        # The server may have closed the sender; the loop has other requests to serve.
+        # Log the error and continue: the server may have closed the sender, and the loop has other
+        # requests to serve.
         except Exception as error:
             pb_utils.Logger.log_error(f"A response could not be sent: {error}")
 
@@ -61,7 +62,7 @@ class TritonPythonModel:
         if (count := config["instance_group"][0]["count"]) != 1:
             raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
-        # Triton's own view counts: it may not have called `auto_complete_config`.
+        # Ask Triton instead of model.yaml: it may not have called `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._behaviour = settings.behaviour
         self._period = settings.cancellation_check_period
@@ -111,7 +112,10 @@ class TritonPythonModel:
         stopping.send(build_cancelled(), final=True)
 
     def _cancel(self, answer: ClientAnswer, *, ends: bool = True) -> None:
-        """Cancel the request. The client need not wait for the engine to free it."""
+        """Cancel a request in the engine, and end its answer without waiting for the engine.
+
+        With `ends` False, the client gets no final response, as with some upstream releases.
+        """
         self._forget(answer)
         answer.generation.abort()
         if ends:
@@ -124,7 +128,7 @@ class TritonPythonModel:
             self._upstream_watch.remove(answer)
 
     async def _serve(self, request: Any, answer: ClientAnswer) -> None:
-        """Serve one request; errors are its own client's answer."""
+        """Serve one request. An error becomes the answer to this request."""
         request_id = request.request_id()
         try:
             inputs = RequestInputs(request)
@@ -144,7 +148,7 @@ class TritonPythonModel:
             self._running.add(answer)
             if self._upstream_watch is not None:
                 self._upstream_watch.add(answer, request)
-            # Only the latest request of an id: the ids of upstream's clients are unique, too.
+            # Remember only the latest request of an id: like upstream, expect unique ids.
             if request_id:
                 self._by_id[request_id] = answer
             outputs = request.requested_output_names()
@@ -173,7 +177,7 @@ class TritonPythonModel:
                 try:
                     if answer.sender.is_cancelled():
                         self._cancel(answer)
-                # The task must continue for other clients: its end would go unnoticed.
+                # Log the error and continue: without this task, no disconnected client is noticed.
                 except Exception as failure:
                     pb_utils.Logger.log_error(f"A request could not be cancelled: {failure}")
 

@@ -1,4 +1,4 @@
-"""Translation of a Triton request for the LLM API."""
+"""Translation of a Triton request to the arguments of the LLM API."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 from llm_api import LoRARequest, SamplingParams
 
-# Inputs `sampling_param_*` of one element; missing ones take the default of SamplingParams.
+# Fields of SamplingParams that inputs `sampling_param_*` of one element set. The others keep their
+# defaults.
 _SAMPLING = (
     *("best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty"),
     *("max_tokens", "seed", "exclude_input_from_output", "return_perf_metrics"),
@@ -23,11 +24,11 @@ class GenerationRequest:
     """A `LoRARequest`, or None."""
     streaming: bool
     outputs: tuple[str, ...]
-    """The requested ones of `OPTIONAL_OUTPUTS`."""
+    """The outputs among `OPTIONAL_OUTPUTS` that the request asks for."""
 
 
 class RequestInputs:
-    """The input tensors of a request by name; Triton has checked their shapes."""
+    """The input tensors of a request by name. Triton has already checked their shapes."""
 
     def __init__(self, request: Any) -> None:
         self._tensors = {tensor.name(): tensor for tensor in request.inputs()}
@@ -39,14 +40,14 @@ class RequestInputs:
         return value.decode() if isinstance(value, bytes) else value
 
     def texts(self, name: str) -> list[str] | None:
-        """Return the texts of an input. Raises ValueError for bytes that are not UTF-8."""
+        """Return the texts of an input; None if it is missing. Raises ValueError for non-UTF-8."""
         if name not in self._tensors:
             return None
         return [value.decode() for value in self._tensors[name].as_numpy()]
 
 
 def read_question(inputs: RequestInputs) -> GenerationRequest:
-    """Parse a request. Raises ValueError, which names an input that is missing or wrong."""
+    """Return the parsed request. Raises ValueError if an input is missing or wrong."""
     texts = inputs.texts("text_input")
     if not texts:
         raise ValueError("text_input is missing from the request")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# The field of `request_perf_metrics` by output.
+# By output name: the field of `request_perf_metrics` with its value.
 METRICS = {
     "kv_cache_reused_block": "kv_cache_metrics.num_reused_blocks",
     "kv_cache_missed_block": "kv_cache_metrics.num_missed_blocks",
@@ -27,11 +27,16 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def build_response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
-    """Return the complete text so far, `optional` outputs, and metrics if the engine has any.
+    """Return a response with the complete text so far, the `optional` outputs, and metrics if any.
 
-    All are BYTES of shape [1], numbers as decimal text, as upstream's model sends them; a missing
-    value is the text None. Times are in nanoseconds of the engine's own clock. Outputs that are not
-    `wanted` are left out, because Triton 2.51 frees those without holding the interpreter's lock.
+    As in upstream's model, all outputs are BYTES of shape [1]: numbers are decimal text, and a
+    missing value is the text "None". Times are in nanoseconds on the engine's own clock.
+
+    Args:
+        output: the `RequestOutput`.
+        optional: names of further outputs to include.
+        wanted: names of the outputs that the client requested. All others are omitted, because
+            Triton 2.51 frees them without holding the interpreter's lock.
     """
     completion = output.outputs[0]
     values = {"text_output": completion.text}
@@ -47,7 +52,7 @@ def build_response(output: Any, optional: Collection[str], wanted: Collection[st
 def build_error(message: str) -> Any:
     """Return an error response.
 
-    It has a text too, like upstream's: clients must check the error first.
+    Like upstream's, the response also has a text, "N/A": clients must check the error first.
     """
     return pb_utils.InferenceResponse(
         [_tensor("text_output", "N/A")], pb_utils.TritonError(message)

@@ -1,4 +1,4 @@
-"""model.yaml: the LLM's arguments, and the model's behaviour in Triton."""
+"""Reader of model.yaml, which has the arguments of `LLM` and the model's settings for Triton."""
 
 import os
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ class Behaviour:
     """Differences between releases of the llmapi model that clients must handle."""
 
     streams: bool = True
-    """False: `streaming` is accepted, but the complete text comes in one response."""
+    """False if the complete text comes in one response, even with `streaming`."""
     answers_early_errors: bool = True
-    """False: a request that fails before it reaches the engine is never answered."""
+    """False if a request that fails before it reaches the engine is never answered."""
     ends_stopped: bool = True
-    """False: a request stopped by another one never gets its final response."""
+    """False if a request that a stop request has ended never gets its final response."""
     empty_final: bool = False
-    """True: a stream ends with a response that has only the final flag."""
+    """True if a stream ends with a separate response that has only the final flag."""
 
 
-# `main` is upstream's since September 2026, `1.3` its line from May to then, `1.2` that release.
+# Upstream versions: `main` since September 2026, `1.3` the development line from May to September
+# 2026, `1.2` the release.
 BEHAVIOURS = {
     "main": Behaviour(),
     "1.3": Behaviour(answers_early_errors=False, empty_final=True),
@@ -36,20 +37,20 @@ BEHAVIOURS = {
 @dataclass(frozen=True)
 class ModelSettings:
     llm: dict[str, Any]
-    """The keywords of `LLM`, which checks them."""
+    """The keyword arguments of `LLM`, not checked here."""
     decoupled: bool
     max_batch_size: int
     cancellation_check_period: float
     """Polling interval for disconnected clients, in seconds."""
     behaviour: Behaviour
     polls_ended: bool
-    """True to poll requests for cancellation as upstream's model does."""
+    """True to poll requests for cancellation as upstream's model does, also after their end."""
 
 
 def read_settings() -> ModelSettings:
-    """Read the file in LLM_CONFIG_PATH, else model.yaml, in the model's version folder.
+    """Read model.yaml in the model's version folder, or the file that LLM_CONFIG_PATH names.
 
-    Raises TritonModelException, which names what is missing or not allowed.
+    Raises TritonModelException if the file or a setting is missing or not allowed.
     """
     path = Path(pb_utils.get_model_dir()) / os.environ.get("LLM_CONFIG_PATH", "model.yaml")
     try:
