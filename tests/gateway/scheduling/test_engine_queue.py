@@ -351,3 +351,45 @@ async def test_a_lane_that_is_full_is_forecast_by_itself() -> None:
         await asyncio.sleep(0)
         assert admission.waiting == 1
     await waits
+
+
+async def test_a_resumed_answer_overtakes_those_of_its_tenant_that_still_wait() -> None:
+    admission, order = _admission(1), []
+
+    async def one(name: str, *, is_resumed: bool = False) -> None:
+        async with admission.permit("a", is_resumed=is_resumed):
+            order.append(name)
+
+    async with admission.permit("a"):
+        tasks = [asyncio.create_task(one("new"))]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(one("resumed", is_resumed=True)))
+        await asyncio.sleep(0)
+        assert admission.waiting == 2
+    await asyncio.gather(*tasks)
+    assert order == ["resumed", "new"]
+
+
+async def test_a_full_queue_evicts_nobody_who_waits_for_about_as_many_slots() -> None:
+    admission = _admission(1, queue=2)
+    async with admission.permit("a"):
+        waits = [asyncio.create_task(admission.permit(name).__aenter__()) for name in "ab"]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await admission.permit("c").__aenter__()
+        assert not any(task.done() for task in waits)
+        for task in waits:
+            task.cancel()
+
+
+async def test_slots_that_were_reserved_are_granted_when_their_request_gives_up() -> None:
+    admission = _admission(3)
+    async with admission.permit("a"), admission.permit("a"):
+        large = asyncio.create_task(admission.permit("b", priority=1, cost=2).__aenter__())
+        await asyncio.sleep(0)
+        small = asyncio.create_task(admission.permit("c").__aenter__())
+        await asyncio.sleep(0)
+        assert (admission.in_flight, admission.waiting) == (2, 2)
+        large.cancel()
+        async with asyncio.timeout(60):
+            (await small).release()
