@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from guides.releases import MAX_COST_US, Costs
 
@@ -107,6 +107,10 @@ class _Node:
     most: int | None = 1
     is_counted: bool = False
 
+    @property
+    def is_repeated(self) -> bool:
+        return (self.least, self.most) != (1, 1)
+
 
 class _Automaton:
     """Automaton whose states are positions: the occurrences of character sets and rule references
@@ -114,7 +118,8 @@ class _Automaton:
 
     Positions are numbered from 0. `characters` has the bits that each position allows. They are 0
     for a reference to a rule, whose name is in `names`. `follow` has the positions that can come
-    next. `loops` are the last positions of repetitions such as ``.{3,}``.
+    next. `loops` are the last positions of repetitions such as ``.{3,}``. `repeats` has the
+    positions of repetitions such as ``.{1,3}``, each with the number of its repetition.
     """
 
     def __init__(self, parts: Parts, costs: Costs, *, is_ebnf: bool) -> None:
@@ -124,10 +129,13 @@ class _Automaton:
         self.fragments: dict[str, _Fragment] = {}
         self.ends: set[int] = set()
         self.loops: set[int] = set()
+        self.repeats: dict[int, int] = {}
         self._edges = 0
         self._max_repeats = costs.max_repeats
         trees = _parse(parts, is_ebnf=is_ebnf)
         self._nullable = _nullable_rules(trees)
+        # The name "" is that of an expression, and of nodes that are no references.
+        self._inlined = {name: tree for name, tree in trees.items() if name and _is_inlined(tree)}
         for name, alternatives in trees.items():
             found = self._union(alternatives)
             self.fragments[name] = found
@@ -144,7 +152,9 @@ class _Automaton:
 
     def _sequence(self, nodes: list[_Node]) -> _Fragment:
         found = _Fragment()
-        for node in nodes:
+        for number, node in enumerate(nodes):
+            if node.name in self._inlined and (number == 0 or node.is_repeated):
+                node = replace(node, name="", alternatives=self._inlined[node.name])
             each = self._repeated(node)
             self._connect(found.last, each.first)
             if found.is_nullable:
@@ -161,6 +171,7 @@ class _Automaton:
         if node.alternatives is None:
             least, count = min(least, self._max_repeats), min(count, self._max_repeats)
         found = _Fragment(is_nullable=least == 0)
+        start = len(self.characters)
         before: list[int] = []
         begins = True
         for number in range(1, count + 1):
@@ -179,6 +190,8 @@ class _Automaton:
             if number == least:
                 found.is_nullable = begins
                 found.last = list(before)
+        if node.alternatives is None and node.most is not None and node.is_repeated:
+            self.repeats.update(dict.fromkeys(range(start, len(self.characters)), start))
         return found
 
     def _once(self, node: _Node) -> _Fragment:
@@ -227,7 +240,7 @@ class _Walk:
 
     def _of_position(self, position: int, bits: int) -> float:
         found = 0.0
-        loops = self._costs.loop * self._loops_beside(position, bits)
+        loops, repeats = self._find_repetitions(position, bits)
         ends = 8 if position in self._automaton.ends else 0
         for kind, cost in _KINDS:
             shared = bits & kind
@@ -236,7 +249,7 @@ class _Walk:
                 # xgrammar tries a position, except the first, once for each rule that contains it:
                 # about 1.8 times on average.
                 moves = 1.8 * self._moves_from(position, shared & -shared) - 0.8
-                moves *= 1 + loops
+                moves = moves * (1 + self._costs.loop * loops) + self._costs.repeat * repeats
                 if bits.bit_count() > 1:
                     moves += 5 + ends
                 found += cost * share * moves * 0.9
@@ -261,17 +274,22 @@ class _Walk:
                 items = [item for item in reached if characters[item[0]] & character]
         return moves / _STEPS
 
-    def _loops_beside(self, position: int, bits: int) -> int:
-        """Return how many `loops` a token of these characters can be in, minus one."""
-        loops = self._automaton.loops
-        if not loops or not self._costs.loop:
-            return 0
-        items, found = [(position, 0)], loops & {position}
+    def _find_repetitions(self, position: int, bits: int) -> tuple[int, int]:
+        """Return how many `loops` and `repeats` a token of these characters can be in, minus one.
+
+        xgrammar follows each way to divide the token among the repetitions separately.
+        """
+        automaton, costs = self._automaton, self._costs
+        loops, repeats = automaton.loops, automaton.repeats
+        if not (loops and costs.loop) and not (repeats and costs.repeat):
+            return 0, 0
+        items, seen = [(position, 0)], {position}
         for _ in range(_LOOP_STEPS):
             reached = dict.fromkeys([item for each in items for item in self._after(*each)])
-            items = [item for item in reached if self._automaton.characters[item[0]] & bits]
-            found = found | (loops & {position for position, _ in items})
-        return max(len(found) - 1, 0)
+            items = [item for item in reached if automaton.characters[item[0]] & bits]
+            seen.update([position for position, _ in items])
+        found = {repeats[each] for each in seen if each in repeats}
+        return max(len(seen & loops) - 1, 0), max(len(found) - 1, 0)
 
     def _after(self, position: int, within: int) -> Iterator[tuple[int, int]]:
         """Yield the items that can come after the item (`position`, `within`)."""
@@ -342,7 +360,7 @@ def _repeat(sequence: list[_Node], sign: str) -> None:
         most = int(high) if high.strip() else None
         bounds = (least, most if comma else least)
     last = sequence[-1]
-    if (last.least, last.most) != (1, 1):
+    if last.is_repeated:
         last = sequence[-1] = _Node(alternatives=[[last]])
     last.least, last.most = bounds
     last.is_counted = sign.startswith("{")
@@ -400,6 +418,24 @@ def _nullable_rules(rules: dict[str, list[list[_Node]]]) -> set[str]:
             found.add(name)
             waiting += users.get(name, ())
     return found
+
+
+def _is_inlined(alternatives: list[list[_Node]]) -> bool:
+    """Return True for a rule that xgrammar copies to each reference at the beginning of a sequence.
+
+    These are the rules of characters, classes and classes with ``*``, without further references. A
+    repetition of a reference becomes a rule of its own, which begins with the reference.
+    """
+    return all(
+        sequence
+        and all(
+            not node.name
+            and node.alternatives is None
+            and (node.least, node.most) in ((1, 1), (0, None))
+            for node in sequence
+        )
+        for sequence in alternatives
+    )
 
 
 def _names(alternatives: list[list[_Node]]) -> Iterator[str]:

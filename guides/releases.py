@@ -32,7 +32,9 @@ class Costs:
     ranges.
 
     `loop` is a factor for positions from which a token can reach several loops such as ``.{3,}``.
-    Each loop after the first adds `loop` times the normal cost of the position.
+    Each loop after the first adds `loop` times the normal cost of the position. `repeat` is the
+    number of tries of a position that each further repetition of a class adds, such as
+    ``[a-z]{1,3}`` or ``[a-z]?``.
 
     `classes` is a factor of the cost of character classes. A repeated class is compiled at most
     `max_repeats` times. `merges` is False for a compiler that does not merge equal states, so it
@@ -52,6 +54,7 @@ class Costs:
     max_items: float = 22_000
     digits: float = 1
     loop: float = 4
+    repeat: float = 6
     classes: float = 1
     max_repeats: int = 200
     merges: bool = True
@@ -70,6 +73,7 @@ _UNROLLED = replace(
     item=250,
     max_items=inf,
     loop=0,
+    repeat=0,
     max_repeats=10_000,
 )
 _BY_RELEASE = (
@@ -89,12 +93,12 @@ _BY_RELEASE = (
             max_length=28_000,
             length_form="keywords",
             loop=0,
-            max_repeats=4,
+            max_repeats=10,
         ),
     ),
     ((0, 2, 0), NEWEST),
 )
-_SINCE_0_2 = replace(NEWEST, length_form="class")
+_SINCE_0_2 = replace(NEWEST, length_form="class", repeat=0)
 
 
 def find_costs(release: str) -> Costs:
